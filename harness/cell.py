@@ -1,0 +1,115 @@
+"""One point of the grid: a frozen value whose identity is its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+Options = Mapping[str, Any]
+Scaling = Literal["weak", "strong"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Everything that decides what a trial trains and on how many devices.
+
+    ``per_device_batch_size`` is None where a global batch does not divide by the devices (strong scaling):
+    such a cell is skipped with the numbers, never changed.
+    """
+
+    workload: str
+    data: str | None
+    model: str | None
+    strategy: str
+    device: str
+    devices: int
+    nodes: int
+    scaling: Scaling
+    per_device_batch_size: int | None
+    global_batch_size: int
+    precision: str = "fp32"
+    compile: bool = False
+    oversubscribe: bool = False
+    strategy_options: Options = field(default_factory=dict)
+    workload_options: Options = field(default_factory=dict)
+    optimizer: Options = field(default_factory=dict)
+    schedule: Options = field(default_factory=dict)
+    loader: Options = field(default_factory=dict)
+
+    @cached_property
+    def id(self) -> str:
+        """Twelve hexadecimal digits of a hash of the whole content, defaults included."""
+        content = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), default=str)
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option under its axis name: ``{'optimizer.lr': 0.1, 'ddp.bucket_cap_mb': 25, ...}``."""
+        sections = {
+            self.strategy: self.strategy_options,
+            "workload": self.workload_options,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "loader": self.loader,
+        }
+        return {
+            f"{name}.{key}": value for name, options in sections.items() for key, value in options.items()
+        }
+
+    @property
+    def emulated(self) -> bool:
+        """Whether this is our DataParallel on CPU, which is for rehearsal and never for speed."""
+        return self.strategy == "dp" and self.device == "cpu"
+
+    def axis(self, name: str) -> Any:
+        """The cell's value on an axis, given by its name in the experiment file; None where it has none."""
+        return self.options.get(name) if "." in name else getattr(self, name)
+
+    def base(self) -> Cell:
+        """What this cell's ratios are against: the bare model on one device, at the same batch.
+
+        The same per-device batch under weak scaling, the same global batch under strong scaling.
+        """
+        batch = self.global_batch_size if self.scaling == "strong" else self.per_device_batch_size
+        return replace(
+            self,
+            strategy="single",
+            devices=1,
+            nodes=1,
+            oversubscribe=False,
+            strategy_options={},
+            per_device_batch_size=batch,
+            global_batch_size=batch or self.global_batch_size,
+        )
+
+    def at_global_batch_size(self, batch: int) -> Cell:
+        """The same cell at a global batch size (strong scaling)."""
+        share = batch // self.devices if batch % self.devices == 0 else None
+        return replace(self, scaling="strong", global_batch_size=batch, per_device_batch_size=share)
+
+    def matches(self, wanted: Mapping[str, Any]) -> bool:
+        """Whether every named axis has the wanted value, or one of the wanted values."""
+        return all(_wants(values, self.axis(name)) for name, values in wanted.items())
+
+    @property
+    def label(self) -> str:
+        """A short name for people: ``ddp x2 resnet18 batch 32``."""
+        batch = (
+            f"batch {self.per_device_batch_size}/device"
+            if self.scaling == "weak"
+            else f"global batch {self.global_batch_size}"
+        )
+        nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        parts = [f"{self.strategy} x{self.devices}{nodes}", self.model, batch, self.precision]
+        return " · ".join(part for part in parts if part)
+
+
+def _wants(values: Any, value: Any) -> bool:
+    return value in values if isinstance(values, list | tuple) else bool(value == values)

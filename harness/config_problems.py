@@ -1,0 +1,70 @@
+"""What pydantic found wrong, in our words: the path in the file, what was got, what is allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from harness.errors import nearest
+
+
+def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One line a problem, in the order of the file's keys."""
+    lines = [_line(problem, model) for problem in error.errors(include_url=False)]
+    return list(dict.fromkeys(lines))
+
+
+def _line(problem: Any, model: type[BaseModel]) -> str:
+    path, kind, got = tuple(problem["loc"]), problem["type"], problem["input"]
+    where = _dotted(path) or "the file"
+    if kind == "extra_forbidden":
+        allowed = _fields_at(model, path[:-1])
+        return f"{where}: unknown key; {nearest(str(path[-1]), allowed)}"
+    if kind == "missing":
+        return f"{where}: is missing"
+    if kind == "literal_error":
+        allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
+        return f"{where}: got {got!r}; {nearest(str(got), allowed)}"
+    if kind == "value_error":
+        return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+    if kind == "model_type":
+        return f"{where}: got {_short(got)}; allowed: a mapping with keys such as {_examples(model, path)}"
+    return f"{where}: got {_short(got)}; {_lower_first(problem['msg'].replace('Input should', 'it should'))}"
+
+
+def _dotted(path: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """The keys that the model at this path of the file knows."""
+    for part in path:
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _examples(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    return ", ".join(_fields_at(model, path)[:4])
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,91 @@
+"""The values an experiment file may hold: axes, durations, counts, options, filters."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from harness.errors import nearest
+
+OPTION_SECTIONS = ("optimizer", "schedule", "workload", "loader", "single", "dp", "ddp", "fsdp")
+AXES = (
+    "data",
+    "model",
+    "strategy",
+    "devices",
+    "nodes",
+    "per_device_batch_size",
+    "global_batch_size",
+    "precision",
+    "compile",
+)
+MAX_DEVICES = 65_536
+MAX_BATCH = 2**24
+MAX_SECONDS = 365 * 86_400.0
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def as_axis(value: object) -> tuple[Any, ...]:
+    """A list is an axis (a tuple, so that it stays frozen); anything else an axis of one value."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _seconds(value: object) -> object:
+    """'90s', '10m', '2h' or a number of seconds, in seconds."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)
+    if not match:
+        raise ValueError(f"got {value!r}; allowed: a number of seconds, or '90s', '10m', '2h', '1d'")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def check_name(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+        raise ValueError(
+            f"got {value!r}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot"
+        )
+    return value
+
+
+def is_option_axis(key: object) -> bool:
+    """Whether a key such as ``optimizer.lr`` names an option of a known section."""
+    section, dot, option = str(key).partition(".")
+    return bool(dot) and section in OPTION_SECTIONS and option.isidentifier()
+
+
+def check_filter(value: dict[str, Any]) -> dict[str, Any]:
+    """A filter names axes and the values it wants of each; raises ValueError at an unknown axis."""
+    for key in value:
+        if key not in AXES and not is_option_axis(key):
+            raise ValueError(f"unknown axis {key!r}; {nearest(key, AXES)}, or an option such as optimizer.lr")
+    return value
+
+
+def _finite(value: object) -> object:
+    """Refuses NaN and infinity anywhere inside an option."""
+    items = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(item, float) and not math.isfinite(item) for item in items):
+        raise ValueError(f"got {value!r}; allowed: finite numbers")
+    if isinstance(value, dict):
+        raise ValueError(f"got a mapping {value!r}; allowed: a value or a list of values")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=MAX_SECONDS)]
+Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+Batch = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Text = Annotated[str, Field(min_length=1, max_length=500)]
+OptionValue = Annotated[Any, BeforeValidator(_finite)]
+T = TypeVar("T")
+Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
+Options = dict[str, OptionValue]
+Filter = Annotated[dict[str, Any], AfterValidator(check_filter)]

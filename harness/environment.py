@@ -1,0 +1,89 @@
+"""What a node is and how its processes are set: captured once a worker group, in the worker itself."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
+VARIABLE_PREFIXES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
+
+
+def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
+    """The environment of this process as plain values."""
+    return {
+        "node_id": node_id,
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": psutil.cpu_count(logical=False),
+        "logical_cpus": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": sys.version.split()[0],
+        "packages": {name: installed for name in PACKAGES if (installed := package_version(name))},
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if devices[0].type == "cuda" else None,
+        "devices": [describe(device) for device in devices],
+        "threads": torch.get_num_threads(),
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLE_PREFIXES)},
+    }
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Model, UUID and memory of a GPU; the processor's name for a CPU slot."""
+    if device.type != "cuda":
+        return {"kind": "cpu", "model": cpu_model(), "uuid": None, "memory_bytes": None}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "kind": "cuda",
+        "model": properties.name,
+        "uuid": str(getattr(properties, "uuid", "")) or None,
+        "memory_bytes": properties.total_memory,
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name, where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def package_version(name: str) -> str | None:
+    """An installed package's version; None where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit of the checkout that holds a folder, '-dirty' where it has changes; None outside git."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(folder), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    return commit and commit + ("-dirty" if git("status", "--porcelain") else "")

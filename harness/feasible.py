@@ -1,0 +1,76 @@
+"""Why a cell cannot run on a machine, in words and numbers; nothing where it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.cell import Cell
+from harness.inventory import Machine
+from harness.placement import place
+
+Rule = Callable[[Cell, Machine], str | None]
+
+
+def reason_to_skip(cell: Cell, machine: Machine) -> str | None:
+    """The first rule that forbids the cell, or None where it can run."""
+    return next((reason for rule in RULES if (reason := rule(cell, machine))), None)
+
+
+def _strategy_applies(cell: Cell, machine: Machine) -> str | None:
+    if cell.strategy == "single" and (cell.devices > 1 or cell.nodes > 1):
+        return "single trains on one device"
+    if cell.strategy == "dp" and cell.nodes > 1:
+        return "dp drives its devices from one process and cannot span nodes"
+    return None
+
+
+def _splits_evenly(cell: Cell, machine: Machine) -> str | None:
+    if cell.devices % cell.nodes:
+        return f"{cell.devices} devices do not split evenly over {cell.nodes} nodes"
+    return None
+
+
+def _enough_devices(cell: Cell, machine: Machine) -> str | None:
+    per_node = place(cell).devices_per_node
+    if cell.oversubscribe or machine.holds(cell.nodes, per_node):
+        return None
+    kind = "GPUs" if machine.device == "cuda" else "CPU slots"
+    have = " + ".join(str(n) for n in machine.devices_per_node) or "0"
+    where = (
+        f"{per_node} devices on each of {cell.nodes} nodes" if cell.nodes > 1 else f"{per_node} on one node"
+    )
+    return f"too few devices: needs {where}, has {have} {kind}"
+
+
+def _batch_divides(cell: Cell, machine: Machine) -> str | None:
+    if cell.per_device_batch_size is None:
+        return f"global batch {cell.global_batch_size} does not divide by {cell.devices} devices"
+    return None
+
+
+def _compiles(cell: Cell, machine: Machine) -> str | None:
+    if cell.compile and cell.strategy == "dp":
+        return "compile does not apply to dp: its replicas are made anew at each step"
+    if cell.compile and not machine.compiler:
+        return "compile needs a C++ compiler on every node"
+    return None
+
+
+def _needs_cuda(cell: Cell, machine: Machine) -> str | None:
+    if machine.device == "cuda":
+        return None
+    if cell.precision == "tf32":
+        return "tf32 is a mode of CUDA devices"
+    if cell.strategy_options.get("sync_batch_norm"):
+        return "sync_batch_norm is a CUDA operator"
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _strategy_applies,
+    _splits_evenly,
+    _enough_devices,
+    _batch_divides,
+    _compiles,
+    _needs_cuda,
+)

@@ -1,0 +1,133 @@
+"""Experiment + machine -> cells: products, lists, exclusions and the bases that ratios need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from harness.cell import Cell
+from harness.config import BUILTIN_DEFAULTS, Experiment, Grid
+from harness.config_values import as_axis
+from harness.errors import ExperimentError
+from harness.inventory import Machine
+from harness.placement import ONE_PROCESS
+
+MAX_CELLS = 100_000
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of an experiment; ``added`` holds the bases that the file does not name itself."""
+
+    asked: tuple[Cell, ...]
+    added: tuple[Cell, ...]
+
+
+def expand(experiment: Experiment, machine: Machine) -> Cells:
+    """Every cell once, in the order of the file. Raises ExperimentError where none is left."""
+    grids = ([experiment.grid] if experiment.grid else []) + list(experiment.cells)
+    size = sum(_size(grid, experiment) for grid in grids)
+    if size > MAX_CELLS:
+        raise ExperimentError(
+            experiment.name, [f"the grid has {size} cells; at most {MAX_CELLS} are allowed"]
+        )
+    cells = _unique(cell for grid in grids for cell in _cells(grid, experiment, machine))
+    asked = tuple(c for c in cells if not any(c.matches(rule) for rule in experiment.exclude))
+    if not asked:
+        raise ExperimentError(
+            experiment.name, ["exclude leaves no cell of the grid: there is nothing to measure"]
+        )
+    bases = _unique(cell.base() for cell in asked if cell.per_device_batch_size)
+    return Cells(asked, tuple(base for base in bases if base not in set(asked)))
+
+
+def device_counts(experiment: Experiment) -> tuple[int, ...]:
+    """The device counts that an experiment names anywhere."""
+    grids = ([experiment.grid] if experiment.grid else []) + list(experiment.cells)
+    return tuple(sorted({devices for grid in grids for devices in grid.devices}))
+
+
+def _axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]]:
+    """The option axes of one grid: the sections beside it, overridden by its own dotted keys."""
+    own = {key: as_axis(value) for key, value in grid.options.items()}
+    return {**experiment.option_axes(), **own}
+
+
+def _fixed_axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]]:
+    defaults = BUILTIN_DEFAULTS.get(experiment.workload, {})
+    return {
+        "data": grid.data or (defaults.get("data"),),
+        "model": grid.model or (defaults.get("model"),),
+        "strategy": grid.strategy,
+        "devices": grid.devices,
+        "nodes": grid.nodes or (None,),
+        "batch": grid.per_device_batch_size or grid.global_batch_size or (),
+        "precision": grid.precision,
+        "compile": grid.compile,
+    }
+
+
+def _size(grid: Grid, experiment: Experiment) -> int:
+    size = 1
+    for values in [*_fixed_axes(grid, experiment).values(), *_axes(grid, experiment).values()]:
+        size *= len(values)
+    return size
+
+
+def _cells(grid: Grid, experiment: Experiment, machine: Machine) -> Iterator[Cell]:
+    fixed, options = _fixed_axes(grid, experiment), _axes(grid, experiment)
+    weak = grid.per_device_batch_size is not None
+    for values in product(*fixed.values(), *options.values()):
+        point = dict(zip([*fixed, *options], values, strict=True))
+        yield _cell(point, weak, experiment, machine)
+
+
+def _cell(point: Mapping[str, Any], weak: bool, experiment: Experiment, machine: Machine) -> Cell:
+    strategy, devices, batch = point["strategy"], point["devices"], point["batch"]
+    nodes, oversubscribed = _nodes(strategy, devices, point["nodes"], experiment, machine)
+    cell = Cell(
+        workload=experiment.workload,
+        data=point["data"],
+        model=point["model"],
+        strategy=strategy,
+        device=machine.device,
+        devices=devices,
+        nodes=nodes,
+        scaling="weak",
+        per_device_batch_size=batch,
+        global_batch_size=batch * devices,
+        precision=point["precision"],
+        compile=point["compile"],
+        oversubscribe=oversubscribed,
+        strategy_options=_section(point, strategy),
+        workload_options=_section(point, "workload"),
+        optimizer=_section(point, "optimizer"),
+        schedule=_section(point, "schedule"),
+        loader=_section(point, "loader"),
+    )
+    return cell if weak else cell.at_global_batch_size(batch)
+
+
+def _nodes(
+    strategy: str, devices: int, asked: int | None, experiment: Experiment, machine: Machine
+) -> tuple[int, bool]:
+    """How many nodes a cell uses, and whether its ranks must share devices there."""
+    nodes = asked or (1 if ONE_PROCESS[strategy] else machine.fewest_nodes(devices)) or 1
+    fits = devices % nodes == 0 and machine.holds(nodes, devices // nodes)
+    possible = machine.holds(nodes, 1) and strategy != "single"
+    return nodes, experiment.oversubscribe and not fits and possible
+
+
+def _section(point: Mapping[str, Any], section: str) -> dict[str, Any]:
+    prefix = section + "."
+    return {
+        key.removeprefix(prefix): list(value) if isinstance(value, tuple) else value
+        for key, value in point.items()
+        if key.startswith(prefix)
+    }
+
+
+def _unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    return tuple(dict.fromkeys(cells))

@@ -1,0 +1,94 @@
+"""What nodes and devices there are, and what they are worth to an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_THREADS_PER_GPU = 8
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine. ``cores`` are physical; ``compiler`` says whether a C++ compiler is on its path."""
+
+    node_id: str
+    address: str
+    host: str
+    cores: int
+    gpus: int = 0
+    gpu_model: str | None = None
+    memory_bytes: int | None = None
+    compiler: bool = True
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The nodes of a cluster, or of an assumed one."""
+
+    nodes: tuple[Node, ...]
+    assumed: bool = False
+
+    @classmethod
+    def assume(cls, nodes: int, gpus: int, cores: int = 64) -> Inventory:
+        """A cluster that does not exist, to plan for: nodes x GPUs, or x CPU cores where there is no GPU."""
+        return cls(
+            tuple(
+                Node(f"assumed-{i}", f"assumed-{i}", f"assumed-{i}", cores, gpus, "assumed" if gpus else None)
+                for i in range(nodes)
+            ),
+            assumed=True,
+        )
+
+    def __str__(self) -> str:
+        count = f"{len(self.nodes)} node{'s' * (len(self.nodes) > 1)}"
+        gpus = sum(node.gpus for node in self.nodes)
+        models = sorted({node.gpu_model for node in self.nodes if node.gpu_model})
+        devices = f"{gpus} GPUs ({', '.join(models)})" if gpus else "no GPU"
+        cores = sum(node.cores for node in self.nodes)
+        return f"{'assumed: ' * self.assumed}{count}, {cores} CPU cores, {devices}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An inventory as one experiment sees it: the kind of device, how many a node, threads for each."""
+
+    device: str
+    threads_per_device: int
+    devices_per_node: tuple[int, ...]
+    compiler: bool
+
+    @property
+    def devices(self) -> int:
+        return sum(self.devices_per_node)
+
+    def holds(self, nodes: int, per_node: int) -> bool:
+        """Whether so many nodes have so many devices each."""
+        return sum(1 for devices in self.devices_per_node if devices >= per_node) >= nodes
+
+    def fewest_nodes(self, devices: int) -> int | None:
+        """The fewest nodes that hold the devices, split evenly; None where none do."""
+        for nodes in range(1, len(self.devices_per_node) + 1):
+            if devices % nodes == 0 and self.holds(nodes, devices // nodes):
+                return nodes
+        return None
+
+
+def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int]) -> Machine:
+    """The machine for an experiment that asks for a kind of device and for these device counts.
+
+    Threads per device: on CPU, cores / the most devices of the grid that a node can hold, at least 1; on GPU,
+    cores / GPUs, at most 8. The same for every strategy.
+    """
+    device = request if request != "auto" else "cuda" if any(n.gpus for n in inventory.nodes) else "cpu"
+    nodes = inventory.nodes
+    if device == "cuda":
+        threads = min((n.cores // n.gpus for n in nodes if n.gpus), default=1)
+        threads = max(1, min(MAX_THREADS_PER_GPU, threads))
+        per_node = tuple(n.gpus for n in nodes)
+    else:
+        cores = min(n.cores for n in nodes)
+        most = max((d for d in device_counts if d <= cores), default=1)
+        threads = max(1, cores // most)
+        per_node = tuple(n.cores // threads for n in nodes)
+    return Machine(device, threads, per_node, compiler=all(n.compiler for n in nodes))

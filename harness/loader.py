@@ -1,0 +1,143 @@
+"""Which samples each rank sees in which step, the same for every strategy, and how they reach the device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+Key = tuple[int, int]
+"""(epoch, index of the sample)."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of one global batch.
+
+    A rank whose part is empty still takes a step, on one sample of weight 0, since its peers wait for it.
+    """
+
+    keys: tuple[Key, ...]
+    samples: int
+    global_samples: int
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> list[int]:
+    """The order of an epoch: a permutation that depends on the seed and the epoch alone."""
+    generator = torch.Generator().manual_seed(_mix(seed, epoch, 0))
+    order: list[int] = torch.randperm(samples, generator=generator).tolist()
+    return order
+
+
+def share_of(keys: Sequence[Key], rank: int, world_size: int) -> Share:
+    """A rank's contiguous part of a global batch; the parts differ by one sample at most."""
+    size = len(keys)
+    mine = tuple(keys[rank * size // world_size : (rank + 1) * size // world_size])
+    return Share(mine or (keys[0],), len(mine), size)
+
+
+def epoch_shares(samples: int, batch: int, seed: int, epoch: int, rank: int, world_size: int) -> list[Share]:
+    """A rank's shares of one epoch; the last global batch holds what is left."""
+    keys = [(epoch, index) for index in epoch_order(samples, seed, epoch)]
+    return [share_of(keys[i : i + batch], rank, world_size) for i in range(0, samples, batch)]
+
+
+def evaluation_shares(samples: int, batch: int, rank: int, world_size: int) -> list[Share]:
+    """A rank's shares of a data set in its own order, each sample exactly once."""
+    keys = [(0, index) for index in range(samples)]
+    return [share_of(keys[i : i + batch], rank, world_size) for i in range(0, samples, batch)]
+
+
+def endless_shares(samples: int, batch: int, seed: int, rank: int, world_size: int) -> Iterator[Share]:
+    """Full global batches for ever; each sample once an epoch, epochs joined without a seam."""
+    keys: list[Key] = []
+    for epoch in count():
+        keys += [(epoch, index) for index in epoch_order(samples, seed, epoch)]
+        while len(keys) >= batch:
+            yield share_of(keys[:batch], rank, world_size)
+            del keys[:batch]
+
+
+class SeededDataset(Dataset[Any]):
+    """Draws the randomness of each sample from (seed, epoch, index), so every strategy sees the same data.
+
+    Seeds torch's CPU generator and Python's ``random`` around each sample and puts both back after the batch.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+        generator = torch.default_generator
+        torch_state, python_state = generator.get_state(), random.getstate()
+        samples = []
+        for epoch, index in keys:
+            seed = _mix(self.seed, epoch, index)
+            generator.manual_seed(seed)
+            random.seed(seed)
+            samples.append(self.dataset[index])
+        generator.set_state(torch_state)
+        random.setstate(python_state)
+        return samples
+
+
+def _mix(seed: int, epoch: int, index: int) -> int:
+    """A 63-bit seed of three numbers (the finaliser of splitmix64, Steele et al. 2014)."""
+    value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + index + 1) & (2**64 - 1)
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (value ^ (value >> 31)) >> 1
+
+
+def batches(
+    dataset: Dataset[Any],
+    shares: Sequence[Share] | Iterator[Share],
+    *,
+    seed: int,
+    device: torch.device,
+    options: Mapping[str, Any],
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Iterator[Any]:
+    """The batches of these shares, on the device. ``options``: workers, pin_memory, prefetch_factor."""
+    workers = int(options.get("workers", 0))
+    pinned = bool(options.get("pin_memory", True)) and device.type == "cuda"
+    loader: DataLoader[Any] = DataLoader(
+        SeededDataset(dataset, seed),
+        batch_sampler=_Keys(shares),
+        num_workers=workers,
+        pin_memory=pinned,
+        prefetch_factor=int(options.get("prefetch_factor", 2)) if workers else None,
+        collate_fn=collate,
+    )
+    for batch in loader:
+        yield to_device(batch, device, non_blocking=pinned)
+
+
+def resident_batch(batch: Any) -> Iterator[Any]:
+    """One batch that is on the device already, for ever: a step without a loader."""
+    return repeat(batch)
+
+
+def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
+    """The batch with every tensor inside it on the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=non_blocking)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device, non_blocking=non_blocking) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(value, device, non_blocking=non_blocking) for value in batch)
+    return batch
+
+
+class _Keys(torch.utils.data.Sampler[list[Key]]):
+    def __init__(self, shares: Sequence[Share] | Iterator[Share]) -> None:
+        self.shares = shares
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return (list(share.keys) for share in self.shares)

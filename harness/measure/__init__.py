@@ -1,0 +1,1 @@
+"""Windows, clocks and memory: everything that looks at a running training."""

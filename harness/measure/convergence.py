@@ -1,0 +1,109 @@
+"""How well a training learns: epochs on a training clock, each followed by an evaluation beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import Dataset
+
+from harness.cell import Cell
+from harness.config import Convergence
+from harness.errors import SkipTrial
+from harness.loader import batches, epoch_shares, evaluation_shares
+from harness.measure.window import marks_for, measure_window, synchronize
+from harness.optimizers import make_schedule
+from harness.ranks import Ranks
+from harness.training import Training
+
+Datasets = tuple[Dataset[Any], Dataset[Any]]
+Collate = Callable[[list[Any]], Any] | None
+
+
+class Epochs:
+    """The epochs of one training on one rank. ``rows`` grows by one an epoch, alike on every rank."""
+
+    def __init__(
+        self, training: Training, datasets: Datasets, cell: Cell, seed: int, ranks: Ranks, collate: Collate
+    ) -> None:
+        self.training, self.cell, self.ranks, self.seed, self.collate = training, cell, ranks, seed, collate
+        self.train, self.validation = datasets
+        self.samples = len(self.train)  # type: ignore[arg-type]
+        if cell.global_batch_size > self.samples:
+            raise SkipTrial(
+                f"global batch {cell.global_batch_size} exceeds the {self.samples} training samples"
+            )
+        self.rows: list[dict[str, float]] = []
+        self.train_s = 0.0
+        self.finite = True
+
+    def run(self, settings: Convergence, advance: Callable[[], None]) -> None:
+        """Trains and evaluates epoch by epoch; stops early where the training diverged."""
+        schedule = make_schedule(self.training.optimizer, self.cell.schedule)
+        plans = [self._shares(epoch) for epoch in range(settings.epochs)]
+        source = self._batches(self.train, list(chain.from_iterable(plans)))
+        for epoch, plan in enumerate(plans, start=1):
+            shares = iter(plan)
+            self.ranks.barrier()
+            window = measure_window(
+                lambda batch, shares=shares: self.training.step(batch, next(shares)),  # type: ignore[misc]
+                source,
+                steps=len(plan),
+                marks=marks_for(self.ranks.devices, len(plan)),
+                synchronize=lambda: synchronize(self.ranks.devices),
+                advance=advance,
+            )
+            # the epoch lasts as long as its slowest rank takes
+            self.train_s += max(self.ranks.gather(window.duration_s))
+            losses = sum(float(loss) for loss in window.losses)
+            weights = sum(float(weight) for weight in window.weights)
+            finite = float(self.training.finite(list(window.losses[-1:])))
+            loss, weight, healthy = self.ranks.sum([losses, weights, finite])
+            self.finite = healthy == self.ranks.world_size
+            started = time.perf_counter()
+            validation = self._evaluate(advance) if self.finite else {}
+            self.rows.append(
+                {
+                    "epoch": epoch,
+                    "samples": epoch * self.samples,
+                    "train_s": self.train_s,
+                    "evaluation_s": time.perf_counter() - started,
+                    "train_loss": loss / weight,
+                    **validation,
+                }
+            )
+            if not self.finite:
+                return
+            if schedule:
+                schedule.step()
+
+    def _evaluate(self, advance: Callable[[], None]) -> dict[str, float]:
+        """The mean of the loss and of each metric over the whole validation set, each sample exactly once."""
+        model = self.training.model
+        if self.ranks.world_size > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)  # batch statistics differ by rank; rank 0's are the model's
+        model.eval()
+        size = len(self.validation)  # type: ignore[arg-type]
+        shares = evaluation_shares(size, self.cell.global_batch_size, self.ranks.rank, self.ranks.world_size)
+        totals: dict[str, list[float]] = {}
+        for share, batch in zip(shares, self._batches(self.validation, shares), strict=True):
+            for name, (total, weight) in self.training.evaluate(batch, share).items():
+                entry = totals.setdefault(name, [0.0, 0.0])
+                entry[0] += total
+                entry[1] += weight
+            advance()
+        model.train()
+        sums = self.ranks.sum([value for entry in totals.values() for value in entry])
+        return {f"val_{name}": sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
+
+    def _shares(self, epoch: int) -> list[Any]:
+        batch, ranks = self.cell.global_batch_size, self.ranks
+        return epoch_shares(self.samples, batch, self.seed, epoch, ranks.rank, ranks.world_size)
+
+    def _batches(self, dataset: Dataset[Any], shares: list[Any]) -> Any:
+        device, options = self.ranks.devices[0], self.cell.loader
+        return batches(dataset, shares, seed=self.seed, device=device, options=options, collate=self.collate)

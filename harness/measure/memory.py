@@ -1,0 +1,42 @@
+"""Peak memory of one rank: what torch allocated and reserved on GPUs, what the process held on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+_CLEAR = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+def reset_peak(devices: Sequence[torch.device]) -> bool:
+    """Starts a new peak; False where the system cannot, so that no older peak is taken for this one."""
+    if devices[0].type == "cuda":
+        for device in devices:
+            torch.cuda.reset_peak_memory_stats(device)
+        return True
+    try:
+        _CLEAR.write_text("5")  # resets VmHWM, see proc(5)
+    except OSError:
+        return False
+    return True
+
+
+def peak(devices: Sequence[torch.device]) -> dict[str, int | None]:
+    """Bytes since ``reset_peak``: the largest of the rank's devices, or the process's resident memory."""
+    if devices[0].type == "cuda":
+        return {
+            "peak_memory_bytes": max(torch.cuda.max_memory_allocated(device) for device in devices),
+            "peak_reserved_bytes": max(torch.cuda.max_memory_reserved(device) for device in devices),
+        }
+    return {"peak_memory_bytes": _resident_peak(), "peak_reserved_bytes": None}
+
+
+def _resident_peak() -> int | None:
+    try:
+        line = next(row for row in _STATUS.read_text().splitlines() if row.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return None
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,52 @@
+"""What a worker group tells the driver, one message at a time. Plain values only: no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
+Row = Mapping[str, Any]
+Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class GroupStarted:
+    """The processes are up: one environment a node, and who runs where (one row a rank)."""
+
+    environments: tuple[Row, ...]
+    ranks: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class TrialStarted:
+    trial_id: str
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What became of a trial. Times are in seconds; ``steps`` and ``epochs`` hold every rank's rows.
+
+    ``trial_s`` is the trial's whole time inside its worker group, ``steps_s`` the part of it that was
+    warm-up, windows or training epochs, both on rank 0.
+    """
+
+    trial_id: str
+    outcome: Outcome
+    reason: str = ""
+    error_type: str | None = None
+    error_rank: int | None = None
+    detail: str = ""
+    started_at: float | None = None
+    trial_s: float | None = None
+    steps_s: float | None = None
+    unit: str | None = None
+    parameters: int | None = None
+    ranks: tuple[Row, ...] = ()
+    windows: tuple[Row, ...] = ()
+    steps: Columns = field(default_factory=dict)
+    epochs: Columns = field(default_factory=dict)
+
+
+Message = GroupStarted | TrialStarted | TrialResult

@@ -1,0 +1,187 @@
+"""Experiment + inventory -> blocks, worker groups and trials; skips with their reasons. Runs nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal
+
+from harness.cell import Cell
+from harness.config import Convergence, Experiment, Throughput
+from harness.feasible import reason_to_skip
+from harness.grid import device_counts, expand
+from harness.inventory import Inventory, Machine, resolve
+from harness.placement import Placement, place
+
+Kind = Literal["throughput", "convergence"]
+
+GROUP_START_S = 12.0
+"""Fresh processes until user code runs and their end; 8 to 13 s measured on 2 CPU cores."""
+TRIAL_START_S = 0.5
+"""What a trial costs beyond its steps inside a worker group, at most."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One cell in one block, or, for convergence, one cell with one seed."""
+
+    cell: Cell
+    kind: Kind
+    block: int
+    seed: int
+    added: bool = False
+
+    @property
+    def id(self) -> str:
+        repeat = f"b{self.block}" if self.kind == "throughput" else f"s{self.seed}"
+        return f"{self.cell.id}-{repeat}"
+
+    @property
+    def label(self) -> str:
+        repeat = f"block {self.block}" if self.kind == "throughput" else f"seed {self.seed}"
+        return f"{self.cell.label} · {repeat}"
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """Fresh processes that run the trials of one block that need the same placement."""
+
+    id: str
+    block: int
+    placement: Placement
+    device: str
+    oversubscribe: bool
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A trial that will not be started, and why."""
+
+    trial: Trial
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run will do, in its order."""
+
+    experiment: Experiment
+    inventory: Inventory
+    machine: Machine
+    groups: tuple[WorkerGroup, ...]
+    skips: tuple[Skip, ...]
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        return tuple(trial for group in self.groups for trial in group.trials)
+
+    @property
+    def blocks(self) -> int:
+        return len({group.block for group in self.groups})
+
+    @property
+    def least_seconds(self) -> float:
+        """The least time this can take: worker groups, windows of their shortest length, no epochs."""
+        settings = self.experiment.throughput
+        window = settings.windows * settings.window_seconds if settings else 0.0
+        trials = sum(TRIAL_START_S + window * (trial.kind == "throughput") for trial in self.trials)
+        return GROUP_START_S * len(self.groups) + trials
+
+
+def make_plan(experiment: Experiment, inventory: Inventory) -> Plan:
+    """The plan of an experiment on an inventory; raises ExperimentError where no cell is left."""
+    counts = device_counts(experiment)
+    machine = resolve(inventory, request=experiment.device, device_counts=counts)
+    cells = expand(experiment, machine)
+    trials: list[Trial] = []
+    if experiment.throughput:
+        trials += _throughput_trials(cells.asked, cells.added, experiment.throughput, experiment.seed)
+    if experiment.convergence:
+        trials += _convergence_trials(cells.asked, experiment.convergence, machine)
+    reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}
+    skips = tuple(Skip(trial, reason) for trial in trials if (reason := reasons[trial.cell]))
+    runnable = [trial for trial in trials if reasons[trial.cell] is None]
+    return Plan(experiment, inventory, machine, _worker_groups(runnable, experiment.seed), skips)
+
+
+def _throughput_trials(
+    asked: Sequence[Cell], added: Sequence[Cell], settings: Throughput, seed: int
+) -> list[Trial]:
+    return [
+        Trial(cell, "throughput", block, seed, added=cell in added_set)
+        for added_set in [frozenset(added)]
+        for block in range(settings.blocks)
+        for cell in (*asked, *added)
+    ]
+
+
+def _convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Trial]:
+    """One trial a cell and seed; seed k rides in block k, so that each seed has fresh processes."""
+    chosen = [cell for cell in asked if cell.matches(settings.only)]
+    chosen = _largest_device_counts(chosen, settings, machine)
+    if settings.global_batch_size:
+        chosen = [cell.at_global_batch_size(settings.global_batch_size) for cell in chosen]
+    cells = dict.fromkeys(cell for cell in chosen)
+    bases = dict.fromkeys(cell.base() for cell in chosen if cell.per_device_batch_size)
+    return [
+        Trial(cell, "convergence", block, seed, added=cell not in cells)
+        for block, seed in enumerate(settings.seeds)
+        for cell in {**cells, **bases}
+    ]
+
+
+def _largest_device_counts(cells: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Cell]:
+    """Of each strategy the largest device count that can run, at one batch size, unless ``only`` says."""
+    chosen = [cell for cell in cells if reason_to_skip(cell, machine) is None]
+    if not {"per_device_batch_size", "global_batch_size"} & settings.only.keys():
+        first = _batch(chosen[0]) if chosen else None
+        chosen = [cell for cell in chosen if _batch(cell) == first]
+    if "devices" not in settings.only:
+        most = {cell.strategy: 0 for cell in chosen}
+        for cell in chosen:
+            most[cell.strategy] = max(most[cell.strategy], cell.devices)
+        chosen = [cell for cell in chosen if cell.devices == most[cell.strategy]]
+    return chosen
+
+
+def _batch(cell: Cell) -> int | None:
+    return cell.per_device_batch_size if cell.scaling == "weak" else cell.global_batch_size
+
+
+def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...]:
+    """Blocks in order; inside each, worker groups and their trials in random order (``seed`` decides it)."""
+    groups: list[WorkerGroup] = []
+    for block, in_block in groupby(sorted(trials, key=lambda t: t.block), key=lambda t: t.block):
+        order = random.Random(f"{seed}:{block}")
+        by_placement: dict[tuple[Placement, bool], list[Trial]] = {}
+        for trial in in_block:
+            key = (place(trial.cell), trial.cell.oversubscribe)
+            by_placement.setdefault(key, []).append(trial)
+        keys = sorted(by_placement)
+        order.shuffle(keys)
+        for position, key in enumerate(keys):
+            members = by_placement[key]
+            order.shuffle(members)
+            # epochs come last: a training that fails or runs long costs no timed window of its block
+            members.sort(key=lambda trial: trial.kind == "convergence")
+            placement, oversubscribe = key
+            group_id = f"b{block}-g{position}"
+            device = members[0].cell.device
+            groups.append(WorkerGroup(group_id, block, placement, device, oversubscribe, tuple(members)))
+    return tuple(groups)
+
+
+def only(plan: Plan, wanted: dict[str, object]) -> Plan:
+    """The part of a plan whose cells match a filter; the bases of those cells stay."""
+    keep = {t.cell for t in _all(plan) if t.cell.matches(wanted)}
+    keep |= {cell.base() for cell in keep if cell.per_device_batch_size}
+    groups = (replace(g, trials=tuple(t for t in g.trials if t.cell in keep)) for g in plan.groups)
+    skips = tuple(skip for skip in plan.skips if skip.trial.cell in keep)
+    return replace(plan, groups=tuple(group for group in groups if group.trials), skips=skips)
+
+
+def _all(plan: Plan) -> list[Trial]:
+    return [*plan.trials, *(skip.trial for skip in plan.skips)]

@@ -1,0 +1,56 @@
+"""The ranks of one worker group, as one of them sees it. Used between windows, never inside one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank's place and its devices. Its collectives run over the CPU backend (gloo)."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node_rank: int
+    node_id: str
+    devices: tuple[torch.device, ...]
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Returns when every rank has come here."""
+        self.sum([0.0])
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in the order of the ranks, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        size = self.world_size
+        values: list[T | None] = [None] * size
+        dist.all_gather_object(values, value)
+        return [value for value in values if value is not None]
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sum over the ranks."""
+        total = torch.tensor(values, dtype=torch.float64)
+        if self.world_size > 1:
+            dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]

@@ -1,0 +1,30 @@
+"""One process a device; parameters, gradients and optimizer state are sharded over the ranks (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from harness.strategies.units import Units
+
+
+def wrap(
+    model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
+) -> nn.Module:
+    """fully_shard on each unit, then on the whole. Every rank must hold the same parameters before."""
+    settings = dict(options)
+    if settings.pop("sync_batch_norm", False):
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model = model.to(devices[0])
+    mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
+    for unit in units(model):
+        if any(parameter.requires_grad for parameter in unit.parameters()):
+            fully_shard(unit, mesh=mesh, **settings)
+    fully_shard(model, mesh=mesh, **settings)
+    return model

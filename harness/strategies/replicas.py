@@ -1,0 +1,97 @@
+"""DataParallel for CPU slots: the same five steps as nn.DataParallel, for equality and rehearsal, not speed.
+
+Replicate, scatter, apply in threads, gather; gradients meet again in the parameters they were copied from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ReplicatedModule(nn.Module):
+    """Runs ``module`` on chunks of the batch, each in a thread with a copy of the parameters."""
+
+    def __init__(self, module: nn.Module, replicas: int) -> None:
+        super().__init__()
+        self.module = module
+        self.replicas = replicas
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        chunks = scatter((args, kwargs), self.replicas)
+        if len(chunks) == 1:
+            return self.module(*args, **kwargs)
+        models = replicate(self.module, len(chunks))
+        return gather(_apply(models, chunks))
+
+
+def replicate(module: nn.Module, count: int) -> list[nn.Module]:
+    """Shallow copies of a module tree whose parameters are differentiable copies of the originals.
+
+    The first replica keeps the module's own buffers, as on CUDA: only its batch statistics survive.
+    """
+    members = list(module.modules())
+    position = {id(member): i for i, member in enumerate(members)}
+    replicas = []
+    for index in range(count):
+        copies = [member._replicate_for_data_parallel() for member in members]
+        tensors = {id(p): p.clone() for p in module.parameters()}
+        buffers = {id(b): b if index == 0 else b.clone() for b in module.buffers()}
+        for member, copy in zip(members, copies, strict=True):
+            for name, child in member._modules.items():
+                copy._modules[name] = copies[position[id(child)]] if child is not None else None
+            for name, parameter in member._parameters.items():
+                if parameter is None:
+                    copy._parameters[name] = None
+                else:  # a plain attribute: a copy with a history is no leaf and cannot be an nn.Parameter
+                    setattr(copy, name, tensors[id(parameter)])
+            for name, buffer in member._buffers.items():
+                copy._buffers[name] = None if buffer is None else buffers[id(buffer)]
+        replicas.append(copies[0])
+    return replicas
+
+
+def scatter(inputs: Any, count: int) -> list[Any]:
+    """Splits every tensor along its first dimension into at most ``count`` chunks; the rest is shared."""
+    if isinstance(inputs, Tensor):
+        return list(inputs.chunk(count)) if inputs.dim() else [inputs] * count
+    if isinstance(inputs, tuple | list) and inputs:
+        columns = [scatter(item, count) for item in inputs]
+        return [type(inputs)(row) for row in zip(*columns, strict=False)]
+    if isinstance(inputs, Mapping) and inputs:
+        columns = [scatter(item, count) for item in inputs.values()]
+        return [dict(zip(inputs, row, strict=True)) for row in zip(*columns, strict=False)]
+    return [inputs for _ in range(count)]
+
+
+def gather(outputs: Sequence[Any]) -> Any:
+    """Joins the replicas' outputs along the first dimension; scalars become a vector."""
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(outputs)) if first.dim() else torch.stack(list(outputs))
+    if isinstance(first, Mapping):
+        return type(first)({key: gather([output[key] for output in outputs]) for key in first})  # type: ignore[call-arg]
+    if isinstance(first, tuple | list):
+        return type(first)(gather(column) for column in zip(*outputs, strict=True))
+    return first
+
+
+def _apply(models: Sequence[nn.Module], chunks: Sequence[Any]) -> list[Any]:
+    """Every replica's forward in a thread of its own, under the caller's grad and autocast settings."""
+    grad = torch.is_grad_enabled()
+    autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu")
+    threads = torch.get_num_threads()
+
+    def forward(model: nn.Module, chunk: Any) -> Any:
+        torch.set_num_threads(threads)
+        args, kwargs = chunk
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=autocast):
+            return model(*args, **kwargs)
+
+    with ThreadPoolExecutor(max_workers=len(models)) as pool:
+        return list(pool.map(forward, models, chunks))

@@ -1,0 +1,98 @@
+"""A cell's model, wrapped by its strategy, with its optimizer: what one rank trains, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.cell import Cell
+from harness.loader import Share
+from harness.optimizers import make_optimizer
+from harness.ranks import Ranks
+from harness.strategies import STRATEGIES
+from harness.strategies.units import default_units
+from harness.workloads import Workload
+
+
+class Training:
+    """One training on one rank. The same seed gives every rank, and every strategy, the same start."""
+
+    def __init__(self, cell: Cell, workload: Workload, seed: int, ranks: Ranks) -> None:
+        set_precision(cell.precision)
+        torch.manual_seed(seed)
+        model = workload.build_model()
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        units = getattr(workload, "shard_units", default_units)
+        self.model = STRATEGIES[cell.strategy](model, ranks.devices, cell.strategy_options, units)
+        if cell.compile:
+            self.model.compile()
+        self.optimizer = make_optimizer(self.model, cell.optimizer)
+        self.unit = workload.unit
+        self._cell, self._workload, self._ranks = cell, workload, ranks
+        torch.manual_seed(seed * 1_000_003 + ranks.rank)  # dropout: each rank its own stream
+
+    def step(self, batch: Any, share: Share) -> tuple[Tensor, Tensor]:
+        """One optimizer step; the sum of this rank's losses and its weight, detached and unread.
+
+        The gradient is that of (sum of all ranks' losses) / (sum of all ranks' weights). The strategies
+        average over ranks, so each rank's loss is scaled by world size / global weight.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast():
+            loss, weight = self._workload.loss(self.model, batch)
+        if share.samples == 0:
+            loss, weight = loss * 0.0, weight * 0
+        scale = self._ranks.world_size / self._global_weight(weight, share)
+        (loss * scale).backward()
+        self.optimizer.step()
+        return loss.detach(), weight
+
+    def evaluate(self, batch: Any, share: Share) -> dict[str, tuple[float, float]]:
+        """This rank's sums and weights of the loss and of each metric on one batch; nothing is learnt."""
+        with torch.no_grad(), self.autocast():
+            totals: dict[str, tuple[Any, Any]] = {"loss": self._workload.loss(self.model, batch)}
+            metrics: Callable[..., Mapping[str, tuple[Any, Any]]] | None
+            if metrics := getattr(self._workload, "metrics", None):
+                totals.update(metrics(self.model, batch))
+        counts = share.samples > 0
+        return {
+            name: (float(total) * counts, float(weight) * counts) for name, (total, weight) in totals.items()
+        }
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """bfloat16 where the cell asks for it; weights and gradient reduction stay in float32."""
+        if self._cell.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self._ranks.devices[0].type, dtype=torch.bfloat16)
+
+    def finite(self, losses: list[Tensor]) -> bool:
+        """Whether these losses and every parameter on this rank are finite numbers."""
+        values = [loss.float() for loss in losses] + [
+            _local(p).detach().sum() for p in self.model.parameters()
+        ]
+        return bool(torch.isfinite(torch.stack([value.float() for value in values])).all())
+
+    def _global_weight(self, weight: Tensor, share: Share) -> Tensor | float:
+        """The weight of the global batch: known beforehand for samples, summed over the ranks for tokens."""
+        if self._workload.unit == "samples":
+            return float(share.global_samples)
+        total = torch.as_tensor(weight).detach().to("cpu", torch.float64)
+        if self._ranks.world_size > 1:
+            torch.distributed.all_reduce(total)
+        return float(total)
+
+
+def set_precision(precision: str) -> None:
+    """TF32 off everywhere, or on everywhere; autocast is set at each step."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def _local(parameter: Tensor) -> Tensor:
+    """This rank's shard of a parameter that fsdp spread out; the parameter itself otherwise."""
+    to_local = getattr(parameter, "to_local", None)
+    return to_local() if to_local else parameter

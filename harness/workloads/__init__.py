@@ -1,0 +1,96 @@
+"""What a workload is, where its class comes from, and how a cell's parameters reach it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from harness.cell import Cell
+from harness.config import BUILTIN_WORKLOADS
+from harness.errors import HarnessError, WorkloadError, nearest
+
+Batch = Any
+
+
+class Workload(Protocol):
+    """A model and its data. It knows nothing of devices, ranks or time.
+
+    Optional: ``collate(samples)``; ``metrics(model, batch) -> {name: (sum, weight)}``;
+    ``shard_units(model)``, the modules that fsdp shards one by one.
+    """
+
+    unit: str
+    """What throughput counts: "samples" or "tokens"."""
+
+    def build_model(self) -> nn.Module: ...
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        """Training and validation data, map-style: with a length, indexed by integers."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum of the losses over the batch, and its weight: how many samples or tokens it holds."""
+        ...
+
+
+def load_class(name: str) -> type[Any]:
+    """The class of a built-in workload or of ``package.module:ClassName``; raises WorkloadError."""
+    module_name, _, class_name = BUILTIN_WORKLOADS.get(name, name).partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except HarnessError:
+        raise
+    except Exception as error:
+        hint = (
+            " (the experiment file's folder is on the import path)" if name not in BUILTIN_WORKLOADS else ""
+        )
+        raise WorkloadError(
+            f"workload {name!r}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        raise WorkloadError(
+            f"workload {name!r}: {module_name} has no class {class_name!r}; {nearest(class_name, classes)}"
+        )
+    missing = [
+        method for method in ("build_model", "datasets", "loss") if not callable(getattr(found, method, None))
+    ]
+    if missing:
+        raise WorkloadError(
+            f"workload {name!r}: the class lacks {', '.join(missing)}; see README, 'Your own workload'"
+        )
+    return found
+
+
+def build(cell: Cell) -> Workload:
+    """The workload with a cell's data, model and options; raises WorkloadError if it does not take them."""
+    found = load_class(cell.workload)
+    named = {key: value for key, value in (("data", cell.data), ("model", cell.model)) if value is not None}
+    arguments = {**named, **cell.workload_options}
+    _check_arguments(cell.workload, found, arguments)
+    try:
+        workload: Workload = found(**arguments)
+    except HarnessError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise WorkloadError(f"workload {cell.workload}({given}): {type(error).__name__}: {error}") from error
+    if getattr(workload, "unit", None) not in ("samples", "tokens"):
+        raise WorkloadError(f"workload {cell.workload}: unit must be 'samples' or 'tokens'")
+    return workload
+
+
+def _check_arguments(name: str, found: type[Any], arguments: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(found).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for key in arguments:
+        if key not in parameters:
+            place = f"grid.{key}" if key in ("data", "model") else f"workload_options.{key}"
+            raise WorkloadError(f"{place}: {name} has no parameter {key!r}; {nearest(key, parameters)}")

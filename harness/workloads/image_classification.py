@@ -1,0 +1,93 @@
+"""ResNets on images: torchvision's resnet18 to 152, and a CIFAR-style small family that a CPU can train."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+from harness.errors import WorkloadError, nearest
+from harness.workloads import image_data
+from harness.workloads.small_resnet import DEPTHS, SmallResNet
+
+TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+MODELS = (*DEPTHS, *TORCHVISION)
+SMALL_IMAGE = 64
+"""Up to this side in pixels torchvision's models get the stem of He et al.'s CIFAR networks."""
+IMAGE_SIZES = {"digits": 16, "cifar10": 32}
+CLASSES = {"digits": 10, "cifar10": 10}
+
+
+class ImageClassification:
+    """A ResNet with cross-entropy loss.
+
+    ``data``: digits, cifar10, synthetic, synthetic_device or a folder with train/ and val/. ``model``: one of
+    MODELS. ``width``: channels of the small family's first stage. ``image_size``: side in pixels, by default
+    16 for digits, 32 for cifar10 and 224 else. ``samples``: how many a synthetic set has.
+    """
+
+    unit = "samples"
+
+    def __init__(
+        self,
+        data: str = "digits",
+        model: str = "resnet18",
+        width: int = 16,
+        image_size: int | None = None,
+        classes: int | None = None,
+        samples: int = 50_000,
+        data_folder: str | None = None,
+        download: bool = False,
+    ) -> None:
+        if model not in MODELS:
+            raise WorkloadError(f"grid.model: got {model!r}; {nearest(model, MODELS)}")
+        if data not in image_data.NAMES and "/" not in data:
+            raise WorkloadError(
+                f"grid.data: got {data!r}; {nearest(data, image_data.NAMES)}, or a folder's path"
+            )
+        self.data, self.model, self.width = data, model, _count("width", width, 4096)
+        side = _count("image_size", image_size or IMAGE_SIZES.get(data, 224), 4096)
+        classes = classes or CLASSES.get(data) or image_data.count_classes(data)
+        classes = _count("classes", classes, 1_000_000)
+        samples = _count("samples", samples, 2**40)
+        self.source = image_data.Source(side, classes, samples, data_folder, download)
+
+    def build_model(self) -> nn.Module:
+        if self.model in DEPTHS:
+            return SmallResNet(DEPTHS[self.model], width=self.width, channels=3, classes=self.source.classes)
+        import torchvision
+
+        model: nn.Module = getattr(torchvision.models, self.model)(
+            weights=None, num_classes=self.source.classes
+        )
+        if self.source.image_size <= SMALL_IMAGE:
+            model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+            nn.init.normal_(model.conv1.weight, std=math.sqrt(2 / (64 * 3 * 3)))
+            model.maxpool = nn.Identity()
+        return model
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        return image_data.load(self.data, self.source)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        images, labels = batch
+        logits = model(images)
+        total = cross_entropy(logits, labels, reduction="sum")
+        return total, torch.full((), len(labels), device=total.device)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Tensor, int]]:
+        images, labels = batch
+        correct = (model(images).argmax(dim=1) == labels).sum()
+        return {"accuracy": (correct, len(labels))}
+
+
+def _count(name: str, value: object, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise WorkloadError(
+            f"workload_options.{name}: got {value!r}; allowed: a whole number from 1 to {most}"
+        )
+    return value

@@ -1,0 +1,157 @@
+"""Images to classify: digits that ship with scikit-learn, CIFAR-10, folders of images, synthetic ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from harness.errors import WorkloadError
+
+Split = tuple[Dataset[Any], Dataset[Any]]
+NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")
+DIGITS_VALIDATION = 360
+CIFAR10_FOLDER = "cifar-10-batches-py"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the images are: side in pixels, number of classes, and how many a synthetic set has."""
+
+    image_size: int
+    classes: int
+    synthetic_samples: int = 0
+    folder: str | None = None
+    download: bool = False
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Images of shape (n, 3, side, side) in memory, with their labels."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index], int(self.labels[index])
+
+
+class SyntheticImages(Dataset[tuple[Tensor, int]]):
+    """Images of noise, each drawn from its own index, made when asked for: nothing is held in memory."""
+
+    def __init__(self, samples: int, source: Source) -> None:
+        self.samples, self.source = samples, source
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(index)
+        side = self.source.image_size
+        return torch.randn(3, side, side, generator=generator), index % self.source.classes
+
+
+def load(name: str, source: Source) -> Split:
+    """Training and validation data by name, or from a folder with train/ and val/; raises WorkloadError."""
+    loaders: dict[str, Callable[[Source], Split]] = {
+        "digits": lambda s: _digits(s.image_size),
+        "cifar10": _cifar10,
+        "synthetic": _synthetic,
+        "synthetic_device": _synthetic,
+    }
+    return loaders[name](source) if name in loaders else _folder(Path(name), source)
+
+
+@lru_cache(maxsize=4)
+def _digits(image_size: int) -> Split:
+    """scikit-learn's 1,797 real 8x8 digits, resized; the same 360 of them are held out for validation."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    labels = torch.tensor(digits.target, dtype=torch.int64)
+    images = torch.nn.functional.interpolate(images, size=image_size, mode="bilinear", align_corners=False)
+    images = ((images - images.mean()) / images.std()).expand(-1, 3, -1, -1).contiguous()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    held, kept = order[:DIGITS_VALIDATION], order[DIGITS_VALIDATION:]
+    return Images(images[kept], labels[kept]), Images(images[held], labels[held])
+
+
+def _synthetic(source: Source) -> Split:
+    samples = source.synthetic_samples
+    return SyntheticImages(samples, source), SyntheticImages(max(1, samples // 10), source)
+
+
+def _cifar10(source: Source) -> Split:
+    """torchvision's CIFAR-10 from ``data_folder``; downloaded only where ``download: true`` says so."""
+    from torchvision.datasets import CIFAR10
+
+    folder = Path(source.folder or ".").expanduser()
+    present = (folder / CIFAR10_FOLDER).is_dir()
+    if not present and not source.download:
+        raise WorkloadError(
+            f"data cifar10: {folder / CIFAR10_FOLDER} does not exist. Unpack cifar-10-python.tar.gz (from "
+            "https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that workload_options.data_folder "
+            "names, on every node, or set workload_options.download to true on a machine with a network"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # one process a node downloads, the others wait and find the files
+        with FileLock(folder / ".cifar10.lock"):
+            train = CIFAR10(str(folder), train=True, download=not present, transform=_augment(source))
+            validation = CIFAR10(str(folder), train=False, transform=_plain(source))
+    except (OSError, RuntimeError) as error:
+        raise WorkloadError(f"data cifar10: {folder}: {type(error).__name__}: {error}") from error
+    return train, validation
+
+
+def count_classes(data: str) -> int:
+    """The classes of a folder with train/; 1,000, as in ImageNet, where there is none to count."""
+    train = Path(data) / "train"
+    folders = [entry for entry in train.iterdir() if entry.is_dir()] if train.is_dir() else []
+    return len(folders) or 1000
+
+
+def _folder(path: Path, source: Source) -> Split:
+    """train/ and val/ with one folder of images a class, as torchvision's ImageFolder reads them."""
+    from torchvision.datasets import ImageFolder
+
+    try:
+        train = ImageFolder(str(path / "train"), transform=_augment(source))
+        validation = ImageFolder(str(path / "val"), transform=_plain(source))
+    except OSError as error:
+        raise WorkloadError(
+            f"data {path}: needs train/ and val/, one folder of images a class: {error}"
+        ) from error
+    return train, validation
+
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def _plain(source: Source) -> Callable[[Any], Tensor]:
+    from torchvision import transforms
+
+    side = source.image_size
+    return transforms.Compose(  # type: ignore[no-any-return]
+        [transforms.Resize((side, side)), transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
+    )
+
+
+def _augment(source: Source) -> Callable[[Any], Tensor]:
+    """A shifted crop and a mirror image; the harness seeds both from (seed, epoch, sample)."""
+    from torchvision import transforms
+
+    crop = transforms.RandomCrop(source.image_size, padding=max(1, source.image_size // 8))
+    side = (source.image_size, source.image_size)
+    steps = [transforms.Resize(side), crop, transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    return transforms.Compose([*steps, transforms.Normalize(_MEAN, _STD)])  # type: ignore[no-any-return]
