@@ -59,9 +59,7 @@ class Cell:
             "schedule": self.schedule,
             "loader": self.loader,
         }
-        return {
-            f"{name}.{key}": value for name, options in sections.items() for key, value in options.items()
-        }
+        return {f"{name}.{key}": value for name, options in sections.items() for key, value in options.items()}
 
     @property
     def emulated(self) -> bool:

@@ -89,9 +89,7 @@ class Grid(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.per_device_batch_size is None) == (self.global_batch_size is None):
-            raise ValueError(
-                "give exactly one of per_device_batch_size (weak) and global_batch_size (strong)"
-            )
+            raise ValueError("give exactly one of per_device_batch_size (weak) and global_batch_size (strong)")
         return self
 
 
@@ -258,7 +256,8 @@ class Experiment(Strict):
 
 def load(path: Path) -> Experiment:
     """The experiment in a file; raises ExperimentError with every problem, each with its place."""
-    return parse(yaml_source.read_mapping(path), source=str(path))
+    experiment = parse(yaml_source.read_mapping(path), source=str(path))
+    return _with_absolute_paths(experiment, path.resolve().parent)
 
 
 def parse(content: Mapping[str, Any], *, source: str) -> Experiment:
@@ -267,3 +266,25 @@ def parse(content: Mapping[str, Any], *, source: str) -> Experiment:
         return Experiment.model_validate(dict(content))
     except ValidationError as error:
         raise ExperimentError(source, describe(error, Experiment)) from None
+
+
+def _with_absolute_paths(experiment: Experiment, home: Path) -> Experiment:
+    """Paths of data are meant from the experiment file's folder; workers stand elsewhere."""
+
+    def absolute(text: str) -> str:
+        return str((home / Path(text).expanduser()).absolute())
+
+    def moved(grid: Grid) -> Grid:
+        data = tuple(absolute(name) if "/" in name else name for name in grid.data or ())
+        return grid.model_copy(update={"data": data or None})
+
+    options = dict(experiment.workload_options)
+    if isinstance(options.get("data_folder"), str):
+        options["data_folder"] = absolute(options["data_folder"])
+    return experiment.model_copy(
+        update={
+            "grid": experiment.grid and moved(experiment.grid),
+            "cells": tuple(moved(grid) for grid in experiment.cells),
+            "workload_options": options,
+        }
+    )

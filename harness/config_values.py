@@ -49,9 +49,7 @@ def as_tuple(value: object) -> object:
 
 def check_name(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
-        raise ValueError(
-            f"got {value!r}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot"
-        )
+        raise ValueError(f"got {value!r}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot")
     return value
 
 

@@ -36,9 +36,7 @@ def _enough_devices(cell: Cell, machine: Machine) -> str | None:
         return None
     kind = "GPUs" if machine.device == "cuda" else "CPU slots"
     have = " + ".join(str(n) for n in machine.devices_per_node) or "0"
-    where = (
-        f"{per_node} devices on each of {cell.nodes} nodes" if cell.nodes > 1 else f"{per_node} on one node"
-    )
+    where = f"{per_node} devices on each of {cell.nodes} nodes" if cell.nodes > 1 else f"{per_node} on one node"
     return f"too few devices: needs {where}, has {have} {kind}"
 
 

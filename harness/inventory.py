@@ -57,6 +57,7 @@ class Machine:
     threads_per_device: int
     devices_per_node: tuple[int, ...]
     compiler: bool
+    cpus_per_device: float = 1.0
 
     @property
     def devices(self) -> int:
@@ -86,9 +87,12 @@ def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int])
         threads = min((n.cores // n.gpus for n in nodes if n.gpus), default=1)
         threads = max(1, min(MAX_THREADS_PER_GPU, threads))
         per_node = tuple(n.gpus for n in nodes)
+        # what Ray is asked for: never more than there is, also where a node has fewer cores than GPUs
+        cpus = min((min(threads, n.cores / n.gpus) for n in nodes if n.gpus), default=1.0)
     else:
         cores = min(n.cores for n in nodes)
         most = max((d for d in device_counts if d <= cores), default=1)
         threads = max(1, cores // most)
         per_node = tuple(n.cores // threads for n in nodes)
-    return Machine(device, threads, per_node, compiler=all(n.compiler for n in nodes))
+        cpus = float(threads)
+    return Machine(device, threads, per_node, all(n.compiler for n in nodes), cpus)

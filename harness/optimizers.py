@@ -53,6 +53,4 @@ def check_arguments(found: Any, arguments: Mapping[str, Any], place: str) -> Non
     allowed = [name for name in inspect.signature(found).parameters if name not in ("params", "optimizer")]
     for key in arguments:
         if key not in allowed:
-            raise WorkloadError(
-                f"{place}.{key}: {found.__name__} has no such option; {nearest(key, allowed)}"
-            )
+            raise WorkloadError(f"{place}.{key}: {found.__name__} has no such option; {nearest(key, allowed)}")

@@ -30,9 +30,7 @@ class Placement:
 
     def __str__(self) -> str:
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        return (
-            f"{self.workers} x {self.devices_per_worker} device{'s' * (self.devices_per_worker > 1)}{nodes}"
-        )
+        return f"{self.workers} x {self.devices_per_worker} device{'s' * (self.devices_per_worker > 1)}{nodes}"
 
 
 ONE_PROCESS: Mapping[str, bool] = {"single": True, "dp": True, "ddp": False, "fsdp": False}

@@ -107,9 +107,7 @@ def make_plan(experiment: Experiment, inventory: Inventory) -> Plan:
     return Plan(experiment, inventory, machine, _worker_groups(runnable, experiment.seed), skips)
 
 
-def _throughput_trials(
-    asked: Sequence[Cell], added: Sequence[Cell], settings: Throughput, seed: int
-) -> list[Trial]:
+def _throughput_trials(asked: Sequence[Cell], added: Sequence[Cell], settings: Throughput, seed: int) -> list[Trial]:
     return [
         Trial(cell, "throughput", block, seed, added=cell in added_set)
         for added_set in [frozenset(added)]

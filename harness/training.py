@@ -59,9 +59,7 @@ class Training:
             if metrics := getattr(self._workload, "metrics", None):
                 totals.update(metrics(self.model, batch))
         counts = share.samples > 0
-        return {
-            name: (float(total) * counts, float(weight) * counts) for name, (total, weight) in totals.items()
-        }
+        return {name: (float(total) * counts, float(weight) * counts) for name, (total, weight) in totals.items()}
 
     def autocast(self) -> AbstractContextManager[Any]:
         """bfloat16 where the cell asks for it; weights and gradient reduction stay in float32."""
@@ -71,9 +69,7 @@ class Training:
 
     def finite(self, losses: list[Tensor]) -> bool:
         """Whether these losses and every parameter on this rank are finite numbers."""
-        values = [loss.float() for loss in losses] + [
-            _local(p).detach().sum() for p in self.model.parameters()
-        ]
+        values = [loss.float() for loss in losses] + [_local(p).detach().sum() for p in self.model.parameters()]
         return bool(torch.isfinite(torch.stack([value.float() for value in values])).all())
 
     def _global_weight(self, weight: Tensor, share: Share) -> Tensor | float:

@@ -81,9 +81,7 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
 def outcome_of(error: BaseException) -> Outcome:
     """oom where device or host memory ran out, else error."""
     text = str(error).lower()
-    memory_ran_out = (
-        "out of memory" in text or "can't allocate memory" in text or "cannot allocate memory" in text
-    )
+    memory_ran_out = "out of memory" in text or "can't allocate memory" in text or "cannot allocate memory" in text
     return "oom" if isinstance(error, torch.OutOfMemoryError | MemoryError) or memory_ran_out else "error"
 
 
@@ -176,9 +174,7 @@ def _convergence(
     assert experiment.convergence
     epochs = Epochs(training, datasets, trial.cell, trial.seed, ranks, getattr(workload, "collate", None))
     epochs.run(experiment.convergence, advance)
-    return TrialResult(
-        trial.id, *_verdict(epochs.finite), steps_s=epochs.train_s, epochs=columns_of(epochs.rows)
-    )
+    return TrialResult(trial.id, *_verdict(epochs.finite), steps_s=epochs.train_s, epochs=columns_of(epochs.rows))
 
 
 def _verdict(finite: bool) -> tuple[Outcome, str]:

@@ -33,9 +33,7 @@ class Epochs:
         self.train, self.validation = datasets
         self.samples = len(self.train)  # type: ignore[arg-type]
         if cell.global_batch_size > self.samples:
-            raise SkipTrial(
-                f"global batch {cell.global_batch_size} exceeds the {self.samples} training samples"
-            )
+            raise SkipTrial(f"global batch {cell.global_batch_size} exceeds the {self.samples} training samples")
         self.rows: list[dict[str, float]] = []
         self.train_s = 0.0
         self.finite = True

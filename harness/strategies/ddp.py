@@ -12,9 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.strategies.units import Units
 
 
-def wrap(
-    model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
-) -> nn.Module:
+def wrap(model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units) -> nn.Module:
     """DistributedDataParallel with the options of the experiment."""
     settings = dict(options)
     if settings.pop("sync_batch_norm", False):

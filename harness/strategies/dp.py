@@ -12,9 +12,7 @@ from harness.strategies.replicas import ReplicatedModule
 from harness.strategies.units import Units
 
 
-def wrap(
-    model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
-) -> nn.Module:
+def wrap(model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units) -> nn.Module:
     """nn.DataParallel on CUDA. On CPU, where that passes straight through, our own replicas (emulated)."""
     model = model.to(devices[0])
     if devices[0].type == "cuda":

@@ -14,9 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from harness.strategies.units import Units
 
 
-def wrap(
-    model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
-) -> nn.Module:
+def wrap(model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units) -> nn.Module:
     """fully_shard on each unit, then on the whole. Every rank must hold the same parameters before."""
     settings = dict(options)
     if settings.pop("sync_batch_norm", False):

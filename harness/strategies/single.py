@@ -11,8 +11,6 @@ from torch import nn
 from harness.strategies.units import Units
 
 
-def wrap(
-    model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
-) -> nn.Module:
+def wrap(model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units) -> nn.Module:
     """The model itself, on its device."""
     return model.to(devices[0])

@@ -46,9 +46,7 @@ def load_class(name: str) -> type[Any]:
     except HarnessError:
         raise
     except Exception as error:
-        hint = (
-            " (the experiment file's folder is on the import path)" if name not in BUILTIN_WORKLOADS else ""
-        )
+        hint = " (the experiment file's folder is on the import path)" if name not in BUILTIN_WORKLOADS else ""
         raise WorkloadError(
             f"workload {name!r}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
         ) from error
@@ -58,13 +56,9 @@ def load_class(name: str) -> type[Any]:
         raise WorkloadError(
             f"workload {name!r}: {module_name} has no class {class_name!r}; {nearest(class_name, classes)}"
         )
-    missing = [
-        method for method in ("build_model", "datasets", "loss") if not callable(getattr(found, method, None))
-    ]
+    missing = [method for method in ("build_model", "datasets", "loss") if not callable(getattr(found, method, None))]
     if missing:
-        raise WorkloadError(
-            f"workload {name!r}: the class lacks {', '.join(missing)}; see README, 'Your own workload'"
-        )
+        raise WorkloadError(f"workload {name!r}: the class lacks {', '.join(missing)}; see README, 'Your own workload'")
     return found
 
 

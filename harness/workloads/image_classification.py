@@ -46,9 +46,7 @@ class ImageClassification:
         if model not in MODELS:
             raise WorkloadError(f"grid.model: got {model!r}; {nearest(model, MODELS)}")
         if data not in image_data.NAMES and "/" not in data:
-            raise WorkloadError(
-                f"grid.data: got {data!r}; {nearest(data, image_data.NAMES)}, or a folder's path"
-            )
+            raise WorkloadError(f"grid.data: got {data!r}; {nearest(data, image_data.NAMES)}, or a folder's path")
         self.data, self.model, self.width = data, model, _count("width", width, 4096)
         side = _count("image_size", image_size or IMAGE_SIZES.get(data, 224), 4096)
         classes = classes or CLASSES.get(data) or image_data.count_classes(data)
@@ -61,9 +59,7 @@ class ImageClassification:
             return SmallResNet(DEPTHS[self.model], width=self.width, channels=3, classes=self.source.classes)
         import torchvision
 
-        model: nn.Module = getattr(torchvision.models, self.model)(
-            weights=None, num_classes=self.source.classes
-        )
+        model: nn.Module = getattr(torchvision.models, self.model)(weights=None, num_classes=self.source.classes)
         if self.source.image_size <= SMALL_IMAGE:
             model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
             nn.init.normal_(model.conv1.weight, std=math.sqrt(2 / (64 * 3 * 3)))
@@ -87,7 +83,5 @@ class ImageClassification:
 
 def _count(name: str, value: object, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise WorkloadError(
-            f"workload_options.{name}: got {value!r}; allowed: a whole number from 1 to {most}"
-        )
+        raise WorkloadError(f"workload_options.{name}: got {value!r}; allowed: a whole number from 1 to {most}")
     return value

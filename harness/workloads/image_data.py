@@ -129,9 +129,7 @@ def _folder(path: Path, source: Source) -> Split:
         train = ImageFolder(str(path / "train"), transform=_augment(source))
         validation = ImageFolder(str(path / "val"), transform=_plain(source))
     except OSError as error:
-        raise WorkloadError(
-            f"data {path}: needs train/ and val/, one folder of images a class: {error}"
-        ) from error
+        raise WorkloadError(f"data {path}: needs train/ and val/, one folder of images a class: {error}") from error
     return train, validation
 
 

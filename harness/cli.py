@@ -1,0 +1,156 @@
+"""The command line: ``harness run``, ``harness plan``, ``harness report``."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from harness.config_values import check_filter
+from harness.errors import ExperimentError, HarnessError
+
+if TYPE_CHECKING:
+    from harness.inventory import Inventory
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file (YAML).")]
+Address = Annotated[
+    str | None,
+    typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, HOST:PORT of its head. Without it: this machine."),
+]
+Assume = Annotated[
+    str | None, typer.Option(metavar="NODESxGPUS", help="Only plan, for a cluster that is not here: 2x8.")
+]
+Only = Annotated[str | None, typer.Option(help="A part of the grid: 'strategy=ddp,devices=2'.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop; no Ray is started.")]
+Resume = Annotated[Path | None, typer.Option(help="Go on with an earlier run of this file.")]
+Output = Annotated[Path, typer.Option(help="Where run folders go.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
+RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="results/<experiment>/<time>-<id>")]
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False, no_args_is_help=True)
+
+
+@app.command("run")
+def run_command(
+    file: File,
+    address: Address = None,
+    assume: Assume = None,
+    dry_run: DryRun = False,
+    resume: Resume = None,
+    output: Output = Path("results"),
+    only: Only = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run the experiment in FILE and write tables, figures and a report."""
+
+    def work() -> int:
+        from harness.console import ConsoleSink
+        from harness.run import Request, run
+
+        request = Request(
+            file=file,
+            address=address,
+            assumed=parse_assumed(assume) if assume else None,
+            dry_run=dry_run,
+            resume=resume,
+            output=output,
+            only=parse_only(only) if only else {},
+        )
+        with ConsoleSink(Console(), quiet=quiet) as sink:
+            return run(request, sink)
+
+    raise typer.Exit(guarded(work))
+
+
+@app.command("plan")
+def plan_command(file: File, address: Address = None, assume: Assume = None, only: Only = None) -> None:
+    """Show what a run of FILE would do, and start nothing."""
+    run_command(file, address=address, assume=assume, dry_run=True, only=only)
+
+
+@app.command("report")
+def report_command(run_folder: RunFolderArgument) -> None:
+    """Rebuild tables, figures and report of RUN_FOLDER; needs neither torch nor ray."""
+
+    def work() -> int:
+        from harness.report import write_report
+
+        results = write_report(run_folder)
+        Console().print(f"Report: {results.folder.report}", highlight=False, soft_wrap=True)
+        return 0
+
+    raise typer.Exit(guarded(work))
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """The exit code of a piece of work; a HarnessError is one message and code 2, never a traceback."""
+    try:
+        return work()
+    except HarnessError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def parse_assumed(text: str) -> Inventory:
+    """'2x8' -> two nodes of eight GPUs; raises ExperimentError."""
+    from harness.inventory import Inventory
+
+    match = re.fullmatch(r"(\d{1,5})x(\d{1,3})", text)
+    if not match or int(match[1]) == 0:
+        raise ExperimentError("--assume", [f"got {text!r}; allowed: NODESxGPUS such as 1x8 or 2x8"])
+    return Inventory.assume(int(match[1]), int(match[2]))
+
+
+def parse_only(text: str) -> dict[str, Any]:
+    """'strategy=ddp,devices=2' -> {'strategy': ['ddp'], 'devices': [2]}; a name may stand several times."""
+    wanted: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or not value.strip():
+            raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
+        wanted.setdefault(name.strip(), []).append(yaml.safe_load(value))
+    try:
+        return check_filter(wanted)
+    except ValueError as error:
+        raise ExperimentError("--only", [str(error)]) from None
+
+
+def main() -> None:
+    """The console script ``harness``."""
+    _quiet_libraries()
+    app()
+
+
+def run_main() -> None:
+    """``python -m harness.run``."""
+    _quiet_libraries()
+    _single(run_command)
+
+
+def report_main() -> None:
+    """``python -m harness.report``."""
+    _quiet_libraries()
+    _single(report_command)
+
+
+def _single(command: Callable[..., None]) -> None:
+    """Runs one command as a program of its own."""
+    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    program.command()(command)
+    program()
+
+
+def _quiet_libraries() -> None:
+    """A person asked for a benchmark: warnings of the libraries below are not for them."""
+    warnings.filterwarnings("ignore")

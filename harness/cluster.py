@@ -1,0 +1,179 @@
+"""The Ray cluster: embedded and closed to the outside, or the one at an address. Where Ray is started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness.errors import ClusterError
+from harness.inventory import Inventory, Node
+from harness.mailbox import Mailbox
+from harness.node import NodeAgent, describe_node
+
+CONNECT_TIMEOUT_S = 25
+LOCAL_ADDRESS = "127.0.0.1"
+
+_QUIET = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+"""The polling interval is the shortest that leaves windows alone; the rest saves a process or a line."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A connected cluster: one agent a node, and the mailbox on the driver's node."""
+
+    inventory: Inventory
+    mailbox: Any
+    agents: Mapping[str, Any]
+    embedded: bool
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def missing_paths(self, paths: Iterable[str]) -> dict[str, list[str]]:
+        """Which of these paths each node lacks, by host."""
+        import ray
+
+        wanted = list(paths)
+        answers = ray.get([agent.missing.remote(wanted) for agent in self.agents.values()], timeout=60)
+        hosts = [node.host for node in self.inventory.nodes]
+        return {host: missing for host, missing in zip(hosts, answers, strict=True) if missing}
+
+
+def local_inventory() -> Inventory:
+    """This machine, without starting Ray."""
+    return Inventory((describe_node("local", LOCAL_ADDRESS),))
+
+
+@contextlib.contextmanager
+def embedded(inventory: Inventory) -> Iterator[Cluster]:
+    """A Ray of our own on this machine: loopback only, token authentication, no dashboard, no statistics.
+
+    What the user has set in the environment stays as it is.
+    """
+    for name, value in {
+        **_QUIET,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux this binds every port to the loopback interface
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }.items():
+        os.environ.setdefault(name, value)
+    node = inventory.nodes[0]
+    with _session(address="local", include_dashboard=False, num_cpus=node.cores, num_gpus=node.gpus):
+        yield _connected(inventory, is_embedded=True)
+
+
+@contextlib.contextmanager
+def connected(address: str, import_path: Path | None) -> Iterator[Cluster]:
+    """The cluster at an address; raises ClusterError where nobody answers.
+
+    Ships this package, and the folder of a user's own workload, to its workers.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    _check_reachable(address)
+    runtime_env: dict[str, Any] = {"py_modules": [str(Path(harness.__file__).parent)]}
+    if import_path:
+        # only code travels: data and results beside the experiment file may be large
+        runtime_env |= {"working_dir": str(import_path), "excludes": ["*", "!*/", "!*.py"]}
+    with _session(address=address, runtime_env=runtime_env):
+        yield _connected(None, is_embedded=False)
+
+
+@contextlib.contextmanager
+def _session(**arguments: Any) -> Iterator[None]:
+    import ray
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=True, **arguments)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise ClusterError(f"Ray did not start: {type(error).__name__}: {error}") from error
+    for number, handler in handlers.items():
+        with contextlib.suppress(ValueError, TypeError):  # not in the main thread, or not set from Python
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    here = ray.get_runtime_context().get_node_id()
+    agent_class: Any = ray.remote(num_cpus=0)(NodeAgent)
+    mailbox_class: Any = ray.remote(num_cpus=0)(Mailbox)
+
+    def on(node_id: str) -> Any:
+        return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+    agents = {node["NodeID"]: agent_class.options(scheduling_strategy=on(node["NodeID"])).remote() for node in alive}
+    mailbox = mailbox_class.options(scheduling_strategy=on(here)).remote()
+    if inventory is None:
+        described = ray.get(
+            [agents[node["NodeID"]].describe.remote(node["NodeID"], node["NodeManagerAddress"]) for node in alive],
+            timeout=120,
+        )
+        shares = [_ray_share(node, raw["Resources"]) for node, raw in zip(described, alive, strict=True)]
+        inventory = Inventory(tuple(node for node in shares if node.cores or node.gpus))
+    else:
+        only = inventory.nodes[0]
+        inventory = Inventory((Node(**{**vars(only), "node_id": here, "address": alive[0]["NodeManagerAddress"]}),))
+    return Cluster(inventory, mailbox, agents, is_embedded)
+
+
+def _ray_share(node: Node, resources: Mapping[str, float]) -> Node:
+    """A node as far as Ray may use it: ``ray start --num-cpus`` can offer less than there is, or pretend more."""
+    return Node(
+        **{
+            **vars(node),
+            "cores": int(resources.get("CPU", 0)),
+            "gpus": int(resources.get("GPU", 0)),
+            "gpu_model": node.gpu_model if resources.get("GPU") else None,
+        }
+    )
+
+
+def _check_reachable(address: str) -> None:
+    """Asks in a process of its own, which can be stopped: Ray itself may wait for minutes or end the process."""
+    if address.startswith("ray://"):
+        raise ClusterError(f"--address {address}: Ray Client is not supported; give the head's HOST:PORT (GCS)")
+    script = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script, address],
+            capture_output=True,
+            text=True,
+            timeout=CONNECT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(_nobody(address, f"no answer within {CONNECT_TIMEOUT_S} s")) from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        raise ClusterError(_nobody(address, lines[-1][:300] if lines else f"exit code {done.returncode}"))
+
+
+def _nobody(address: str, reason: str) -> str:
+    return (
+        f"--address {address}: no Ray cluster answers there ({reason}). Start one with 'ray start --head', "
+        "give its HOST:PORT and its RAY_AUTH_TOKEN, or leave --address out to use this machine"
+    )

@@ -1,0 +1,193 @@
+"""Progress for a person: a live display in a terminal, plain lines where the output is none."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from harness.events import (
+    Event,
+    GroupReady,
+    GroupStarting,
+    Note,
+    Planned,
+    Reported,
+    RunStarted,
+    TrialEnded,
+    TrialStarting,
+)
+from harness.plan import Plan
+from harness.present import TextTable, counts, duration, plural, scaling_table, speed
+
+LAST_RESULTS = 6
+COLOURS = {"ok": "green", "skipped": "yellow"}
+
+
+class ConsoleSink:
+    """Formats events. Use as a context manager; ``quiet`` leaves out all but the end."""
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console, self._quiet = console, quiet
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("trials"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=console,
+        )
+        self._task = self._progress.add_task("run", total=None, visible=False)
+        self._now = ""
+        self._last: deque[Text] = deque(maxlen=LAST_RESULTS)
+        live = console.is_terminal and not quiet
+        self._live = Live(get_renderable=self._display, console=console, transient=True) if live else None
+
+    def __enter__(self) -> ConsoleSink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Planned(plan):
+                if not self._quiet:
+                    self._console.print(plan_table(plan), *plan_lines(plan), sep="\n", highlight=False)
+            case RunStarted(folder, trials, done):
+                self._progress.update(self._task, total=trials, visible=True)
+                self._say(f"run folder {folder}: {plural(trials, 'trial')} to measure" + f", {done} done before" * bool(done))
+                if self._live:
+                    self._live.start()
+            case Reported():
+                self._stop()
+                self._finish(event)
+            case Note(text):
+                self._say(text)
+            case _:
+                self._follow(event)
+
+    def _follow(self, event: Event) -> None:
+        match event:
+            case GroupStarting(group):
+                self._now = f"starting {group.placement} for {plural(len(group.trials), 'trial')} of block {group.block}"
+                self._say(self._now, live=False)
+            case GroupReady(group, start_s):
+                self._now = f"worker group {group.id} is up after {start_s:.1f} s"
+            case TrialStarting(trial):
+                self._now = trial.label
+            case TrialEnded(trial, line, again):
+                self._progress.advance(self._task, 0 if again else 1)
+                text = Text.assemble(
+                    (f"{line['outcome']:<8}", COLOURS.get(line["outcome"], "red")),
+                    f" {trial.label}  {_result(line)}{' (will be tried again)' * again}",
+                )
+                self._last.append(text)
+                if not self._live and not self._quiet:
+                    done, total = self._done()
+                    self._console.print(Text(f"[{done}/{total}] ").append(text), soft_wrap=True)
+
+    def _finish(self, event: Reported) -> None:
+        scaling = event.tables["scaling"]
+        if len(scaling):
+            self._console.print(rich_table(scaling_table(scaling), "Throughput and scaling"))
+        trials = event.tables["trials"]
+        last = trials.drop_duplicates("trial_id", keep="last")
+        self._console.print(
+            f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
+        )
+        self._console.print(f"Report: {event.report}", highlight=False, soft_wrap=True)
+
+    def _done(self) -> tuple[int, int]:
+        task = self._progress.tasks[0]
+        return int(task.completed), int(task.total or 0)
+
+    def _say(self, text: str, *, live: bool = True) -> None:
+        if not self._quiet and (live or not self._live):
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _display(self) -> Group:
+        return Group(*self._last, Text(f"now      {self._now}", style="bold"), self._progress)
+
+    def _stop(self) -> None:
+        if self._live:
+            self._live.stop()
+
+
+def plan_table(plan: Plan) -> Table:
+    """Cells by strategy and devices: how many run, how many are skipped."""
+    table = Table(title=f"Plan of {plan.experiment.name}", title_justify="left")
+    for title in ("strategy", "devices", "placement", "cells", "throughput trials", "convergence trials"):
+        table.add_column(title, justify="left" if title in ("strategy", "placement") else "right")
+    by_key: dict[tuple[Any, ...], list[Any]] = {}
+    for group in plan.groups:
+        for trial in group.trials:
+            key = (trial.cell.strategy, trial.cell.devices, str(group.placement))
+            by_key.setdefault(key, []).append(trial)
+    for (strategy, devices, placement), trials in sorted(by_key.items()):
+        kinds = [trial.kind for trial in trials]
+        cells = len({trial.cell for trial in trials})
+        numbers = (kinds.count("throughput"), kinds.count("convergence"))
+        table.add_row(strategy, str(devices), placement, str(cells), *map(str, numbers))
+    return table
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """What the table does not say: the machine, the order, what is skipped and why, the time."""
+    machine = plan.machine
+    kind = "GPUs" if machine.device == "cuda" else "CPU slots"
+    lines = [
+        f"On {plan.inventory}: {machine.devices} {kind}, {plural(machine.threads_per_device, 'thread')} each.",
+        f"{plural(len(plan.trials), 'trial')} in {plural(plan.blocks, 'block')}, "
+        f"{plural(len(plan.groups), 'worker group')} of fresh processes; "
+        f"random order from seed {plan.experiment.seed}.",
+    ]
+    added = {trial.cell for trial in plan.trials if trial.added}
+    if added:
+        lines.append(f"{plural(len(added), 'cell')} added as the base that ratios need.")
+    reasons: dict[str, set[Any]] = {}
+    for skip in plan.skips:
+        reasons.setdefault(skip.reason, set()).add(skip.trial.cell)
+    for reason, cells in reasons.items():
+        lines.append(f"  skipped {plural(len(cells), 'cell')}: {escape(reason)}")
+    lines.append(f"Takes at least {duration(plan.least_seconds)}{_open_end(plan)}.")
+    return lines
+
+
+def _open_end(plan: Plan) -> str:
+    if any(trial.kind == "convergence" for trial in plan.trials):
+        return " plus the epochs of the convergence trials"
+    return "; longer where steps are slower than the windows"
+
+
+def rich_table(content: TextTable, title: str) -> Table:
+    """A table of text for the terminal."""
+    table = Table(title=title, title_justify="left")
+    for heading in content.columns:
+        table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
+    for row in content.rows:
+        style = {"apart": "dim italic", "base": "bold"}.get(row.kind, "")
+        table.add_row(*(escape(cell) for cell in row.cells), style=style)
+    return table
+
+
+def _result(line: Mapping[str, Any]) -> str:
+    from harness.analyse import throughput
+
+    if line["outcome"] != "ok":
+        return str(line["reason"])
+    if line["kind"] == "throughput":
+        return f"{speed(throughput(line['windows']))} {line['unit']}/s"
+    return f"trained {line['steps_s']:.1f} s"

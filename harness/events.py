@@ -1,0 +1,76 @@
+"""Progress as small frozen events through one callable. Sinks format them; nobody else prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.plan import Plan, Trial, WorkerGroup
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan, before anything starts."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The run folder is there; so many trials are to be measured, so many are already done."""
+
+    folder: Path
+    trials: int
+    done: int
+
+
+@dataclass(frozen=True)
+class GroupStarting:
+    """A worker group's processes are being started."""
+
+    group: WorkerGroup
+
+
+@dataclass(frozen=True)
+class GroupReady:
+    """They are up, after so many seconds."""
+
+    group: WorkerGroup
+    start_s: float
+
+
+@dataclass(frozen=True)
+class TrialStarting:
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class TrialEnded:
+    """A trial came to an outcome; ``line`` is what was recorded of it."""
+
+    trial: Trial
+    line: Mapping[str, Any]
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a person should know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Tables, figures and report are written."""
+
+    folder: Path
+    report: Path
+    tables: Mapping[str, Any]
+    seconds: float
+
+
+Event = Planned | RunStarted | GroupStarting | GroupReady | TrialStarting | TrialEnded | Note | Reported
+Emit = Callable[[Event], None]

@@ -1,0 +1,155 @@
+"""Works through a plan: launches worker groups, records what becomes of their trials, retries what was lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from harness.cell import Cell
+from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
+from harness.launch import Launcher
+from harness.messages import GroupStarted, TrialResult, TrialStarted
+from harness.plan import Plan, Trial, WorkerGroup
+from harness.record import RunFolder
+from harness.resume import attempts, pending
+
+TIME_IS_UP = "time is up: limits.wall was reached"
+
+
+class Execution:
+    """One sitting of a run: the call of the command that is going on."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, launcher: Launcher, emit: Emit) -> None:
+        self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
+        lines = folder.lines()
+        self._attempts = attempts(lines)
+        self.sitting = 1 + max((int(line["sitting"]) for line in lines), default=-1)
+        self._pending = pending(plan, lines)
+        self._settled: dict[str, str] = {}
+        self._lost: dict[str, int] = {}
+        self._out_of_memory: list[Cell] = []
+        self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
+        wall = plan.experiment.limits.wall
+        self._deadline = time.time() + wall if wall else None
+
+    @property
+    def trials(self) -> int:
+        """How many trials this sitting is to measure."""
+        return sum(len(group.trials) for group in self._pending)
+
+    @property
+    def done(self) -> int:
+        """How many planned trials need not be measured again."""
+        return len(self._plan.trials) - self.trials
+
+    @property
+    def outcomes(self) -> Mapping[str, str]:
+        """The last outcome of each trial of this sitting, by trial id."""
+        return self._settled
+
+    def run(self) -> None:
+        """Every pending worker group, in the order of the plan; a failed group goes on in fresh processes."""
+        for skip in self._plan.skips:
+            if (skip.trial.id, skip.reason) not in self._skipped_before:
+                self._record(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), None, position=None)
+        for group in self._pending:
+            left = self._startable(group)
+            while left.trials:
+                recorded = sum(self._attempts.values())
+                self._launch(left)
+                first, left = left.trials[0], self._startable(group)
+                if left.trials and sum(self._attempts.values()) == recorded:
+                    self._record(first, _silent(first), group, position=0)
+                    left = self._startable(group)
+
+    def _startable(self, group: WorkerGroup) -> WorkerGroup:
+        """The group with the trials that still have no final outcome, after skipping what need not start."""
+        left = [trial for trial in group.trials if trial.id not in self._settled]
+        for trial in left:
+            reason = self._reason_to_skip(trial)
+            if reason:
+                self._record(trial, TrialResult(trial.id, "skipped", reason), group, position=None)
+        return replace(group, trials=tuple(t for t in left if t.id not in self._settled))
+
+    def _reason_to_skip(self, trial: Trial) -> str | None:
+        if self._deadline is not None and time.time() >= self._deadline:
+            return TIME_IS_UP
+        for cell in self._out_of_memory:
+            if _needs_no_less(trial.cell, cell):
+                batch = cell.per_device_batch_size
+                return f"a batch of {batch} per device of the same cell ran out of memory"
+        return None
+
+    def _launch(self, group: WorkerGroup) -> None:
+        """One launch of a group, until it ends by itself or by its first failure."""
+        self._emit(GroupStarting(group))
+        started = time.time()
+        trials = {trial.id: (position, trial) for position, trial in enumerate(group.trials)}
+        ready: GroupStarted | None = None
+        start_s = None
+        with closing(self._launcher.launch(group, deadline=self._deadline)) as messages:  # type: ignore[type-var]
+            for message in messages:
+                if isinstance(message, GroupStarted):
+                    ready, start_s = message, time.time() - started
+                    self._emit(GroupReady(group, start_s))
+                elif isinstance(message, TrialStarted):
+                    self._emit(TrialStarting(trials[message.trial_id][1]))
+                else:
+                    position, trial = trials[message.trial_id]
+                    self._record(trial, message, group, position)
+        self._remember_group(group, ready, started, start_s)
+
+    def _remember_group(
+        self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None
+    ) -> None:
+        self._folder.add_environment(
+            {
+                "group_id": group.id,
+                "sitting": self.sitting,
+                "placement": str(group.placement),
+                "started_at": started,
+                "start_s": start_s,
+                "whole_s": time.time() - started,
+                "nodes": list(ready.environments) if ready else [],
+                "ranks": list(ready.ranks) if ready else [],
+            }
+        )
+
+    def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
+        """Writes the trial's row. A lost trial is not settled while it has attempts left."""
+        attempt = self._attempts.get(trial.id, 0) + 1
+        self._attempts[trial.id] = attempt
+        facts: dict[str, Any] = {
+            "attempt": attempt,
+            "sitting": self.sitting,
+            "group_id": group.id if group else None,
+            "position": position,
+        }
+        line = self._folder.append(trial, result, facts)
+        self._lost[trial.id] = self._lost.get(trial.id, 0) + (result.outcome == "lost")
+        again = result.outcome == "lost" and self._lost[trial.id] < self._plan.experiment.limits.attempts
+        if not again:
+            self._settled[trial.id] = result.outcome
+        if result.outcome == "oom":
+            self._out_of_memory.append(trial.cell)
+        if group:
+            self._emit(TrialEnded(trial, line, again))
+
+
+def _silent(trial: Trial) -> TrialResult:
+    return TrialResult(trial.id, "error", "the worker group ended without a result and without an error")
+
+
+def _needs_no_less(cell: Cell, other: Cell) -> bool:
+    """Whether a cell is the other one at the same batch or a larger one."""
+    batches = (cell.per_device_batch_size or 0, other.per_device_batch_size or 0)
+    same = replace(
+        cell,
+        per_device_batch_size=other.per_device_batch_size,
+        global_batch_size=other.global_batch_size,
+        scaling=other.scaling,
+    )
+    return batches[0] >= batches[1] and same == other

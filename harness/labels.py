@@ -1,0 +1,57 @@
+"""Short names for rows of a table: only what differs between them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+
+SETTING_AXES = ("workload", "data", "model", "scaling", "per_device_batch_size", "precision", "compile")
+"""What a comparison of strategies and device counts holds fixed."""
+
+
+def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
+    """The options that differ between rows, one column each; equal ones are left out."""
+    if frame.empty or "options" not in frame:
+        return pd.DataFrame(index=frame.index)
+    parsed = [json.loads(text) if isinstance(text, str) else {} for text in frame["options"]]
+    names = dict.fromkeys(name for options in parsed for name in options)
+    columns = {}
+    for name in names:
+        values = [options.get(name) for options in parsed]
+        known = {json.dumps(value) for value, options in zip(values, parsed, strict=True) if name in options}
+        if len(known) > 1:
+            columns[name] = pd.Series(values, index=frame.index, dtype=object)
+    return pd.DataFrame(columns, index=frame.index)
+
+
+def settings(frame: pd.DataFrame) -> pd.Series[str]:
+    """For each row what it holds fixed besides strategy and devices, as far as rows differ in it."""
+    parts = pd.DataFrame(index=frame.index)
+    for axis in SETTING_AXES:
+        if axis in frame and axis not in ("per_device_batch_size", "scaling") and frame[axis].nunique(dropna=False) > 1:
+            parts[axis] = [_named(axis, value) for value in frame[axis]]
+    parts["batch"] = [_batch(row) for row in frame.to_dict("records")]
+    for name, values in spread_options(frame).items():
+        parts[str(name)] = ["" if value is None else f"{name}={value}" for value in values]
+    joined = [", ".join(part for part in row if part) for row in parts.itertuples(index=False)]
+    return pd.Series(joined, index=frame.index, dtype="str")
+
+
+def shown_strategy(row: Any) -> str:
+    """The strategy, with what sets its rows apart."""
+    tags = [tag for tag in ("emulated", "oversubscribed") if row.get(tag) is True or row.get(tag) == 1]
+    return f"{row['strategy']} ({', '.join(tags)})" if tags else str(row["strategy"])
+
+
+def _batch(row: Any) -> str:
+    if row["scaling"] == "strong":
+        return f"global batch {row['global_batch_size']}"
+    return f"batch {row['per_device_batch_size']} per device"
+
+
+def _named(axis: str, value: Any) -> str:
+    if axis == "compile":
+        return "compiled" if value is True else "eager"
+    return "" if pd.isna(value) else str(value)

@@ -1,0 +1,21 @@
+"""Finished tables -> figures, one function a figure. Colour and marker mean strategy in every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness.plots.batches import batch_sizes
+from harness.plots.common import Drawing, Tables, style
+from harness.plots.convergence import learning_curves
+from harness.plots.scaling import efficiency_by_devices, throughput_by_devices
+from harness.plots.steps import step_times
+
+__all__ = ["FIGURES", "Drawing", "Tables", "style"]
+
+FIGURES: Sequence[Callable[[Tables], Drawing]] = (
+    throughput_by_devices,
+    efficiency_by_devices,
+    batch_sizes,
+    step_times,
+    learning_curves,
+)

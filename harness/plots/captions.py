@@ -1,0 +1,66 @@
+"""What stands under a figure: what was drawn, against which base, and what is set apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from harness.plots.common import MOST_FACETS
+
+
+def rows_apart(rows: pd.DataFrame) -> bool:
+    """Whether any row is a rehearsal."""
+    return bool((rows["emulated"].fillna(False) | rows["oversubscribed"].fillna(False)).any())
+
+
+def cut(facets: Sequence[tuple[str, pd.DataFrame]]) -> str:
+    return f" The first {MOST_FACETS} settings are drawn; tables/ has all." if len(facets) == MOST_FACETS else ""
+
+
+def set_apart(rows: pd.DataFrame) -> str:
+    emulated, shared = rows["emulated"].fillna(False).any(), rows["oversubscribed"].fillna(False).any()
+    words = []
+    if emulated:
+        words.append("DataParallel on CPU slots is emulated")
+    if shared:
+        words.append("oversubscribed ranks share a device")
+    return f" Hollow and dotted (rehearsal): {' and '.join(words)}; not a claim about speed." if words else ""
+
+
+def bases(rows: pd.DataFrame) -> str:
+    unique = rows.drop_duplicates("base_id")
+    speeds = [float(speed) for speed in unique["base_throughput_per_s"]]
+    first = unique.iloc[0]
+    what = f"{first['base_strategy']} on {first['base_devices']} device{'s' if first['base_devices'] > 1 else ''}"
+    if unique[["base_strategy", "base_devices"]].drop_duplicates().shape[0] > 1:
+        what = "as in the table"
+    span = f"{speeds[0]:,.0f}" if len(speeds) == 1 else f"{min(speeds):,.0f} to {max(speeds):,.0f}"
+    return f"Base: {what}, {span} samples/s."
+
+
+def one_block(rows: pd.DataFrame) -> str:
+    if not (rows["blocks"] == 1).any():
+        return ""
+    return " (none with one block)"
+
+
+def scaling(rows: pd.DataFrame) -> str:
+    kinds = {"weak": "weak scaling (per-device batch fixed)", "strong": "strong scaling (global batch fixed)"}
+    return " and ".join(kinds[kind] for kind in sorted(rows["scaling"].unique()))
+
+
+def global_batches(rows: pd.DataFrame) -> str:
+    batches = sorted({int(batch) for batch in rows["global_batch_size"].dropna()})
+    return f"global batch {', '.join(map(str, batches))}"
+
+
+def memory(rows: pd.DataFrame) -> str:
+    return "allocated on the GPU" if (rows["device"] == "cuda").any() else "the process's resident memory"
+
+
+def failures(failed: pd.DataFrame) -> str:
+    if failed.empty:
+        return ""
+    counts = failed.groupby("outcome").size()
+    return "Crosses: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + " (trials)."

@@ -1,0 +1,165 @@
+"""What all figures share: the look, the marks of a strategy, panels, axes and the legend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # figures are files: no screen is needed, or taken where there is one
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.labels import settings
+
+STRATEGIES = ("single", "dp", "ddp", "fsdp")
+COLOURS = dict(zip(STRATEGIES, sns.color_palette("colorblind", len(STRATEGIES)), strict=True))
+MARKERS = {"single": "o", "dp": "s", "ddp": "D", "fsdp": "^"}
+MOST_FACETS = 12
+PANEL = (4.2, 3.4)
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its caption, or, where the data cannot support one, a caption that says why."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure | None
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The finished tables that figures are drawn from."""
+
+    trials: pd.DataFrame
+    cells: pd.DataFrame
+    scaling: pd.DataFrame
+    convergence: pd.DataFrame
+    steps: pd.DataFrame
+    epochs: pd.DataFrame
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of every figure; put back afterwards."""
+    look = {
+        **sns.axes_style("whitegrid", {"grid.linestyle": ":", "axes.edgecolor": ".3"}),
+        **sns.plotting_context("notebook", font_scale=0.85),
+        "svg.hashsalt": "harness",
+        "figure.max_open_warning": 0,
+    }
+    with matplotlib.rc_context(look):
+        yield
+
+
+def facets_of(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The rows by what they hold fixed, in the order of the table."""
+    names = settings(rows)
+    parts = [(str(name), rows[names == name]) for name in dict.fromkeys(names)]
+    return parts[:MOST_FACETS]
+
+
+def make_grid(rows: int, columns: int, height: float = PANEL[1]) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(PANEL[0] * columns, height * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def panels(
+    facets: Sequence[tuple[str, pd.DataFrame]],
+    draw: Callable[[Axes, pd.DataFrame], None],
+    *,
+    legend: Sequence[Line2D],
+    height: float = PANEL[1],
+) -> Figure:
+    columns = min(len(facets), 4 if len(facets) == 4 else 3)
+    rows = -(-len(facets) // columns)
+    figure, grid = make_grid(rows, columns, height)
+    flat = [axes for line in grid for axes in line]
+    for axes, (name, part) in zip(flat, facets, strict=False):
+        draw(axes, part)
+        axes.set_title(name)
+    for axes in flat[len(facets) :]:
+        axes.set_axis_off()
+    add_legend(figure, legend)
+    return figure
+
+
+def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    if handles:
+        figure.legend(handles=list(handles), loc="outside upper center", ncols=len(handles), frameon=False)
+
+
+def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
+    """Legend entries of the strategies that are in the rows, those set apart with a hollow mark."""
+    entries = []
+    for strategy in STRATEGIES:
+        part = rows[rows["strategy"] == strategy]
+        for apart in (False, True):
+            if any(is_apart(row) == apart for _, row in part.iterrows()):
+                entries.append(
+                    Line2D(
+                        [],
+                        [],
+                        color=COLOURS[strategy],
+                        marker=MARKERS[strategy],
+                        markerfacecolor="white" if apart else COLOURS[strategy],
+                        linestyle=":" if apart else "-",
+                        label=f"{strategy} (rehearsal)" if apart else strategy,
+                    )
+                )
+    return [*entries, Line2D([], [], color="0.45", linestyle="--", label="ideal")] if ideal else entries
+
+
+def draw_point(axes: Axes, row: Any, value: float, low: Any, high: Any) -> None:
+    strategy = row["strategy"]
+    if not (pd.isna(low) or pd.isna(high)):
+        error = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
+        axes.errorbar(row["devices"], value, yerr=error, color=COLOURS[strategy], capsize=3, linewidth=1.2, zorder=3)
+    face = "white" if is_apart(row) else COLOURS[strategy]
+    axes.plot(
+        row["devices"],
+        value,
+        marker=MARKERS[strategy],
+        markersize=6,
+        color=COLOURS[strategy],
+        markerfacecolor=face,
+        zorder=4,
+    )
+
+
+def join_points(axes: Axes, part: pd.DataFrame, value: str) -> None:
+    """Joins one strategy's points over devices, where both the strategy and how it ran are the same."""
+    for (strategy, *_), group in part.groupby(["strategy", "emulated", "oversubscribed", "nodes"]):
+        ordered = group.sort_values("devices")
+        apart = is_apart(ordered.iloc[0])
+        axes.plot(
+            ordered["devices"].astype(float),
+            ordered[value].astype(float),
+            color=COLOURS[str(strategy)],
+            linewidth=1.2,
+            linestyle=":" if apart else "-",
+            zorder=2,
+        )
+
+
+def log2_axis(axes: Axes, values: pd.Series[Any]) -> None:
+    """A log2 axis whose ticks are the values that were measured."""
+    ticks = sorted({int(value) for value in values.dropna()})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(ticks[0] / 1.3, ticks[-1] * 1.3)
+
+
+def is_apart(row: Any) -> bool:
+    return bool(row["emulated"]) or bool(row["oversubscribed"])

@@ -1,0 +1,78 @@
+"""Throughput and efficiency against devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from harness.plots import captions
+from harness.plots.common import (
+    Drawing,
+    Tables,
+    draw_point,
+    facets_of,
+    join_points,
+    log2_axis,
+    panels,
+    strategy_legend,
+)
+from harness.schema import CELLS
+
+
+def throughput_by_devices(tables: Tables) -> Drawing:
+    """Throughput against devices, log2 on both axes, with the ideal line from the stated base."""
+    name, title = "throughput", "Throughput against devices"
+    rows = tables.scaling
+    if rows.empty:
+        return Drawing(name, title, "Left out: no cell was measured in the same block as its base.", None)
+    facets = facets_of(rows)
+
+    def draw(axes: Axes, part: pd.DataFrame) -> None:
+        for base, group in part.groupby(["base_strategy", "base_devices", "base_throughput_per_s"]):
+            _, devices, speed = base
+            ends = np.array([devices, max(group["devices"].max(), devices)], dtype=float)
+            axes.plot(ends, speed * ends / devices, color="0.45", linestyle="--", linewidth=1, zorder=1)
+        for _, row in part.iterrows():
+            scale = row["throughput_per_s"] / row["speedup"]
+            draw_point(axes, row, row["throughput_per_s"], row["low"] * scale, row["high"] * scale)
+        join_points(axes, part, "throughput_per_s")
+        log2_axis(axes, part["devices"])
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.set_xlabel("devices")
+        axes.set_ylabel(CELLS.column("throughput_per_s").label)
+
+    figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
+    caption = (
+        f"Geometric mean over blocks; bars are 95 % t intervals of the ratio to the base{captions.one_block(rows)}. "
+        f"Dashed: the base times devices. {captions.bases(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+    )
+    return Drawing(name, title, caption, figure)
+
+
+def efficiency_by_devices(tables: Tables) -> Drawing:
+    """Scaling efficiency against devices, with its interval and the ideal at 1."""
+    name, title = "efficiency", "Scaling efficiency against devices"
+    rows = tables.scaling[tables.scaling["devices"] != tables.scaling["base_devices"]]
+    if rows.empty:
+        return Drawing(name, title, "Left out: nothing was measured on another device count than its base.", None)
+    facets = facets_of(rows)
+    top = max(1.1, float(rows["efficiency"].max()) * 1.1)
+
+    def draw(axes: Axes, part: pd.DataFrame) -> None:
+        axes.axhline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
+        for _, row in part.iterrows():
+            draw_point(axes, row, row["efficiency"], row["efficiency_low"], row["efficiency_high"])
+        join_points(axes, part, "efficiency")
+        log2_axis(axes, part["devices"])
+        axes.set_ylim(0, top)
+        axes.set_xlabel("devices")
+        axes.set_ylabel("scaling efficiency")
+
+    figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
+    caption = (
+        f"Speedup over devices, {captions.scaling(rows)}; bars are 95 % intervals, paired by block"
+        f"{captions.one_block(rows)}. {captions.bases(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+    )
+    return Drawing(name, title, caption, figure)

@@ -1,0 +1,171 @@
+"""Finished tables -> rows of text, for the terminal and the report alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from harness.labels import settings, shown_strategy
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A column of text; numbers are set flush right."""
+
+    title: str
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of text. ``kind`` is 'base', 'apart' (a rehearsal) or empty."""
+
+    cells: tuple[str, ...]
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class TextTable:
+    columns: tuple[Heading, ...]
+    rows: tuple[Line, ...]
+
+
+def scaling_table(scaling: pd.DataFrame) -> TextTable:
+    """Throughput, speedup and efficiency of each cell against its base, with intervals and n."""
+    columns = (
+        Heading("setting"),
+        Heading("strategy"),
+        Heading("devices", True),
+        Heading("samples/s", True),
+        Heading("speedup", True),
+        Heading("efficiency", True),
+        Heading("95 % interval", True),
+        Heading("n", True),
+        Heading("base (samples/s)", True),
+    )
+    rows = []
+    for name, row in zip(settings(scaling), scaling.to_dict("records"), strict=True):
+        is_base = row["cell_id"] == row["base_id"]
+        devices = f"{row['devices']}" + (f" on {row['nodes']} nodes" if row["nodes"] > 1 else "")
+        values = (
+            name,
+            shown_strategy(row),
+            devices,
+            speed(row["throughput_per_s"]),
+            "1" if is_base else f"{row['speedup']:.2f}",
+            "base" if is_base else percent(row["efficiency"]),
+            "" if is_base else _percents(row["efficiency_low"], row["efficiency_high"]),
+            str(row["blocks"]),
+            f"{row['base_strategy']} x{row['base_devices']}: {speed(row['base_throughput_per_s'])}",
+        )
+        apart = bool(row["emulated"] or row["oversubscribed"])
+        rows.append(Line(values, "base" if is_base else "apart" if apart else ""))
+    return TextTable(columns, tuple(rows))
+
+
+def convergence_table(convergence: pd.DataFrame) -> TextTable:
+    """Where each cell's trainings ended and when they reached the target, over the seeds."""
+    columns = (
+        Heading("strategy"),
+        Heading("devices", True),
+        Heading("model"),
+        Heading("global batch", True),
+        Heading("seeds", True),
+        Heading("training loss", True),
+        Heading("validation loss", True),
+        Heading("accuracy", True),
+        Heading("reached target", True),
+        Heading("time to target (s)", True),
+        Heading("samples to target", True),
+    )
+    rows = []
+    for _, group in convergence.groupby("cell_id", sort=False):
+        first = group.iloc[0].to_dict()
+        reached = group["reached"].fillna(False)
+        values = (
+            shown_strategy(first),
+            str(first["devices"]),
+            "-" if pd.isna(first["model"]) else str(first["model"]),
+            str(first["global_batch_size"]),
+            str(len(group)),
+            _span(group["train_loss"], "{:.4f}"),
+            _span(group["val_loss"], "{:.4f}"),
+            _span(group["val_accuracy"] * 100, "{:.1f}", " %"),
+            f"{int(reached.sum())} of {len(group)}" if group["target"].notna().any() else "-",
+            _span(group["time_to_target_s"], "{:.1f}") if reached.any() else "never",
+            _span(group["samples_to_target"], "{:,.0f}") if reached.any() else "never",
+        )
+        rows.append(Line(values, "apart" if first["emulated"] or first["oversubscribed"] else ""))
+    return TextTable(columns, tuple(rows))
+
+
+def outcome_table(outcomes: pd.DataFrame) -> TextTable:
+    """Trials by kind, outcome and reason."""
+    columns = (Heading("kind"), Heading("outcome"), Heading("trials", True), Heading("reason"))
+    ordered = outcomes.sort_values(["kind", "trials"], ascending=[False, False])
+    rows = [
+        Line((row["kind"], row["outcome"], str(row["trials"]), "" if pd.isna(row["reason"]) else row["reason"]))
+        for row in ordered.to_dict("records")
+    ]
+    return TextTable(columns, tuple(rows))
+
+
+def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
+    """The trials that ended otherwise than ok or skipped, with the log that tells more."""
+    bad = trials[~trials["outcome"].isin(["ok", "skipped"])]
+    columns = (Heading("trial"), Heading("attempt", True), Heading("outcome"), Heading("reason"), Heading("log"))
+    rows = []
+    for row in bad.head(most).to_dict("records"):
+        what = f"{row['strategy']} x{row['devices']}, {row['trial_id']}"
+        log = "" if pd.isna(row["log"]) else row["log"]
+        rows.append(Line((what, str(row["attempt"]), row["outcome"], row["reason"] or "", log)))
+    if len(bad) > most:
+        rows.append(Line((f"and {len(bad) - most} more, in tables/trials.csv", "", "", "", "")))
+    return TextTable(columns, tuple(rows))
+
+
+def speed(value: Any) -> str:
+    """A throughput with three significant digits at least."""
+    return "-" if pd.isna(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(value: Any) -> str:
+    return "-" if pd.isna(value) else f"{100 * value:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """'42 s', '3 min 05 s', '2 h 10 min'."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def plural(count: int, noun: str) -> str:
+    """'1 block', '2 blocks'."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def counts(values: Sequence[str]) -> str:
+    """'3 ok, 1 oom' in the order of appearance."""
+    tally = {value: values.count(value) for value in dict.fromkeys(values)}
+    return ", ".join(f"{count} {value}" for value, count in tally.items())
+
+
+def _percents(low: Any, high: Any) -> str:
+    return "one block" if pd.isna(low) else f"{100 * low:.0f} to {100 * high:.0f} %"
+
+
+def _span(values: pd.Series[Any], form: str, suffix: str = "") -> str:
+    known = values.dropna().astype(float)
+    if known.empty:
+        return "-"
+    low, middle, high = known.min(), known.median(), known.max()
+    if len(known) == 1:
+        return form.format(middle) + suffix
+    return f"{form.format(middle)}{suffix} ({form.format(low)} to {form.format(high)})"

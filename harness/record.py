@@ -1,0 +1,302 @@
+"""The run folder: the only place that knows file names. What is in it is whole, however the run ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from filelock import FileLock, Timeout
+
+from harness.config import Experiment, parse
+from harness.errors import RunFolderError
+from harness.messages import TrialResult
+from harness.plan import Plan, Trial
+from harness.schema import EPOCHS, STEPS, Table
+from harness.yaml_source import read_mapping
+
+SCHEMA_VERSION = 1
+
+
+class RunFolder:
+    """results/<experiment>/<time>-<id>/. A trial is finished when its line is on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # -- names ------------------------------------------------------------------------------------------------
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def tables(self) -> Path:
+        return self.path / "tables"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    @property
+    def _lines(self) -> Path:
+        return self.path / "trials.jsonl"
+
+    @property
+    def _environment(self) -> Path:
+        return self.path / "environment.json"
+
+    def _raw(self, trial_id: str, attempt: int) -> Path:
+        return self.path / "raw" / f"{trial_id}-{attempt}.parquet"
+
+    # -- making and opening -----------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, output: Path, experiment: Experiment, plan: Plan, source: str) -> RunFolder:
+        """A new folder with the experiment and the plan in it; raises RunFolderError where none can be made."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = output / experiment.name / f"{stamp}-{secrets.token_hex(2)}"
+        try:
+            for name in ("raw", "tables", "figures", "logs"):
+                (path / name).mkdir(parents=True)
+        except OSError as error:
+            raise RunFolderError(
+                f"{path}: the run folder cannot be made: {error.strerror}; give another folder with --output"
+            ) from None
+        folder = cls(path)
+        resolved = yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        replace_text(path / "experiment.yaml", source)
+        replace_text(path / "experiment.resolved.yaml", resolved)
+        replace_text(path / "plan.json", json.dumps(plan_content(plan), indent=1))
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing folder; raises RunFolderError where it is none."""
+        if not (path / "plan.json").is_file() or not (path / "experiment.resolved.yaml").is_file():
+            raise RunFolderError(
+                f"{path}: not a run folder (no plan.json in it); give results/<experiment>/<time>-<id>"
+            )
+        return cls(path)
+
+    def experiment(self) -> Experiment:
+        """The experiment as it was resolved when the run began."""
+        source = self.path / "experiment.resolved.yaml"
+        return parse(read_mapping(source), source=str(source))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One run at a time writes into a folder; raises RunFolderError where another does."""
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise RunFolderError(f"{self.path}: another run is writing into this folder") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def append(self, trial: Trial, result: TrialResult, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Records what became of a trial: its steps or epochs first, then its line. Returns the line."""
+        attempt = int(facts["attempt"])
+        columns = result.steps or result.epochs
+        if columns:
+            self._write_raw(self._raw(trial.id, attempt), columns)
+        log = self._write_log(trial.id, attempt, result.detail)
+        line = {**trial_columns(trial), **facts, **_result_columns(result), "log": log}
+        append_line(self._lines, json.dumps(line, allow_nan=True))
+        return line
+
+    def add_environment(self, entry: Mapping[str, Any]) -> None:
+        """Adds what one worker group saw to environment.json."""
+        content = self.environment()
+        content.setdefault("groups", []).append(dict(entry))
+        replace_text(self._environment, json.dumps(content, indent=1))
+
+    def set_sitting(self, sitting: int, facts: Mapping[str, Any]) -> None:
+        """Adds facts of one sitting, the first being 0, to environment.json."""
+        content = self.environment()
+        sittings = content.setdefault("sittings", [])
+        sittings.extend({} for _ in range(sitting + 1 - len(sittings)))
+        sittings[sitting].update(facts)
+        replace_text(self._environment, json.dumps(content, indent=1))
+
+    def write_table(self, name: str, frame: pd.DataFrame) -> Path:
+        """A derived table as CSV, replaced whole."""
+        path = self.tables / f"{name}.csv"
+        path.parent.mkdir(exist_ok=True)
+        replace_text(path, frame.to_csv(index=False))
+        return path
+
+    def _write_raw(self, path: Path, columns: Mapping[str, Any]) -> None:
+        partial = path.with_suffix(".partial")
+        pq.write_table(pa.table(dict(columns)), partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+    def _write_log(self, trial_id: str, attempt: int, detail: str) -> str | None:
+        if not detail:
+            return None
+        relative = f"logs/{trial_id}-{attempt}.txt"
+        replace_text(self.path / relative, detail)
+        return relative
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Every recorded trial, in the order of recording; a last line cut short by a crash does not count."""
+        if not self._lines.exists():
+            return []
+        rows = []
+        text = self._lines.read_text(encoding="utf-8")
+        for line in text.split("\n")[:-1]:  # what follows the last newline was never finished
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+        return rows
+
+    def environment(self) -> dict[str, Any]:
+        """What is in environment.json so far."""
+        if not self._environment.exists():
+            return {}
+        content: dict[str, Any] = json.loads(self._environment.read_text(encoding="utf-8"))
+        return content
+
+    def plan(self) -> dict[str, Any]:
+        """What is in plan.json."""
+        content: dict[str, Any] = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+        return content
+
+    def source_text(self) -> str:
+        """The experiment file as it was given."""
+        return (self.path / "experiment.yaml").read_text(encoding="utf-8")
+
+    def steps(self, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+        """Every step of the throughput trials among these lines."""
+        return self._compacted(STEPS, "throughput", lines)
+
+    def epochs(self, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+        """Every epoch of the convergence trials among these lines."""
+        return self._compacted(EPOCHS, "convergence", lines)
+
+    def compact(self, steps: pd.DataFrame, epochs: pd.DataFrame) -> None:
+        """Writes what was read from raw/ as steps.parquet and epochs.parquet."""
+        for table, frame in ((STEPS, steps), (EPOCHS, epochs)):
+            partial = self.path / f"{table.name}.partial"
+            frame.to_parquet(partial, index=False)
+            os.replace(partial, self.path / f"{table.name}.parquet")
+
+    def _compacted(self, table: Table, kind: str, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+        """From raw/ where it is there, else from the compacted file, as in a folder that was passed on."""
+        compacted = self.path / f"{table.name}.parquet"
+        if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
+            return table.typed(pd.read_parquet(compacted))
+        return self._from_raw(table, kind, lines)
+
+    def _from_raw(self, table: Table, kind: str, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+        parts = []
+        for line in lines:
+            path = self._raw(line["trial_id"], line["attempt"])
+            if line["kind"] == kind and path.exists():
+                part = pq.read_table(path)
+                count = part.num_rows
+                for name in ("trial_id", "attempt"):
+                    part = part.append_column(name, pa.array([line[name]] * count))
+                parts.append(part)
+        if not parts:
+            return table.frame([])
+        return table.typed(pa.concat_tables(parts, promote_options="permissive").to_pandas())
+
+
+def trial_columns(trial: Trial) -> dict[str, Any]:
+    """A trial's identity and axes, as columns of the table of trials."""
+    cell = trial.cell
+    base = cell.base().id if cell.per_device_batch_size else None
+    return {
+        "trial_id": trial.id,
+        "cell_id": cell.id,
+        "base_id": base,
+        "kind": trial.kind,
+        "block": trial.block,
+        "seed": trial.seed,
+        "added": trial.added,
+        "workload": cell.workload,
+        "data": cell.data,
+        "model": cell.model,
+        "strategy": cell.strategy,
+        "device": cell.device,
+        "devices": cell.devices,
+        "nodes": cell.nodes,
+        "scaling": cell.scaling,
+        "per_device_batch_size": cell.per_device_batch_size,
+        "global_batch_size": cell.global_batch_size,
+        "precision": cell.precision,
+        "compile": cell.compile,
+        "oversubscribed": cell.oversubscribe,
+        "emulated": cell.emulated,
+        "options": json.dumps(cell.options, sort_keys=True),
+    }
+
+
+def _result_columns(result: TrialResult) -> dict[str, Any]:
+    content = asdict(result)
+    for name in ("trial_id", "detail", "steps", "epochs"):
+        del content[name]
+    return content
+
+
+def plan_content(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, for plan.json."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "inventory": asdict(plan.inventory),
+        "machine": asdict(plan.machine),
+        "order_seed": plan.experiment.seed,
+        "groups": [
+            {"id": g.id, "block": g.block, "placement": str(g.placement), "trials": [t.id for t in g.trials]}
+            for g in plan.groups
+        ],
+        "skipped": [{**trial_columns(skip.trial), "reason": skip.reason} for skip in plan.skips],
+    }
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends one line and waits until it is on disk. A line that a crash cut short is ended first."""
+    with path.open("a+b") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def safe_name(text: str) -> str:
+    """Letters, digits, '.', '_' and '-' of a text: a file name that leaves no folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:80] or "unnamed"

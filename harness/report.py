@@ -1,0 +1,93 @@
+"""Recorded files -> tables, figures and one self-contained report.html. Needs neither torch nor ray."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from harness import report_content as content
+from harness.plots import FIGURES, Drawing, Tables, style
+from harness.present import convergence_table, failure_table, outcome_table, scaling_table
+from harness.record import RunFolder, replace_text
+from harness.results import Results, load
+
+DPI = 144
+
+
+def write_report(run_folder: Path) -> Results:
+    """Rebuilds tables/, figures/ and report.html of a run folder; raises RunFolderError where it is none."""
+    results = load(run_folder)
+    folder = results.folder
+    folder.compact(results.steps, results.epochs)
+    for name in ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows"):
+        folder.write_table(name, getattr(results, name))
+    drawings = _draw(results)
+    images = {drawing.name: _save(drawing, folder) for drawing in drawings if drawing.figure}
+    replace_text(folder.report, _html(results, drawings, images))
+    return results
+
+
+def _draw(results: Results) -> list[Drawing]:
+    tables = Tables(
+        trials=results.trials,
+        cells=results.cells,
+        scaling=results.scaling,
+        convergence=results.convergence,
+        steps=results.steps,
+        epochs=results.epochs,
+    )
+    with style():
+        return [draw(tables) for draw in FIGURES]
+
+
+def _save(drawing: Drawing, folder: RunFolder) -> bytes:
+    """Writes a figure as SVG and PNG; returns the PNG."""
+    assert drawing.figure
+    folder.figures.mkdir(exist_ok=True)
+    png = io.BytesIO()
+    with style():
+        drawing.figure.savefig(png, format="png", dpi=DPI)
+        drawing.figure.savefig(folder.figures / f"{drawing.name}.svg", metadata={"Date": None})
+    (folder.figures / f"{drawing.name}.png").write_bytes(png.getvalue())
+    return png.getvalue()
+
+
+def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, bytes]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    nodes = content.nodes(results.environment)
+    return environment.get_template("report.html").render(
+        name=results.experiment.name,
+        started=content.started(results.environment),
+        machine_line=content.machine_line(nodes),
+        cards=content.cards(results),
+        findings=content.findings(results),
+        asked=content.asked(results),
+        experiment_text=results.folder.source_text(),
+        scaling=scaling_table(results.scaling),
+        scaling_words=content.scaling_words(results.scaling),
+        figures=[_figure(drawing, images) for drawing in drawings],
+        convergence=convergence_table(results.convergence),
+        convergence_words=content.convergence_words(results),
+        outcomes=outcome_table(results.outcomes),
+        failures=failure_table(results.trials),
+        nodes=[{"host": node["host"], "facts": content.node_facts(node)} for node in nodes],
+        environment_differs=content.difference(results.environment),
+    )
+
+
+def _figure(drawing: Drawing, images: Mapping[str, bytes]) -> dict[str, Any]:
+    image = base64.b64encode(images[drawing.name]).decode() if drawing.name in images else None
+    return {"name": drawing.name, "title": drawing.title, "caption": drawing.caption, "image": image}
+
+
+if __name__ == "__main__":
+    from harness.cli import report_main
+
+    report_main()

@@ -1,0 +1,170 @@
+"""The sentences, cards and facts of the report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from harness.labels import spread_options
+from harness.present import counts, duration, speed
+from harness.results import Results
+from harness.schema import AXES
+
+
+def cards(results: Results) -> list[dict[str, str]]:
+    """What a reader wants to know first."""
+    trials = results.trials
+    last = trials.drop_duplicates("trial_id", keep="last")
+    wall = sum(float(sitting.get("wall_s") or 0) for sitting in results.environment.get("sittings", []))
+    steps = float(trials["steps_s"].sum())
+    cards = [
+        {"value": str(int((last["outcome"] == "ok").sum())), "label": f"trials ok, of {len(last)} planned"},
+        {"value": str(results.cells.shape[0]), "label": "cells measured"},
+    ]
+    if wall:
+        cards.append({"value": duration(wall), "label": f"wall time, {100 * steps / wall:.0f} % of it steps"})
+    rows = results.scaling
+    claims = rows[(rows["devices"] > rows["base_devices"]) & ~rows["emulated"] & ~rows["oversubscribed"]]
+    if not claims.empty:
+        most = claims[claims["devices"] == claims["devices"].max()]
+        span = f"{100 * most['efficiency'].min():.0f} to {100 * most['efficiency'].max():.0f} %"
+        one = f"{100 * most['efficiency'].max():.0f} %"
+        value = one if len(most) == 1 else span
+        cards.append({"value": value, "label": f"scaling efficiency on {most['devices'].iloc[0]} devices"})
+    return cards
+
+
+def findings(results: Results) -> list[str]:
+    """What must not be overlooked."""
+    found = []
+    last = results.trials.drop_duplicates("trial_id", keep="last")
+    bad = last[~last["outcome"].isin(["ok", "skipped"])]
+    if not bad.empty:
+        found.append(f"{len(bad)} trials failed: {counts(bad['outcome'].tolist())}. See the end of this report.")
+    if (last["outcome"] == "ok").sum() == 0:
+        found.append("Nothing was measured.")
+    if not results.cells.empty and (results.cells["blocks"] == 1).all():
+        found.append("One block was measured: there is no interval, and nothing is known of the spread between runs.")
+    return found
+
+
+def asked(results: Results) -> list[tuple[str, str]]:
+    experiment, trials = results.experiment, results.trials
+    asked = [("workload", experiment.workload)]
+    for axis in AXES:
+        if axis in ("workload", "options", "emulated", "oversubscribed", "device"):
+            continue
+        distinct = [value for value in trials[axis].drop_duplicates().tolist() if not pd.isna(value)]
+        if axis == "global_batch_size" and trials["scaling"].eq("weak").all():
+            continue
+        asked.append((axis.replace("_", " "), ", ".join(str(value) for value in _sorted(distinct))))
+    for name, values in spread_options(trials).items():
+        known = dict.fromkeys(str(value) for value in values.tolist() if value is not None)
+        asked.append((str(name), ", ".join(known)))
+    if experiment.throughput:
+        t = experiment.throughput
+        asked.append(
+            (
+                "throughput",
+                f"{t.blocks} blocks; {t.warmup_steps} warm-up steps, then {t.windows} windows of at least "
+                f"{t.window_steps} steps and {t.window_seconds:g} s",
+            )
+        )
+    if experiment.convergence:
+        c = experiment.convergence
+        asked.append(("convergence", f"{c.epochs} epochs, seeds {', '.join(map(str, c.seeds))}"))
+    return asked
+
+
+def _sorted(values: list[Any]) -> list[Any]:
+    return sorted(values) if all(isinstance(value, int | float) for value in values) else values
+
+
+def scaling_words(scaling: pd.DataFrame) -> str:
+    if scaling.empty:
+        return ""
+    kinds = sorted(scaling["scaling"].unique())
+    words = {
+        "weak": "weak scaling: the per-device batch is fixed",
+        "strong": "strong scaling: the global batch is fixed",
+    }
+    bases = scaling.drop_duplicates("base_id")["base_throughput_per_s"]
+    span = " to ".join(dict.fromkeys(speed(value) for value in (bases.min(), bases.max())))
+    return (
+        f"Against the base of the same setting ({span} samples/s in absolute numbers), "
+        f"{' and '.join(words[kind] for kind in kinds)}. "
+        "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
+        "logarithm over n blocks, each in fresh processes. Rows in italics are rehearsals, not claims about speed."
+    )
+
+
+def convergence_words(results: Results) -> str:
+    settings = results.experiment.convergence
+    if settings is None:
+        return ""
+    target = settings.target
+    words = f"{settings.epochs} epochs; median over seeds, smallest and largest in brackets."
+    if target:
+        bound = f"at least {target.at_least:g}" if target.at_least is not None else f"at most {target.at_most:g}"
+        words += (
+            f" Target: {target.metric} {bound}, looked for at the end of each epoch; the clock excludes evaluation."
+        )
+    return words
+
+
+def nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each node once, as it was first seen."""
+    nodes = {node["node_id"]: node for group in environment.get("groups", []) for node in group["nodes"]}
+    return list(nodes.values())
+
+
+def node_facts(node: Mapping[str, Any]) -> list[tuple[str, str]]:
+    packages = ", ".join(f"{name} {version}" for name, version in node["packages"].items())
+    models = [
+        f"{device['model']} {device['uuid'] or ''}".strip() for device in node["devices"] if device["kind"] == "cuda"
+    ]
+    facts = [
+        ("processor", f"{node['cpu']}, {node['cores']} cores, {node['logical_cpus']} logical"),
+        ("memory", f"{node['memory_bytes'] / 2**30:.1f} GiB"),
+        ("GPUs", ", ".join(models) or "none used"),
+        ("system", node["system"]),
+        ("software", f"Python {node['python']}, {packages}, CUDA {node['cuda'] or 'none'}"),
+        ("threads per device", str(node["threads"])),
+    ]
+    if node["variables"]:
+        facts.append(("variables", ", ".join(f"{name}={value}" for name, value in node["variables"].items())))
+    return facts
+
+
+def machine_line(nodes: Sequence[Mapping[str, Any]]) -> str:
+    if not nodes:
+        return "no worker group came up"
+    first = nodes[0]
+    gpus = [device["model"] for device in first["devices"] if device["kind"] == "cuda"]
+    what = gpus[0] if gpus else f"{first['cpu']}, {first['cores']} cores, no GPU used"
+    return f"{len(nodes)} node{'s' * (len(nodes) > 1)}: {what} · torch {first['packages'].get('torch', '?')}"
+
+
+def difference(environment: Mapping[str, Any]) -> str:
+    """A sentence where worker groups saw another hardware or other versions of the same node."""
+    keys = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads")
+    seen: dict[str, set[str]] = {}
+    for group in environment.get("groups", []):
+        for node in group["nodes"]:
+            seen.setdefault(node["host"], set()).add(json.dumps([node[key] for key in keys], sort_keys=True))
+    different = [host for host, versions in seen.items() if len(versions) > 1]
+    return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
+
+
+def started(environment: Mapping[str, Any]) -> str:
+    sittings = environment.get("sittings", [])
+    if not sittings:
+        return "not started"
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(sittings[0]["started_at"]))
+    again = f", resumed {len(sittings) - 1} times" if len(sittings) > 1 else ""
+    commit = sittings[0].get("git_commit")
+    return f"{began}{again}{f' · git {commit[:12]}' if commit else ''}"

@@ -1,0 +1,77 @@
+"""A run folder as DataFrames: what was recorded, and the tables that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness import analyse
+from harness.config import Experiment
+from harness.record import RunFolder
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a run left, read when it is asked for. ``harness.load`` makes one; results/README.md has the columns."""
+
+    folder: RunFolder
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        return self.folder.experiment()
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        return self.folder.environment()
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        return self.folder.lines()
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        return self.folder.steps(self.lines)
+
+    @cached_property
+    def epochs(self) -> pd.DataFrame:
+        return self.folder.epochs(self.lines)
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        return analyse.trials(self.lines, self.steps)
+
+    @cached_property
+    def windows(self) -> pd.DataFrame:
+        return analyse.windows(self.lines)
+
+    @cached_property
+    def ranks(self) -> pd.DataFrame:
+        return analyse.ranks(self.lines)
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        return analyse.cells(self.trials, self.steps)
+
+    @cached_property
+    def scaling(self) -> pd.DataFrame:
+        return analyse.scaling(self.trials)
+
+    @cached_property
+    def convergence(self) -> pd.DataFrame:
+        settings = self.experiment.convergence
+        target = settings.target.model_dump(exclude_none=True) if settings and settings.target else None
+        return analyse.convergence(self.trials, self.epochs, target)
+
+    @cached_property
+    def outcomes(self) -> pd.DataFrame:
+        return analyse.outcomes(self.trials)
+
+
+def load(run_folder: str | Path) -> Results:
+    """The results in a run folder; raises RunFolderError where it is none."""
+    return Results(RunFolder.open(Path(run_folder)))

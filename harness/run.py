@@ -1,0 +1,171 @@
+"""The command's pipeline: experiment file -> plan -> worker groups -> records -> tables, figures, report."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from harness import cluster
+from harness.cluster import Cluster
+from harness.config import Experiment, load
+from harness.environment import git_commit
+from harness.errors import RunFolderError, WorkloadError
+from harness.events import Emit, Note, Planned, Reported, RunStarted
+from harness.execute import Execution
+from harness.inventory import Inventory
+from harness.plan import Plan, make_plan, only
+from harness.preflight import check_optimizers, check_workloads, data_paths
+from harness.record import RunFolder
+from harness.report import write_report
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for."""
+
+    file: Path
+    address: str | None = None
+    assumed: Inventory | None = None
+    dry_run: bool = False
+    resume: Path | None = None
+    output: Path = Path("results")
+    only: dict[str, Any] = field(default_factory=dict)
+
+
+def run(request: Request, emit: Emit) -> int:
+    """Plans, measures and reports; returns the exit code. Raises HarnessError where nothing was started."""
+    began = time.time()
+    experiment = load(request.file)
+    home = request.file.resolve().parent
+    with ExitStack() as stack:
+        stack.enter_context(_import_path(home))
+        ray_cluster = _connect(request, experiment, home, stack)
+        inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
+        plan = only(make_plan(experiment, inventory), request.only)
+        check_workloads(plan)
+        check_optimizers(plan)
+        emit(Planned(plan))
+        if request.dry_run or request.assumed:
+            return OK
+        _check_paths(plan, ray_cluster)
+        folder = _folder(request, experiment, plan)
+        stack.enter_context(folder.locked())
+        finished = True
+        try:
+            with _terminable(), nullcontext(ray_cluster) if ray_cluster else cluster.embedded(inventory) as ready:
+                _measure(plan, folder, ready, home, began, emit)
+        except KeyboardInterrupt:
+            finished = False
+            emit(Note(f"interrupted: what was finished is kept; go on with --resume {folder.path}"))
+        _report(folder, began, emit)
+    return _exit_code(folder, plan) if finished else INTERRUPTED
+
+
+def _measure(plan: Plan, folder: RunFolder, ray_cluster: Cluster, home: Path, began: float, emit: Emit) -> None:
+    """Every pending trial of the plan."""
+    from harness.ray_launcher import RayLauncher
+
+    import_path = str(home) if plan.experiment.own_workload and ray_cluster.embedded else None
+    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, import_path)
+    execution = Execution(plan, folder, launcher, emit)
+    sitting = execution.sitting
+    folder.set_sitting(sitting, {"started_at": began, "git_commit": git_commit(home), "command": sys.argv[1:]})
+    emit(RunStarted(folder.path, execution.trials, execution.done))
+    try:
+        execution.run()
+    finally:
+        launcher.close()
+        folder.set_sitting(sitting, {"wall_s": time.time() - began})
+
+
+def _report(folder: RunFolder, began: float, emit: Emit) -> None:
+    if not folder.lines():
+        emit(Note(f"nothing was finished; {folder.path} holds the plan"))
+        return
+    results = write_report(folder.path)
+    tables = {"scaling": results.scaling, "trials": results.trials}
+    emit(Reported(folder.path, folder.report, tables, time.time() - began))
+
+
+def _exit_code(folder: RunFolder, plan: Plan) -> int:
+    """0 where something was measured and all that was planned is ok or was skipped; else 1."""
+    last = {line["trial_id"]: line["outcome"] for line in folder.lines()}
+    outcomes = [last.get(trial.id, "lost") for trial in plan.trials]
+    measured = "ok" in outcomes
+    return OK if measured and all(outcome in ("ok", "skipped") for outcome in outcomes) else FAILED
+
+
+def _connect(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:
+    """The cluster at the address, where one is given; an assumed one needs none."""
+    if request.address is None or request.assumed:
+        return None
+    return stack.enter_context(cluster.connected(request.address, home if experiment.own_workload else None))
+
+
+def _folder(request: Request, experiment: Experiment, plan: Plan) -> RunFolder:
+    """A new run folder, or the one to resume; raises RunFolderError where it holds another experiment."""
+    if request.resume is None:
+        return RunFolder.create(request.output, experiment, plan, request.file.read_text(encoding="utf-8"))
+    folder = RunFolder.open(request.resume)
+    then, now = (e.model_dump(mode="json", exclude={"limits"}) for e in (folder.experiment(), experiment))
+    different = [key for key in now if then.get(key) != now[key]]
+    if different:
+        raise RunFolderError(
+            f"{request.resume} was made by another experiment: {', '.join(different)} differ from {request.file}. "
+            f"Resume with {folder.path / 'experiment.yaml'}, or start a new run"
+        )
+    return folder
+
+
+def _check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
+    """Data is where the experiment says, on every node, before the first trial; raises WorkloadError."""
+    paths = data_paths(plan.experiment, [trial.cell for trial in plan.trials])
+    here = [path for path in paths if not Path(path).exists()]
+    missing = ray_cluster.missing_paths(paths) if ray_cluster else {"this machine": here} if here else {}
+    if missing:
+        where = "; ".join(f"{', '.join(lost)} on {host}" for host, lost in missing.items())
+        raise WorkloadError(f"data is missing: {where}. The same path must exist on every node")
+
+
+@contextmanager
+def _import_path(folder: Path) -> Iterator[None]:
+    """The experiment file's folder is where a user's own workload is found."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, as a batch system sends it, ends a run as Ctrl-C does: with what was finished, and a report."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    from harness.cli import run_main
+
+    run_main()
