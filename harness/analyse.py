@@ -11,6 +11,8 @@ from harness.schema import AXES, CELLS, CONVERGENCE, OUTCOMES, RANKS, SCALING, T
 from harness.stats import Estimate, geometric_mean, paired_ratio
 
 Lines = Sequence[Mapping[str, Any]]
+STRATEGIES = ("single", "dp", "ddp", "fsdp")
+"""In the order in which they are shown."""
 FAMILY = tuple(axis for axis in AXES if axis not in ("devices", "nodes", "per_device_batch_size", "global_batch_size"))
 """What cells share that differ in their device count alone, besides the batch that their scaling holds fixed."""
 
@@ -221,8 +223,9 @@ def _ends(estimate: Estimate) -> dict[str, Any]:
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = ("model", "data", "precision", "scaling", "per_device_batch_size", "devices", "strategy", "nodes")
-    return tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else row[name]) for name in names)
+    names = ("model", "data", "precision", "scaling", "per_device_batch_size")
+    fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else row[name]) for name in names)
+    return (*fixed, STRATEGIES.index(row["strategy"]), row["devices"], row["nodes"], row["options"])
 
 
 def _nested(lines: Lines, name: str) -> list[dict[str, Any]]:

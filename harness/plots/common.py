@@ -23,7 +23,7 @@ STRATEGIES = ("single", "dp", "ddp", "fsdp")
 COLOURS = dict(zip(STRATEGIES, sns.color_palette("colorblind", len(STRATEGIES)), strict=True))
 MARKERS = {"single": "o", "dp": "s", "ddp": "D", "fsdp": "^"}
 MOST_FACETS = 12
-PANEL = (4.2, 3.4)
+PANEL = (4.6, 3.1)
 GIB = 2**30
 
 
@@ -81,7 +81,7 @@ def panels(
     legend: Sequence[Line2D],
     height: float = PANEL[1],
 ) -> Figure:
-    columns = min(len(facets), 4 if len(facets) == 4 else 3)
+    columns = min(len(facets), 2 if len(facets) in (2, 4) else 3)
     rows = -(-len(facets) // columns)
     figure, grid = make_grid(rows, columns, height)
     flat = [axes for line in grid for axes in line]
