@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from harness.mailbox import Mailbox
 from harness.node import NodeAgent, describe_node
 
 CONNECT_TIMEOUT_S = 25
+NOT_CODE = {"__pycache__", "node_modules", "results"}
 LOCAL_ADDRESS = "127.0.0.1"
 
 _QUIET = {
@@ -87,12 +90,27 @@ def connected(address: str, import_path: Path | None) -> Iterator[Cluster]:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     _check_reachable(address)
-    runtime_env: dict[str, Any] = {"py_modules": [str(Path(harness.__file__).parent)]}
-    if import_path:
-        # only code travels: data and results beside the experiment file may be large
-        runtime_env |= {"working_dir": str(import_path), "excludes": ["*", "!*/", "!*.py"]}
-    with _session(address=address, runtime_env=runtime_env):
-        yield _connected(None, is_embedded=False)
+    with tempfile.TemporaryDirectory(prefix="harness-code-") as staged:
+        code = Path(staged)
+        copy_code(Path(harness.__file__).parent, code / "harness")
+        if import_path:
+            copy_code(import_path, code)
+        with _session(address=address, runtime_env={"working_dir": str(code)}):
+            yield _connected(None, is_embedded=False)
+
+
+def copy_code(folder: Path, target: Path) -> None:
+    """Copies the Python files below a folder: data and results beside them may be large and stay behind."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in NOT_CODE]
+        if "pyvenv.cfg" in files:
+            folders.clear()
+            continue
+        for name in files:
+            if name.endswith(".py"):
+                copy = target / Path(here).relative_to(folder) / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(Path(here) / name, copy)
 
 
 @contextlib.contextmanager

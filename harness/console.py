@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -26,7 +27,7 @@ from harness.events import (
     TrialStarting,
 )
 from harness.plan import Plan
-from harness.present import TextTable, counts, duration, plural, scaling_table, speed
+from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
 
 LAST_RESULTS = 6
 COLOURS = {"ok": "green", "skipped": "yellow"}
@@ -68,7 +69,9 @@ class ConsoleSink:
                     self._console.print(plan_table(plan), *plan_lines(plan), sep="\n", highlight=False)
             case RunStarted(folder, trials, done):
                 self._progress.update(self._task, total=trials, visible=True)
-                self._say(f"run folder {folder}: {plural(trials, 'trial')} to measure" + f", {done} done before" * bool(done))
+                self._say(
+                    f"run folder {folder}: {plural(trials, 'trial')} to measure" + f", {done} done before" * bool(done)
+                )
                 if self._live:
                     self._live.start()
             case Reported():
@@ -82,7 +85,9 @@ class ConsoleSink:
     def _follow(self, event: Event) -> None:
         match event:
             case GroupStarting(group):
-                self._now = f"starting {group.placement} for {plural(len(group.trials), 'trial')} of block {group.block}"
+                self._now = (
+                    f"starting {group.placement} for {plural(len(group.trials), 'trial')} of block {group.block}"
+                )
                 self._say(self._now, live=False)
             case GroupReady(group, start_s):
                 self._now = f"worker group {group.id} is up after {start_s:.1f} s"
@@ -101,8 +106,8 @@ class ConsoleSink:
 
     def _finish(self, event: Reported) -> None:
         scaling = event.tables["scaling"]
-        if len(scaling):
-            self._console.print(rich_table(scaling_table(scaling), "Throughput and scaling"))
+        for name, content in scaling_by_setting(scaling) if len(scaling) else []:
+            self._console.print(rich_table(content, name))
         trials = event.tables["trials"]
         last = trials.drop_duplicates("trial_id", keep="last")
         self._console.print(
@@ -128,7 +133,8 @@ class ConsoleSink:
 
 def plan_table(plan: Plan) -> Table:
     """Cells by strategy and devices: how many run, how many are skipped."""
-    table = Table(title=f"Plan of {plan.experiment.name}", title_justify="left")
+    title = f"Plan of {plan.experiment.name}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for title in ("strategy", "devices", "placement", "cells", "throughput trials", "convergence trials"):
         table.add_column(title, justify="left" if title in ("strategy", "placement") else "right")
     by_key: dict[tuple[Any, ...], list[Any]] = {}
@@ -174,7 +180,7 @@ def _open_end(plan: Plan) -> str:
 
 def rich_table(content: TextTable, title: str) -> Table:
     """A table of text for the terminal."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for heading in content.columns:
         table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
     for row in content.rows:

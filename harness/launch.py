@@ -48,7 +48,7 @@ class InlineLauncher:
             return True
 
         devices = tuple(torch.device("cpu") for _ in range(group.placement.devices_per_worker))
-        ranks = Ranks(0, 1, 0, 0, "inline", devices)
+        ranks = Ranks(0, 1, 0, 0, "inline", "127.0.0.1", devices)
         job = Job(self.experiment, group, self.threads_per_device)
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)

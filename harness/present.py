@@ -33,6 +33,19 @@ class TextTable:
     rows: tuple[Line, ...]
 
 
+def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
+    """The scaling table in parts that hold the same things fixed, each with its name and its base."""
+    names = settings(scaling)
+    parts = []
+    for name in dict.fromkeys(names):
+        rows = scaling[names == name]
+        bases = ", ".join(dict.fromkeys(_base(row) for row in rows.to_dict("records")))
+        whole = scaling_table(rows)
+        narrow = tuple(Line(row.cells[1:-1], row.kind) for row in whole.rows)
+        parts.append((f"{name} (base: {bases})", TextTable(whole.columns[1:-1], narrow)))
+    return parts
+
+
 def scaling_table(scaling: pd.DataFrame) -> TextTable:
     """Throughput, speedup and efficiency of each cell against its base, with intervals and n."""
     columns = (
@@ -59,7 +72,7 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
             "base" if is_base else percent(row["efficiency"]),
             "" if is_base else _percents(row["efficiency_low"], row["efficiency_high"]),
             str(row["blocks"]),
-            f"{row['base_strategy']} x{row['base_devices']}: {speed(row['base_throughput_per_s'])}",
+            _base(row),
         )
         apart = bool(row["emulated"] or row["oversubscribed"])
         rows.append(Line(values, "base" if is_base else "apart" if apart else ""))
@@ -125,6 +138,10 @@ def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
     if len(bad) > most:
         rows.append(Line((f"and {len(bad) - most} more, in tables/trials.csv", "", "", "", "")))
     return TextTable(columns, tuple(rows))
+
+
+def _base(row: Any) -> str:
+    return f"{row['base_strategy']} x{row['base_devices']}: {speed(row['base_throughput_per_s'])}"
 
 
 def speed(value: Any) -> str:

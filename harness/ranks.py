@@ -21,6 +21,7 @@ class Ranks:
     local_rank: int
     node_rank: int
     node_id: str
+    address: str
     devices: tuple[torch.device, ...]
 
     @property

@@ -2,53 +2,31 @@
 
 from __future__ import annotations
 
-import faulthandler
 import itertools
-import os
 import shutil
-import signal
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
-import torch
-from ray.runtime_context import get_runtime_context
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, get_context
-from ray.train.torch import TorchConfig, TorchTrainer, get_devices
-from ray.train.torch.config import _TorchBackend
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
 
 from harness.cluster import Cluster
 from harness.config import Experiment
 from harness.failures import from_launch, primary
 from harness.inventory import Machine, Node
-from harness.measure.progress import StepCounter, shared_folder
 from harness.messages import Message, TrialResult, TrialStarted
-from harness.node import interface_of
 from harness.plan import WorkerGroup
-from harness.ranks import Ranks
-from harness.worker import Job, run_group
+from harness.ray_watch import Fit, Watch
+from harness.ray_worker import InterfaceTorchConfig, Registration, train
+from harness.worker import Job
 
 TAKE_S = 1.0
 """How long one look into the mailbox waits; a message ends the wait."""
 END_S = 60.0
 """How long Ray has to notice that the workers of a group were killed."""
-
-
-@dataclass(frozen=True)
-class Registration:
-    """A rank's process, before it joins anything: so that it can be watched and ended."""
-
-    rank: int
-    node_id: str
-    pid: int
-    counter: str
-    stack: str
 
 
 @dataclass
@@ -69,8 +47,8 @@ class RayLauncher:
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Iterator[Message]:
         number = next(self._launches)
         ray.get(self.cluster.mailbox.open.remote(number, deadline))
-        fit = _Fit(self._trainer(group, number))
-        watch = _Watch(self.cluster, self.experiment.limits.trial)
+        fit = Fit(self._trainer(group, number))
+        watch = Watch(self.cluster, self.experiment.limits.trial)
         failures: list[TrialResult] = []
         current: str | None = None
         for message in self._hear(fit, watch):
@@ -85,7 +63,7 @@ class RayLauncher:
         elif watch.timed_out or fit.error is not None:
             yield from from_launch(group, current, fit.error, watch.timed_out, watch.stacks)
 
-    def _hear(self, fit: _Fit, watch: _Watch) -> Iterator[Message]:
+    def _hear(self, fit: Fit, watch: Watch) -> Iterator[Message]:
         """Messages until the group has ended and all are heard; ends a group that hangs or is given up."""
         try:
             while True:
@@ -118,9 +96,9 @@ class RayLauncher:
         if group.device == "cpu":
             variables["CUDA_VISIBLE_DEVICES"] = ""  # a CPU trial on a GPU machine must not see its GPUs
         return TorchTrainer(
-            _train,
+            train,
             train_loop_config={"job": job, "mailbox": self.cluster.mailbox, "launch": number},
-            torch_config=_InterfaceTorchConfig(
+            torch_config=InterfaceTorchConfig(
                 backend=_backend(group), timeout_s=int(2 * self.experiment.limits.trial + 60)
             ),
             scaling_config=self._scaling(group),
@@ -156,102 +134,6 @@ class RayLauncher:
         return fits[: group.placement.nodes]
 
 
-class _Fit:
-    """One fit() in a thread of its own, so that the main thread keeps Ctrl-C and its ears."""
-
-    def __init__(self, trainer: TorchTrainer) -> None:
-        self.error: BaseException | None = None
-        self._trainer = trainer
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    @property
-    def ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        try:
-            self._trainer.fit()
-        except BaseException as error:  # SystemExit too: Ray raises it when it is told to stop
-            self.error = error
-
-
-class _Watch:
-    """Sees from outside whether the processes of a group still take steps."""
-
-    def __init__(self, cluster: Cluster, limit_s: float) -> None:
-        self._cluster, self._limit_s = cluster, limit_s
-        self._processes: list[Registration] = []
-        self._counts: list[int | None] = []
-        self._changed = self._looked = time.monotonic()
-        self.timed_out = False
-        self.stacks: str = ""
-
-    def add(self, process: Registration) -> None:
-        self._processes.append(process)
-
-    def saw_progress(self) -> None:
-        self._changed = time.monotonic()
-
-    def hangs(self) -> bool:
-        """Whether no step was taken for the limit; looks at most four times in that span."""
-        now = time.monotonic()
-        if not self._processes or now - self._looked < min(5.0, self._limit_s / 4):
-            return False
-        self._looked = now
-        counts = self._ask("progress", lambda p: p.counter)
-        if counts != self._counts:
-            self._counts, self._changed = counts, now
-        self.timed_out = now - self._changed > self._limit_s
-        return self.timed_out
-
-    def end(self) -> None:
-        """Notes where the processes stand, if they hang, and ends them."""
-        if self.timed_out:
-            texts = self._ask("stacks", lambda p: (p.pid, p.stack))
-            named = zip(self._processes, texts, strict=False)
-            self.stacks = "\n\n".join(f"rank {p.rank} (pid {p.pid}):\n{text}" for p, text in named)
-        self._ask("kill", lambda p: p.pid)
-
-    def _ask(self, question: str, about: Any) -> list[Any]:
-        """One answer a process, in order; what a lost node does not answer is None."""
-        answers: list[Any] = []
-        for process in self._processes:
-            agent = self._cluster.agents.get(process.node_id)
-            try:
-                answer = ray.get(getattr(agent, question).remote([about(process)]), timeout=15) if agent else None
-            except ray.exceptions.RayError:
-                answer = None
-            answers.append(answer[0] if answer else None)
-        return answers
-
-
-class _InterfaceBackend(_TorchBackend):
-    """Points gloo and NCCL to the interface that holds each node's own address, before they connect."""
-
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        worker_group.execute(_use_own_interface)
-        super().on_start(worker_group, backend_config)
-
-
-@dataclass
-class _InterfaceTorchConfig(TorchConfig):
-    @property
-    def backend_cls(self) -> type[_InterfaceBackend]:
-        return _InterfaceBackend
-
-
-def _use_own_interface() -> None:
-    interface = interface_of(ray.util.get_node_ip_address())
-    if interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if interface != "lo":
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-
-
 def _backend(group: WorkerGroup) -> str:
     """gloo for CPU slots and where ranks share a GPU, which NCCL refuses; else NCCL beside gloo for the control."""
     return "cpu:gloo,cuda:nccl" if group.device == "cuda" and not group.oversubscribe else "gloo"
@@ -272,44 +154,3 @@ def _resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]) -> d
     sharing = -(-placement.workers_per_node // least)  # ranks on the fullest GPU
     gpu_share = float(least) if placement.workers == 1 else 1.0 if sharing == 1 else int(10_000 / sharing) / 10_000
     return {"CPU": cpu_share if cpu_share < 1 else int(cpu_share), "GPU": gpu_share}
-
-
-def _devices(group: WorkerGroup) -> tuple[torch.device, ...]:
-    """This worker's devices; one that is shared stands several times."""
-    count = group.placement.devices_per_worker
-    if group.device == "cpu":
-        return tuple(torch.device("cpu") for _ in range(count))
-    mine = get_devices()
-    return tuple(mine[i % len(mine)] for i in range(count))
-
-
-def _train(config: dict[str, Any]) -> None:
-    """What Ray Train calls on every rank."""
-    job: Job = config["job"]
-    mailbox, launch = config["mailbox"], config["launch"]
-    context = get_context()
-    rank = context.get_world_rank()
-    node_id = get_runtime_context().get_node_id()
-    name = f"harness-{psutil.Process().pid}-{launch}"
-    stack = Path(tempfile.gettempdir()) / f"{name}.stack"
-
-    def send(message: Any) -> bool:
-        heard: bool = ray.get(mailbox.put.remote(launch, message))
-        return heard
-
-    with stack.open("w") as file, StepCounter(shared_folder() / name) as counter:
-        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
-        send(Registration(rank, node_id, os.getpid(), str(counter.path), str(stack)))
-        ranks = Ranks(
-            rank=rank,
-            world_size=context.get_world_size(),
-            local_rank=context.get_local_rank(),
-            node_rank=context.get_node_rank(),
-            node_id=node_id,
-            devices=_devices(job.group),
-        )
-        try:
-            run_group(job, ranks, send, counter.advance)
-        finally:
-            faulthandler.unregister(signal.SIGUSR1)
-    stack.unlink(missing_ok=True)

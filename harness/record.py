@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +20,12 @@ from filelock import FileLock, Timeout
 
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError
+from harness.files import append_line, replace_text
 from harness.messages import TrialResult
 from harness.plan import Plan, Trial
+from harness.plan_rows import plan_content, trial_columns
 from harness.schema import EPOCHS, STEPS, Table
 from harness.yaml_source import read_mapping
-
-SCHEMA_VERSION = 1
 
 
 class RunFolder:
@@ -222,81 +221,8 @@ class RunFolder:
         return table.typed(pa.concat_tables(parts, promote_options="permissive").to_pandas())
 
 
-def trial_columns(trial: Trial) -> dict[str, Any]:
-    """A trial's identity and axes, as columns of the table of trials."""
-    cell = trial.cell
-    base = cell.base().id if cell.per_device_batch_size else None
-    return {
-        "trial_id": trial.id,
-        "cell_id": cell.id,
-        "base_id": base,
-        "kind": trial.kind,
-        "block": trial.block,
-        "seed": trial.seed,
-        "added": trial.added,
-        "workload": cell.workload,
-        "data": cell.data,
-        "model": cell.model,
-        "strategy": cell.strategy,
-        "device": cell.device,
-        "devices": cell.devices,
-        "nodes": cell.nodes,
-        "scaling": cell.scaling,
-        "per_device_batch_size": cell.per_device_batch_size,
-        "global_batch_size": cell.global_batch_size,
-        "precision": cell.precision,
-        "compile": cell.compile,
-        "oversubscribed": cell.oversubscribe,
-        "emulated": cell.emulated,
-        "options": json.dumps(cell.options, sort_keys=True),
-    }
-
-
 def _result_columns(result: TrialResult) -> dict[str, Any]:
     content = asdict(result)
     for name in ("trial_id", "detail", "steps", "epochs"):
         del content[name]
     return content
-
-
-def plan_content(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values, for plan.json."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "inventory": asdict(plan.inventory),
-        "machine": asdict(plan.machine),
-        "order_seed": plan.experiment.seed,
-        "groups": [
-            {"id": g.id, "block": g.block, "placement": str(g.placement), "trials": [t.id for t in g.trials]}
-            for g in plan.groups
-        ],
-        "skipped": [{**trial_columns(skip.trial), "reason": skip.reason} for skip in plan.skips],
-    }
-
-
-def append_line(path: Path, line: str) -> None:
-    """Appends one line and waits until it is on disk. A line that a crash cut short is ended first."""
-    with path.open("a+b") as file:
-        file.seek(0, os.SEEK_END)
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write(line.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-def safe_name(text: str) -> str:
-    """Letters, digits, '.', '_' and '-' of a text: a file name that leaves no folder."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:80] or "unnamed"

@@ -11,9 +11,10 @@ from typing import Any
 import jinja2
 
 from harness import report_content as content
+from harness.files import replace_text
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, outcome_table, scaling_table
-from harness.record import RunFolder, replace_text
+from harness.record import RunFolder
 from harness.results import Results, load
 
 DPI = 144

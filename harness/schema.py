@@ -146,6 +146,7 @@ RANKS = Table(
         _c("local_rank", "Int64", "rank on its node"),
         _c("node_rank", "Int64", "number of its node in the worker group"),
         _c("node_id", "string", "Ray's id of the node"),
+        _c("address", "string", "the node's network address"),
         _c("host", "string", "name of the machine"),
         _c("devices", "string", "devices this rank drives"),
         _c("threads", "Int64", "torch's intra-op threads"),

@@ -1,0 +1,56 @@
+"""The plan and its trials as plain values: columns of the table of trials, and plan.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from harness.plan import Plan, Trial
+
+SCHEMA_VERSION = 1
+
+
+def trial_columns(trial: Trial) -> dict[str, Any]:
+    """A trial's identity and axes, as columns of the table of trials."""
+    cell = trial.cell
+    base = cell.base().id if cell.per_device_batch_size else None
+    return {
+        "trial_id": trial.id,
+        "cell_id": cell.id,
+        "base_id": base,
+        "kind": trial.kind,
+        "block": trial.block,
+        "seed": trial.seed,
+        "added": trial.added,
+        "workload": cell.workload,
+        "data": cell.data,
+        "model": cell.model,
+        "strategy": cell.strategy,
+        "device": cell.device,
+        "devices": cell.devices,
+        "nodes": cell.nodes,
+        "scaling": cell.scaling,
+        "per_device_batch_size": cell.per_device_batch_size,
+        "global_batch_size": cell.global_batch_size,
+        "precision": cell.precision,
+        "compile": cell.compile,
+        "oversubscribed": cell.oversubscribe,
+        "emulated": cell.emulated,
+        "options": json.dumps(cell.options, sort_keys=True),
+    }
+
+
+def plan_content(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, for plan.json."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "inventory": asdict(plan.inventory),
+        "machine": asdict(plan.machine),
+        "order_seed": plan.experiment.seed,
+        "groups": [
+            {"id": g.id, "block": g.block, "placement": str(g.placement), "trials": [t.id for t in g.trials]}
+            for g in plan.groups
+        ],
+        "skipped": [{**trial_columns(skip.trial), "reason": skip.reason} for skip in plan.skips],
+    }

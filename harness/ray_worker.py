@@ -1,0 +1,103 @@
+"""What Ray Train calls on every rank, and what it does there before the ranks connect."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import torch
+from ray.runtime_context import get_runtime_context
+from ray.train import get_context
+from ray.train.torch import TorchConfig, get_devices
+from ray.train.torch.config import _TorchBackend
+
+from harness.measure.progress import StepCounter, shared_folder
+from harness.node import interface_of
+from harness.plan import WorkerGroup
+from harness.ranks import Ranks
+from harness.worker import Job, run_group
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A rank's process, before it joins anything: so that it can be watched and ended."""
+
+    rank: int
+    node_id: str
+    pid: int
+    counter: str
+    stack: str
+
+
+class InterfaceBackend(_TorchBackend):
+    """Points gloo and NCCL to the interface that holds each node's own address, before they connect."""
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        worker_group.execute(_use_own_interface)
+        super().on_start(worker_group, backend_config)
+
+
+@dataclass
+class InterfaceTorchConfig(TorchConfig):
+    """A process group whose ranks use their own node's interface."""
+
+    @property
+    def backend_cls(self) -> type[InterfaceBackend]:
+        return InterfaceBackend
+
+
+def _use_own_interface() -> None:
+    interface = interface_of(ray.util.get_node_ip_address())
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if interface != "lo":
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def _devices(group: WorkerGroup) -> tuple[torch.device, ...]:
+    """This worker's devices; one that is shared stands several times."""
+    count = group.placement.devices_per_worker
+    if group.device == "cpu":
+        return tuple(torch.device("cpu") for _ in range(count))
+    mine = get_devices()
+    return tuple(mine[i % len(mine)] for i in range(count))
+
+
+def train(config: dict[str, Any]) -> None:
+    """What Ray Train calls on every rank."""
+    job: Job = config["job"]
+    mailbox, launch = config["mailbox"], config["launch"]
+    context = get_context()
+    rank = context.get_world_rank()
+    node_id = get_runtime_context().get_node_id()
+    name = f"harness-{psutil.Process().pid}-{launch}"
+    stack = Path(tempfile.gettempdir()) / f"{name}.stack"
+
+    def send(message: Any) -> bool:
+        heard: bool = ray.get(mailbox.put.remote(launch, message))
+        return heard
+
+    with stack.open("w") as file, StepCounter(shared_folder() / name) as counter:
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+        send(Registration(rank, node_id, os.getpid(), str(counter.path), str(stack)))
+        ranks = Ranks(
+            rank=rank,
+            world_size=context.get_world_size(),
+            local_rank=context.get_local_rank(),
+            node_rank=context.get_node_rank(),
+            node_id=node_id,
+            address=ray.util.get_node_ip_address(),
+            devices=_devices(job.group),
+        )
+        try:
+            run_group(job, ranks, send, counter.advance)
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+    stack.unlink(missing_ok=True)
