@@ -29,7 +29,8 @@ def _line(problem: Any, model: type[BaseModel]) -> str:
         allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
         return f"{where}: got {got!r}; {nearest(str(got), allowed)}"
     if kind == "value_error":
-        return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+        text = problem["msg"].removeprefix("Value error, ")
+        return f"{where}: {text}" if path else text
     if kind == "model_type":
         return f"{where}: got {_short(got)}; allowed: a mapping with keys such as {_examples(model, path)}"
     return f"{where}: got {_short(got)}; {_lower_first(problem['msg'].replace('Input should', 'it should'))}"

@@ -90,7 +90,7 @@ class Execution:
         trials = {trial.id: (position, trial) for position, trial in enumerate(group.trials)}
         ready: GroupStarted | None = None
         start_s = None
-        with closing(self._launcher.launch(group, deadline=self._deadline)) as messages:  # type: ignore[type-var]
+        with closing(self._launcher.launch(group, deadline=self._deadline)) as messages:
             for message in messages:
                 if isinstance(message, GroupStarted):
                     ready, start_s = message, time.time() - started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,11 +20,11 @@ from harness.worker import Job, TrialFailed, run_group
 class Launcher(Protocol):
     """Runs worker groups."""
 
-    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Iterator[Message]:
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         """Runs a group in fresh processes and gives its messages as they come.
 
         After the first failed trial the group ends, and its other trials stay without a result. No trial starts
-        after ``deadline`` (unix time). Closing the iterator ends the processes.
+        after ``deadline`` (unix time). Closing the generator ends the processes.
         """
         ...
 
@@ -36,7 +36,7 @@ class InlineLauncher:
     experiment: Experiment
     threads_per_device: int = 1
 
-    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Iterator[Message]:
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         if group.placement.workers != 1:
             raise ValueError(f"the inline launcher runs one worker, not {group.placement}")
         messages: list[Message] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class RayLauncher:
         """Removes what Ray Train wrote for itself."""
         shutil.rmtree(self._storage, ignore_errors=True)
 
-    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Iterator[Message]:
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         number = next(self._launches)
         ray.get(self.cluster.mailbox.open.remote(number, deadline))
         fit = Fit(self._trainer(group, number))

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from harness.labels import spread_options
-from harness.present import counts, duration, speed
+from harness.present import counts, duration, plural, speed
 from harness.results import Results
 from harness.schema import AXES
 
@@ -44,7 +44,9 @@ def findings(results: Results) -> list[str]:
     last = results.trials.drop_duplicates("trial_id", keep="last")
     bad = last[~last["outcome"].isin(["ok", "skipped"])]
     if not bad.empty:
-        found.append(f"{len(bad)} trials failed: {counts(bad['outcome'].tolist())}. See the end of this report.")
+        found.append(
+            f"{plural(len(bad), 'trial')} failed: {counts(bad['outcome'].tolist())}. See the end of this report."
+        )
     if (last["outcome"] == "ok").sum() == 0:
         found.append("Nothing was measured.")
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
@@ -146,7 +148,7 @@ def machine_line(nodes: Sequence[Mapping[str, Any]]) -> str:
     first = nodes[0]
     gpus = [device["model"] for device in first["devices"] if device["kind"] == "cuda"]
     what = gpus[0] if gpus else f"{first['cpu']}, {first['cores']} cores, no GPU used"
-    return f"{len(nodes)} node{'s' * (len(nodes) > 1)}: {what} · torch {first['packages'].get('torch', '?')}"
+    return f"{plural(len(nodes), 'node')}: {what} · torch {first['packages'].get('torch', '?')}"
 
 
 def difference(environment: Mapping[str, Any]) -> str:

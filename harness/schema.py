@@ -23,7 +23,7 @@ class Column:
     @property
     def label(self) -> str:
         """For axes and headings: 'throughput (samples/s)'."""
-        words = self.name.removesuffix("_s").removesuffix("_per_s").removesuffix("_bytes").replace("_", " ")
+        words = self.name.removesuffix("_per_s").removesuffix("_s").removesuffix("_bytes").replace("_", " ")
         return f"{words} ({self.unit})" if self.unit else words
 
 

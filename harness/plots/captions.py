@@ -35,7 +35,7 @@ def bases(rows: pd.DataFrame) -> str:
     what = f"{first['base_strategy']} on {first['base_devices']} device{'s' if first['base_devices'] > 1 else ''}"
     if unique[["base_strategy", "base_devices"]].drop_duplicates().shape[0] > 1:
         what = "as in the table"
-    span = f"{speeds[0]:,.0f}" if len(speeds) == 1 else f"{min(speeds):,.0f} to {max(speeds):,.0f}"
+    span = " to ".join(dict.fromkeys(f"{speed:,.0f}" for speed in (min(speeds), max(speeds))))
     return f"Base: {what}, {span} samples/s."
 
 

@@ -29,8 +29,8 @@ def throughput_by_devices(tables: Tables) -> Drawing:
     facets = facets_of(rows)
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
-        for base, group in part.groupby(["base_strategy", "base_devices", "base_throughput_per_s"]):
-            _, devices, speed = base
+        for _, group in part.groupby("base_id"):
+            devices, speed = group["base_devices"].iloc[0], group["base_throughput_per_s"].iloc[0]
             ends = np.array([devices, max(group["devices"].max(), devices)], dtype=float)
             axes.plot(ends, speed * ends / devices, color="0.45", linestyle="--", linewidth=1, zorder=1)
         for _, row in part.iterrows():

@@ -1,0 +1,39 @@
+"""results/README.md from the schema: ``python -m harness.schema_text > results/README.md``."""
+
+from __future__ import annotations
+
+from harness.schema import DERIVED, RECORDED, Table
+
+HEAD = """# Results
+
+One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `harness/schema.py`.
+
+| file | what it holds |
+|---|---|
+| `experiment.yaml`, `experiment.resolved.yaml` | the experiment as given, and with every default |
+| `plan.json` | the plan: machine, worker groups, order, what was skipped and why |
+| `environment.json` | each worker group's nodes (hardware, versions, threads, variables), and each sitting of the run |
+| `trials.jsonl` | one line a trial, written when it ended: a trial is finished when its line is on disk |
+| `raw/<trial>-<attempt>.parquet` | every rank's steps, or the epochs, of one trial |
+| `steps.parquet`, `epochs.parquet` | the same, gathered from `raw/` |
+| `tables/*.csv`, `figures/*.png`, `*.svg`, `report.html` | rebuilt by `python -m harness.report RUN_FOLDER` |
+| `logs/` | the whole traceback of each trial that failed |
+
+`harness.load(run_folder)` gives every table below as a DataFrame. A missing value is `<NA>`, never 0.
+"""
+
+
+def as_markdown() -> str:
+    """The page: where things are, then every table with its columns, units and meanings."""
+    parts = [HEAD, "\n## Recorded\n", *map(_section, RECORDED), "\n## Derived\n", *map(_section, DERIVED)]
+    return "".join(parts)
+
+
+def _section(table: Table) -> str:
+    rows = [f"| `{c.name}` | {c.dtype} | {c.unit or '-'} | {c.meaning} |" for c in table.columns]
+    head = ["| column | type | unit | meaning |", "|---|---|---|---|"]
+    return "\n".join([f"\n### {table.name}\n", f"One row: {table.row}.\n", *head, *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

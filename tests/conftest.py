@@ -1,0 +1,65 @@
+"""What tests share: small experiments, machines that do not exist, hand-made records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.pop("RAY_ADDRESS", None)
+
+from harness import config
+from harness.config import Experiment
+from harness.inventory import Inventory, Node
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    """The smallest experiment file, as a mapping."""
+    return {"name": "test", "grid": {"per_device_batch_size": 32}}
+
+
+@pytest.fixture
+def make_experiment() -> Callable[..., Experiment]:
+    """An experiment from a grid and any other section."""
+
+    def make(grid: dict[str, Any] | None = None, **sections: Any) -> Experiment:
+        given = {"per_device_batch_size": 32} if grid is None else grid
+        return config.parse({"name": "test", "grid": given, **sections}, source="test.yaml")
+
+    return make
+
+
+def laptop(cores: int = 2) -> Inventory:
+    """One node without a GPU."""
+    return Inventory((Node("n0", "127.0.0.1", "laptop", cores),))
+
+
+def gpu_cluster(nodes: int = 1, gpus: int = 8) -> Inventory:
+    """Nodes with GPUs that do not exist."""
+    return Inventory.assume(nodes, gpus)
+
+
+@pytest.fixture
+def write_experiment(tmp_path: Path) -> Callable[[str], Path]:
+    """An experiment file from its text."""
+
+    def write(text: str, name: str = "experiment.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def no_group() -> Iterator[None]:
+    """A process group of one, for code that needs one; destroyed afterwards."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -1,0 +1,29 @@
+"""Peak memory: what a trial used, not what an earlier one did."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.measure import memory
+
+CPU = [torch.device("cpu")]
+MIB = 2**20
+
+
+def test_a_new_peak_forgets_the_old_one() -> None:
+    if not memory.reset_peak(CPU):
+        pytest.skip("this system does not let a process reset its peak")
+    before = memory.peak(CPU)["peak_memory_bytes"]
+    block = torch.ones(64 * MIB, dtype=torch.uint8)
+    high = memory.peak(CPU)["peak_memory_bytes"]
+    del block
+    memory.reset_peak(CPU)
+    after = memory.peak(CPU)["peak_memory_bytes"]
+    assert before is not None and high is not None and after is not None
+    assert high - before > 50 * MIB
+    assert high - after > 50 * MIB
+
+
+def test_a_cpu_has_no_reserved_memory() -> None:
+    assert memory.peak(CPU)["peak_reserved_bytes"] is None

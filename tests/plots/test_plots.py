@@ -1,0 +1,176 @@
+"""Each figure from a hand-made table: what it shows, and what it says when it cannot be drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from harness import analyse
+from harness.plots import FIGURES, Drawing, Tables, style
+from harness.plots.common import COLOURS, STRATEGIES
+from harness.schema import EPOCHS
+from tests.records import epochs_of, line, steps_of
+
+
+def tables_of(lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None) -> Tables:
+    steps = steps_of(lines)
+    trials = analyse.trials(lines, steps)
+    curves = EPOCHS.frame([]) if epochs is None else epochs
+    return Tables(
+        trials=trials,
+        cells=analyse.cells(trials, steps),
+        scaling=analyse.scaling(trials),
+        convergence=analyse.convergence(trials, curves, None),
+        steps=steps,
+        epochs=curves,
+    )
+
+
+def draw_all(tables: Tables) -> dict[str, Drawing]:
+    with style():
+        drawings = [draw(tables) for draw in FIGURES]
+        for drawing in drawings:
+            if drawing.figure:
+                drawing.figure.canvas.draw()
+    return {drawing.name: drawing for drawing in drawings}
+
+
+def full_study(**columns: Any) -> list[dict[str, Any]]:
+    return [
+        one
+        for block in range(3)
+        for batch in (8, 16)
+        for one in (
+            line(f"single{batch}", strategy="single", block=block, base=f"single{batch}", per_device_batch_size=batch),
+            line(
+                f"ddp2x{batch}",
+                strategy="ddp",
+                block=block,
+                base=f"single{batch}",
+                rates=(80.0 + block, 85.0),
+                per_device_batch_size=batch,
+                **columns,
+            ),
+            line(
+                f"dp2x{batch}",
+                strategy="dp",
+                block=block,
+                base=f"single{batch}",
+                rates=(60.0,),
+                devices=2,
+                per_device_batch_size=batch,
+            ),
+        )
+    ]
+
+
+def axes_of(figure: Figure | None) -> list[Any]:
+    assert figure is not None
+    return [axes for axes in figure.axes if axes.axison]
+
+
+def test_a_full_study_draws_all_but_convergence() -> None:
+    drawings = draw_all(tables_of(full_study()))
+    assert {name for name, drawing in drawings.items() if drawing.figure} == {
+        "throughput",
+        "efficiency",
+        "batch_sizes",
+        "step_times",
+    }
+    assert drawings["convergence"].caption.startswith("Left out: no training was recorded")
+
+
+def test_throughput_is_log2_log2_with_an_ideal_line_from_the_base() -> None:
+    axes = axes_of(draw_all(tables_of(full_study()))["throughput"].figure)
+    assert len(axes) == 2
+    assert all(a.get_xscale() == "log" and a.get_yscale() == "log" for a in axes)
+    ideal = [one for one in axes[0].get_lines() if one.get_linestyle() == "--"]
+    assert [list(one.get_ydata()) for one in ideal] == [pytest.approx([100.0, 200.0])]
+    assert axes[0].get_ylabel() == "throughput (samples/s)"
+
+
+def test_captions_state_the_base_and_what_is_a_rehearsal() -> None:
+    caption = draw_all(tables_of(full_study()))["throughput"].caption
+    assert "Base: single on 1 device, 100 samples/s" in caption
+    assert "DataParallel on CPU slots is emulated" in caption
+    assert "not a claim about speed" in caption
+
+
+def test_rehearsals_are_hollow() -> None:
+    axes = axes_of(draw_all(tables_of(full_study()))["throughput"].figure)[0]
+    faces = {one.get_markerfacecolor() for one in axes.get_lines() if one.get_marker() == "s"}
+    assert faces == {"white"}
+
+
+def test_one_block_says_that_there_is_no_interval() -> None:
+    lines = [one for one in full_study() if one["block"] == 0]
+    caption = draw_all(tables_of(lines))["throughput"].caption
+    assert "none with one block" in caption
+
+
+def test_colour_means_strategy_in_every_figure() -> None:
+    drawings = draw_all(tables_of(full_study()))
+    for name in ("throughput", "efficiency", "batch_sizes"):
+        used = {
+            one.get_color()
+            for axes in axes_of(drawings[name].figure)
+            for one in axes.get_lines()
+            if one.get_marker() == "D"
+        }
+        assert used == {COLOURS["ddp"]}, name
+    assert list(COLOURS) == list(STRATEGIES)
+
+
+def test_efficiency_is_left_out_on_one_device_count() -> None:
+    drawing = draw_all(tables_of([line("single")]))["efficiency"]
+    assert drawing.figure is None
+    assert drawing.caption == "Left out: nothing was measured on another device count than its base."
+
+
+def test_batch_sizes_need_two_and_mark_what_failed() -> None:
+    one_size = draw_all(tables_of([line("single"), line("ddp2", rates=(80.0, 80.0))]))["batch_sizes"]
+    assert one_size.figure is None
+    assert one_size.caption.startswith("Left out: one batch size was measured")
+    lines = [*full_study(), line("ddp2x32", strategy="ddp", outcome="oom", devices=2, per_device_batch_size=32)]
+    failed = draw_all(tables_of(lines))["batch_sizes"]
+    crosses = [one for axes in axes_of(failed.figure) for one in axes.get_lines() if one.get_marker() == "x"]
+    assert [list(one.get_xdata()) for one in crosses] == [[32], [32]]
+    assert "Crosses: 1 oom (trials)." in failed.caption
+
+
+def test_learning_curves_hold_one_line_a_seed() -> None:
+    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed) for seed in (0, 1)]
+    epochs = pd.concat([epochs_of(f"ddp2-s{seed}", [0.5, 0.8, 0.9]) for seed in (0, 1)], ignore_index=True)
+    drawing = draw_all(tables_of(lines, epochs))["convergence"]
+    axes = axes_of(drawing.figure)
+    assert [len(a.get_lines()) for a in axes] == [2, 2, 2, 2]
+    assert axes[0].get_xlabel() == "samples (samples)" or axes[0].get_xlabel().startswith("samples")
+    assert "2 seeds each" in drawing.caption
+
+
+def test_nothing_measured_draws_nothing_and_says_why() -> None:
+    for drawing in draw_all(tables_of([line("single", outcome="error")])).values():
+        assert drawing.figure is None
+        assert drawing.caption.startswith("Left out: ")
+
+
+@pytest.mark.parametrize("columns", [{"oversubscribed": True}, {"nodes": 2}, {"scaling": "strong"}, {"model": None}])
+def test_unusual_studies_draw(columns: dict[str, Any]) -> None:
+    assert draw_all(tables_of(full_study(**columns)))["throughput"].figure is not None
+
+
+def test_many_settings_are_cut_with_a_word() -> None:
+    lines = [
+        one
+        for batch in range(1, 16)
+        for one in (
+            line(f"single{batch}", strategy="single", base=f"single{batch}", per_device_batch_size=batch),
+            line(f"ddp2x{batch}", strategy="ddp", base=f"single{batch}", rates=(9.0, 9.0), per_device_batch_size=batch),
+        )
+    ]
+    drawing = draw_all(tables_of(lines))["throughput"]
+    assert len(axes_of(drawing.figure)) == 12
+    assert "The first 12 settings are drawn" in drawing.caption

@@ -1,0 +1,122 @@
+"""Hand-made records: what a run would have written, in a few words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from harness.schema import EPOCHS, STEPS
+
+
+def line(
+    cell: str = "single",
+    *,
+    block: int = 0,
+    base: str = "single",
+    rates: tuple[float, ...] = (100.0,),
+    outcome: str = "ok",
+    kind: str = "throughput",
+    **columns: Any,
+) -> dict[str, Any]:
+    """One recorded trial. ``rates``: each rank's samples/s in its one timed window of 10 steps."""
+    strategy = columns.pop("strategy", cell.rstrip("0123456789") or "single")
+    devices = columns.pop("devices", len(rates))
+    windows = [
+        {
+            "rank": rank,
+            "window": number,
+            "warmup": number == 0,
+            "duration_s": 100.0 / rate,
+            "steps": 10,
+            "weight": 100.0,
+        }
+        for rank, rate in enumerate(rates)
+        for number in (0, 1)
+    ]
+    repeat = f"b{block}" if kind == "throughput" else f"s{columns.get('seed', 0)}"
+    return {
+        "trial_id": f"{cell}-{repeat}",
+        "attempt": 1,
+        "cell_id": cell,
+        "base_id": base,
+        "kind": kind,
+        "block": block,
+        "seed": 0,
+        "sitting": 0,
+        "group_id": f"b{block}-g0",
+        "position": 0,
+        "added": False,
+        "outcome": outcome,
+        "reason": "" if outcome == "ok" else f"because of {outcome}",
+        "error_type": None,
+        "error_rank": None,
+        "log": None,
+        "workload": "image_classification",
+        "data": "digits",
+        "model": "resnet8",
+        "strategy": strategy,
+        "device": "cpu",
+        "devices": devices,
+        "nodes": 1,
+        "scaling": "weak",
+        "per_device_batch_size": 10,
+        "global_batch_size": 10 * devices,
+        "precision": "fp32",
+        "compile": False,
+        "oversubscribed": False,
+        "emulated": strategy == "dp",
+        "options": "{}",
+        "unit": "samples",
+        "parameters": 1000,
+        "started_at": 0.0,
+        "trial_s": 3.0,
+        "steps_s": 2.0,
+        "ranks": [
+            {"rank": rank, "local_rank": rank, "node_rank": 0, "peak_memory_bytes": 1000 + rank}
+            for rank in range(len(rates))
+        ]
+        if outcome == "ok"
+        else [],
+        "windows": windows if outcome == "ok" and kind == "throughput" else [],
+        **columns,
+    }
+
+
+def steps_of(lines: list[dict[str, Any]], step_s: float = 0.1) -> pd.DataFrame:
+    """Ten timed steps and one warm-up step for every rank of the measured trials."""
+    rows = [
+        {
+            "trial_id": one["trial_id"],
+            "attempt": one["attempt"],
+            "rank": window["rank"],
+            "window": window["window"],
+            "step": step,
+            "warmup": window["warmup"],
+            "step_s": 9.0 if window["warmup"] else step_s,
+            "wait_s": 0.25 * step_s,
+            "loss": 1.0,
+        }
+        for one in lines
+        for window in one["windows"]
+        for step in range(1 if window["warmup"] else 10)
+    ]
+    return STEPS.frame(rows)
+
+
+def epochs_of(trial_id: str, accuracies: list[float], attempt: int = 1) -> pd.DataFrame:
+    """One row an epoch; each took one second and 100 samples."""
+    return EPOCHS.frame(
+        {
+            "trial_id": trial_id,
+            "attempt": attempt,
+            "epoch": epoch,
+            "samples": 100 * epoch,
+            "train_s": float(epoch),
+            "evaluation_s": 0.1,
+            "train_loss": 1.0 / epoch,
+            "val_loss": 2.0 / epoch,
+            "val_accuracy": accuracy,
+        }
+        for epoch, accuracy in enumerate(accuracies, start=1)
+    )

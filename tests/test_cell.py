@@ -1,0 +1,118 @@
+"""A cell's identity is its content."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from harness.cell import Cell
+
+CELL = Cell(
+    workload="image_classification",
+    data="digits",
+    model="resnet18",
+    strategy="ddp",
+    device="cpu",
+    devices=4,
+    nodes=2,
+    scaling="weak",
+    per_device_batch_size=8,
+    global_batch_size=32,
+    strategy_options={"bucket_cap_mb": 25},
+    optimizer={"name": "SGD", "lr": 0.1},
+)
+
+OTHER: dict[str, Any] = {
+    "workload": "a:B",
+    "data": None,
+    "model": "resnet34",
+    "strategy": "fsdp",
+    "device": "cuda",
+    "devices": 2,
+    "nodes": 1,
+    "scaling": "strong",
+    "per_device_batch_size": None,
+    "global_batch_size": 64,
+    "precision": "bf16",
+    "compile": True,
+    "oversubscribe": True,
+    "strategy_options": {"bucket_cap_mb": 1},
+    "workload_options": {"width": 3},
+    "optimizer": {"name": "SGD", "lr": 0.2},
+    "schedule": {"name": "ConstantLR"},
+    "loader": {"workers": 1},
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Cell)])
+def test_every_field_changes_the_id(name: str) -> None:
+    assert replace(CELL, **{name: OTHER[name]}).id != CELL.id
+
+
+def test_the_id_does_not_depend_on_the_order_of_options() -> None:
+    one = replace(CELL, optimizer={"lr": 0.1, "name": "SGD"})
+    assert one.id == CELL.id
+    assert one == CELL
+    assert len({one, CELL}) == 1
+
+
+def test_the_id_stays_the_same_between_versions() -> None:
+    assert CELL.id == Cell(**{field.name: getattr(CELL, field.name) for field in fields(Cell)}).id
+    assert len(CELL.id) == 12
+
+
+def test_the_base_under_weak_scaling_keeps_the_per_device_batch() -> None:
+    base = CELL.base()
+    assert (base.strategy, base.devices, base.nodes, base.per_device_batch_size, base.global_batch_size) == (
+        "single",
+        1,
+        1,
+        8,
+        8,
+    )
+    assert base.strategy_options == {}
+    assert base.optimizer == CELL.optimizer
+
+
+def test_the_base_under_strong_scaling_keeps_the_global_batch() -> None:
+    base = CELL.at_global_batch_size(64).base()
+    assert (base.scaling, base.per_device_batch_size, base.global_batch_size) == ("strong", 64, 64)
+
+
+def test_a_base_is_its_own_base() -> None:
+    assert CELL.base().base() == CELL.base()
+
+
+def test_a_global_batch_that_does_not_divide_is_not_changed() -> None:
+    cell = CELL.at_global_batch_size(30)
+    assert (cell.global_batch_size, cell.per_device_batch_size) == (30, None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        ({}, True),
+        ({"strategy": "ddp"}, True),
+        ({"strategy": ["dp", "ddp"], "devices": 4}, True),
+        ({"strategy": "ddp", "devices": 2}, False),
+        ({"optimizer.lr": 0.1}, True),
+        ({"optimizer.lr": [0.2]}, False),
+        ({"fsdp.reshard_after_forward": True}, False),
+        ({"ddp.bucket_cap_mb": 25}, True),
+    ],
+)
+def test_filters(wanted: dict[str, Any], matches: bool) -> None:
+    assert CELL.matches(wanted) is matches
+
+
+def test_dataparallel_on_a_cpu_is_emulated() -> None:
+    assert replace(CELL, strategy="dp").emulated
+    assert not replace(CELL, strategy="dp", device="cuda").emulated
+    assert not CELL.emulated
+
+
+def test_the_label_names_what_matters() -> None:
+    assert CELL.label == "ddp x4 on 2 nodes · resnet18 · batch 8/device · fp32"
+    assert CELL.at_global_batch_size(64).label == "ddp x4 on 2 nodes · resnet18 · global batch 64 · fp32"

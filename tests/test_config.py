@@ -1,0 +1,174 @@
+"""The experiment file: what is accepted, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness import config
+from harness.errors import ExperimentError
+
+
+def problems_of(content: dict[str, Any]) -> list[str]:
+    with pytest.raises(ExperimentError) as caught:
+        config.parse(content, source="file.yaml")
+    return list(caught.value.problems)
+
+
+def with_grid(**grid: Any) -> dict[str, Any]:
+    return {"name": "x", "grid": {"per_device_batch_size": 8, **grid}}
+
+
+def with_section(**sections: Any) -> dict[str, Any]:
+    return {"name": "x", "grid": {"per_device_batch_size": 8}, **sections}
+
+
+def test_a_scalar_is_an_axis_of_one_value() -> None:
+    experiment = config.parse(with_grid(strategy="ddp", devices=2), source="f")
+    assert experiment.grid is not None
+    assert experiment.grid.strategy == ("ddp",)
+    assert experiment.grid.devices == (2,)
+
+
+def test_an_experiment_is_frozen() -> None:
+    experiment = config.parse(with_grid(), source="f")
+    with pytest.raises(Exception, match="frozen"):
+        experiment.name = "other"  # type: ignore[misc]
+
+
+def test_a_dotted_key_makes_an_option_an_axis() -> None:
+    experiment = config.parse(with_grid(**{"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [1, 25]}), source="f")
+    assert experiment.grid is not None
+    assert experiment.grid.options == {"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [1, 25]}
+
+
+def test_the_resolved_experiment_reads_back_as_itself() -> None:
+    experiment = config.parse(
+        with_grid(**{"optimizer.lr": [0.1, 0.2]}) | {"convergence": {"epochs": 1, "seeds": [3]}}, source="f"
+    )
+    again = config.parse(experiment.model_dump(mode="json"), source="f")
+    assert again == experiment
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(90, 90.0), (1.5, 1.5), ("90s", 90.0), ("10m", 600.0), ("2h", 7200.0), ("1.5h", 5400.0)]
+)
+def test_durations(text: object, seconds: float) -> None:
+    content = with_section(limits={"wall": float(text) if isinstance(text, int) else text})
+    assert config.parse(content, source="f").limits.wall == seconds
+
+
+def test_all_problems_are_told_at_once() -> None:
+    content = {
+        "name": "../x",
+        "grid": {"strategy": ["dpp"], "devices": [0, "x"], "per_device_batch_size": 8},
+        "limts": {},
+    }
+    assert problems_of(content) == [
+        "name: got '../x'; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot",
+        "grid.strategy[0]: got 'dpp'; did you mean 'dp'? (allowed: ddp, dp, fsdp, single)",
+        "grid.devices[0]: got 0; it should be greater than or equal to 1",
+        "grid.devices[1]: got 'x'; it should be a valid integer",
+        "limts: unknown key; did you mean 'limits'? (allowed: cells, convergence, device, exclude, grid, limits, "
+        "loader, name, optimizer, oversubscribe, schedule, seed, strategy_options, throughput, workload, "
+        "workload_options)",
+    ]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"grid": {"per_device_batch_size": 8}}, "name: is missing"),
+    ({"name": 3, "grid": {"per_device_batch_size": 8}}, "name: got 3; it should be a valid string"),
+    ({"name": "", "grid": {"per_device_batch_size": 8}}, "name: got ''; allowed: 1 to 64 letters"),
+    ({"name": ".x", "grid": {"per_device_batch_size": 8}}, "name: got '.x'"),
+    ({"name": "a/b", "grid": {"per_device_batch_size": 8}}, "name: got 'a/b'"),
+    ({"name": "x" * 65, "grid": {"per_device_batch_size": 8}}, "name: got"),
+    ({"name": "x"}, "give a grid, or a list of cells, or both: there is nothing to measure"),
+    ({"name": "x", "grid": [1]}, "grid: got [1]; allowed: a mapping with keys such as data, model"),
+    ({"name": "x", "grid": {}}, "grid: give exactly one of per_device_batch_size (weak) and global_batch_size"),
+    (
+        {"name": "x", "grid": {"per_device_batch_size": 8, "global_batch_size": 8}},
+        "grid: give exactly one of per_device_batch_size (weak) and global_batch_size (strong)",
+    ),
+    (with_grid(strategy=[]), "grid.strategy: got []"),
+    (with_grid(strategy="fsdpp"), "grid.strategy[0]: got 'fsdpp'; did you mean 'fsdp'?"),
+    (with_grid(strategy=None), "grid.strategy[0]: got None"),
+    (with_grid(devices=-1), "grid.devices[0]: got -1; it should be greater than or equal to 1"),
+    (with_grid(devices=2.5), "grid.devices[0]: got 2.5; it should be a valid integer"),
+    (with_grid(devices=True), "grid.devices[0]: got True; it should be a valid integer"),
+    (with_grid(devices="2"), "grid.devices[0]: got '2'; it should be a valid integer"),
+    (with_grid(devices=10**9), "grid.devices[0]: got 1000000000; it should be less than or equal to 65536"),
+    (with_grid(nodes=0), "grid.nodes[0]: got 0"),
+    (with_grid(per_device_batch_size=0), "grid.per_device_batch_size[0]: got 0"),
+    (with_grid(per_device_batch_size=10**12), "grid.per_device_batch_size[0]: got 1000000000000"),
+    (with_grid(precision="fp16"), "grid.precision[0]: got 'fp16'; did you mean 'bf16'?"),
+    (with_grid(compile="yes"), "grid.compile[0]: got 'yes'; it should be a valid boolean"),
+    (with_grid(model=3), "grid.model[0]: got 3; it should be a valid string"),
+    (with_grid(modle="resnet18"), "grid.modle: unknown key; did you mean 'model'?"),
+    (with_grid(**{"optimiser.lr": 1}), "grid.optimiser.lr: unknown key"),
+    (with_grid(**{"ddp.bucket": 1}), "grid, ddp.bucket: unknown key; did you mean 'bucket_cap_mb'?"),
+    (with_grid(**{"ddp.bucket_cap_mb": "x"}), "grid, ddp.bucket_cap_mb[0]: got 'x'"),
+    (with_grid(**{"loader.workers": -1}), "grid, loader.workers[0]: got -1"),
+    (with_section(workload="image_clasification"), "workload: got 'image_clasification'; did you mean"),
+    (with_section(workload="a b:c"), "workload: got 'a b:c'"),
+    (with_section(workload=7), "workload: got 7; it should be a valid string"),
+    (with_section(cells=[{"devices": 1}]), "cells[0]: give exactly one of per_device_batch_size"),
+    (with_section(cells={"devices": 1}), "cells: got {'devices': 1}"),
+    (with_section(cells=[3]), "cells[0]: got 3; allowed: a mapping"),
+    (with_section(exclude=[{"stratgy": "ddp"}]), "exclude[0]: unknown axis 'stratgy'; did you mean 'strategy'?"),
+    (with_section(exclude={"strategy": "ddp"}), "exclude: got {'strategy': 'ddp'}"),
+    (with_section(strategy_options={"ddq": {}}), "strategy_options.ddq: unknown key; did you mean 'ddp'?"),
+    (with_section(strategy_options={"ddp": {"bucket_mb": 1}}), "strategy_options.ddp.bucket_mb: unknown key"),
+    (with_section(strategy_options={"ddp": {"bucket_cap_mb": -1}}), "strategy_options.ddp.bucket_cap_mb[0]: got -1"),
+    (with_section(strategy_options={"dp": {"x": 1}}), "strategy_options.dp.x: unknown key; nothing is allowed here"),
+    (with_section(workload_options=[1]), "workload_options: got [1]"),
+    (with_section(workload_options={"width": float("inf")}), "workload_options.width: got inf"),
+    (with_section(workload_options={"width": {"a": 1}}), "workload_options.width: got a mapping"),
+    (with_section(optimizer={"lr": 0.1}), "optimizer: needs a name, a class of torch.optim such as SGD"),
+    (with_section(optimizer={"name": "SGD", "lr": float("nan")}), "optimizer.lr: got nan; allowed: finite numbers"),
+    (with_section(schedule={"T_max": 3}), "schedule: needs a name"),
+    (with_section(loader={"workers": 1000}), "loader.workers[0]: got 1000"),
+    (with_section(loader={"wrokers": 1}), "loader.wrokers: unknown key; did you mean 'workers'?"),
+    (with_section(throughput={"blocks": 0}), "throughput.blocks: got 0"),
+    (with_section(throughput={"blocks": "many"}), "throughput.blocks: got 'many'"),
+    (with_section(throughput={"window_seconds": -1}), "throughput.window_seconds: got -1"),
+    (with_section(throughput={"windw_steps": 1}), "throughput.windw_steps: unknown key; did you mean 'window_steps'?"),
+    (with_section(throughput=None), "throughput and convergence are both off"),
+    (with_section(convergence={}), "convergence.epochs: is missing"),
+    (with_section(convergence={"epochs": 0}), "convergence.epochs: got 0"),
+    (with_section(convergence={"epochs": 1, "seeds": []}), "convergence.seeds: got []"),
+    (with_section(convergence={"epochs": 1, "seeds": [1, 1]}), "convergence: seeds: got [1, 1]; a seed stands twice"),
+    (with_section(convergence={"epochs": 1, "seeds": [-1]}), "convergence.seeds[0]: got -1"),
+    (with_section(convergence={"epochs": 1, "target": {"metric": "a"}}), "convergence.target: give exactly one of"),
+    (with_section(convergence={"epochs": 1, "target": {"at_least": 1.0}}), "convergence.target.metric: is missing"),
+    (with_section(convergence={"epochs": 1, "only": {"modle": "x"}}), "convergence.only: unknown axis 'modle'"),
+    (with_section(limits={"wall": "2 hours"}), "limits.wall: got '2 hours'; allowed: a number of seconds"),
+    (with_section(limits={"wall": "0s"}), "limits.wall: got '0s'"),
+    (with_section(limits={"trial": -5.0}), "limits.trial: got -5.0"),
+    (with_section(limits={"attempts": 0}), "limits.attempts: got 0"),
+    (with_section(device="gpu"), "device: got 'gpu'; did you mean 'cpu'? (allowed: auto, cpu, cuda)"),
+    (with_section(oversubscribe="yes"), "oversubscribe: got 'yes'; it should be a valid boolean"),
+    (with_section(seed=-1), "seed: got -1"),
+    (with_section(seed=1.5), "seed: got 1.5"),
+]
+
+
+@pytest.mark.parametrize(("content", "start"), WRONG, ids=[start[:60] for _, start in WRONG])
+def test_each_mistake_has_one_clear_answer(content: dict[str, Any], start: str) -> None:
+    problems = problems_of(content)
+    assert len(problems) == 1
+    assert problems[0].startswith(start)
+
+
+def test_the_message_names_the_file_and_counts() -> None:
+    with pytest.raises(ExperimentError) as caught:
+        config.parse({"name": "x", "grid": {"devices": 0, "per_device_batch_size": 0}}, source="my.yaml")
+    assert str(caught.value).splitlines()[0] == "my.yaml: 2 problems"
+
+
+def test_relative_data_paths_are_meant_from_the_file(tmp_path: Any) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("name: x\ngrid: {data: [./images, digits], per_device_batch_size: 8}\n")
+    experiment = config.load(path)
+    assert experiment.grid is not None
+    assert experiment.grid.data == (str(tmp_path / "images"), "digits")

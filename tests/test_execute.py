@@ -1,0 +1,183 @@
+"""Working through a plan with a launcher that follows a script."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config import Experiment
+from harness.events import Event, TrialEnded
+from harness.execute import TIME_IS_UP, Execution
+from harness.messages import GroupStarted, Message, Outcome, TrialResult, TrialStarted
+from harness.plan import Plan, Trial, WorkerGroup, make_plan
+from harness.record import RunFolder
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
+Script = Callable[[Trial, int], Outcome]
+
+
+class ScriptedLauncher:
+    """Gives each trial the outcome that the script says; the group ends at the first that is not ok."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.tries: dict[str, int] = {}
+        self.launches: list[list[str]] = []
+
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        self.launches.append([trial.id for trial in group.trials])
+        yield GroupStarted((), ())
+        for trial in group.trials:
+            if deadline is not None and time.time() >= deadline:
+                return
+            yield TrialStarted(trial.id)
+            self.tries[trial.id] = self.tries.get(trial.id, 0) + 1
+            outcome = self.script(trial, self.tries[trial.id])
+            yield TrialResult(trial.id, outcome, "" if outcome == "ok" else "why")
+            if outcome not in ("ok", "diverged", "skipped"):
+                return
+
+
+def execute(plan: Plan, tmp_path: Path, script: Script, events: list[Event] | None = None) -> tuple[Any, RunFolder]:
+    existing = list(tmp_path.glob("*/*/plan.json"))
+    folder = RunFolder(existing[0].parent) if existing else RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    launcher = ScriptedLauncher(script)
+    Execution(plan, folder, launcher, (events if events is not None else []).append).run()
+    return launcher, folder
+
+
+def outcomes(folder: RunFolder) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in folder.lines():
+        found.setdefault(row["trial_id"], []).append(row["outcome"])
+    return found
+
+
+@pytest.fixture
+def plan(make_experiment: Make) -> Plan:
+    return make_plan(make_experiment(GRID, throughput={"blocks": 2}), laptop())
+
+
+def trial_of(plan: Plan, strategy: str, devices: int, batch: int, block: int = 0) -> Trial:
+    return next(
+        t
+        for t in plan.trials
+        if (t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size, t.block) == (strategy, devices, batch, block)
+    )
+
+
+def test_all_ok_is_one_launch_a_group_and_one_row_a_trial(plan: Plan, tmp_path: Path) -> None:
+    launcher, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
+    assert launcher.launches == [[t.id for t in group.trials] for group in plan.groups]
+    assert {t.id: ["ok"] for t in plan.trials} | {s.trial.id: ["skipped"] for s in plan.skips} == outcomes(folder)
+
+
+def test_rows_carry_the_group_and_the_position(plan: Plan, tmp_path: Path) -> None:
+    _, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
+    rows = {row["trial_id"]: row for row in folder.lines()}
+    for group in plan.groups:
+        for position, trial in enumerate(group.trials):
+            assert (rows[trial.id]["group_id"], rows[trial.id]["position"]) == (group.id, position)
+
+
+@pytest.mark.parametrize("outcome", ["error", "timeout"])
+def test_a_failure_ends_its_group_and_the_rest_runs_in_a_fresh_one(
+    plan: Plan, tmp_path: Path, outcome: Outcome
+) -> None:
+    bad = trial_of(plan, "ddp", 2, 8)
+    launcher, folder = execute(plan, tmp_path, lambda trial, tries: outcome if trial.id == bad.id else "ok")
+    found = outcomes(folder)
+    assert found[bad.id] == [outcome]
+    assert all(found[t.id] == ["ok"] for t in plan.trials if t.id != bad.id)
+    assert launcher.tries[bad.id] == 1
+
+
+def test_a_lost_trial_is_tried_again_and_its_attempts_are_rows(plan: Plan, tmp_path: Path) -> None:
+    bad = trial_of(plan, "ddp", 2, 8)
+    events: list[Event] = []
+    _, folder = execute(
+        plan, tmp_path, lambda trial, tries: "lost" if trial.id == bad.id and tries == 1 else "ok", events
+    )
+    rows = [row for row in folder.lines() if row["trial_id"] == bad.id]
+    assert [(row["attempt"], row["outcome"]) for row in rows] == [(1, "lost"), (2, "ok")]
+    ended = [event for event in events if isinstance(event, TrialEnded) and event.trial.id == bad.id]
+    assert [event.again for event in ended] == [True, False]
+
+
+def test_a_trial_that_is_always_lost_is_given_up(plan: Plan, tmp_path: Path) -> None:
+    bad = trial_of(plan, "single", 1, 8)
+    _, folder = execute(plan, tmp_path, lambda trial, tries: "lost" if trial.id == bad.id else "ok")
+    assert outcomes(folder)[bad.id] == ["lost", "lost"]  # limits.attempts is 2
+
+
+def test_after_out_of_memory_the_same_cell_at_as_large_a_batch_is_skipped(plan: Plan, tmp_path: Path) -> None:
+    bad = trial_of(plan, "ddp", 2, 8)
+    _, folder = execute(plan, tmp_path, lambda trial, tries: "oom" if trial.id == bad.id else "ok")
+    found = outcomes(folder)
+    assert found[trial_of(plan, "ddp", 2, 8, block=1).id] == ["skipped"]
+    assert found[trial_of(plan, "ddp", 2, 16, block=1).id] == ["skipped"]
+    assert found[trial_of(plan, "ddp", 1, 16, block=1).id] == ["ok"]
+    reasons = {row["reason"] for row in folder.lines() if row["trial_id"] == trial_of(plan, "ddp", 2, 16, 1).id}
+    assert reasons == {"a batch of 8 per device of the same cell ran out of memory"}
+
+
+def test_a_larger_batch_out_of_memory_says_nothing_of_a_smaller_one(plan: Plan, tmp_path: Path) -> None:
+    bad = trial_of(plan, "ddp", 2, 16)
+    _, folder = execute(plan, tmp_path, lambda trial, tries: "oom" if trial.id == bad.id else "ok")
+    assert outcomes(folder)[trial_of(plan, "ddp", 2, 8, block=1).id] == ["ok"]
+
+
+def test_a_group_that_says_nothing_does_not_go_on_for_ever(plan: Plan, tmp_path: Path) -> None:
+    class Silent:
+        def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+            yield from ()
+
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    Execution(plan, folder, Silent(), lambda event: None).run()
+    found = outcomes(folder)
+    assert all(found[trial.id] == ["error"] for trial in plan.trials)
+
+
+def test_the_wall_limit_ends_at_a_trials_boundary_and_a_resume_goes_on(make_experiment: Make, tmp_path: Path) -> None:
+    limited = make_plan(make_experiment(GRID, throughput={"blocks": 1}, limits={"wall": 0.3}), laptop())
+
+    def slow(trial: Trial, tries: int) -> Outcome:
+        time.sleep(0.12)
+        return "ok"
+
+    _, folder = execute(limited, tmp_path, slow)
+    found = outcomes(folder)
+    done = [t.id for t in limited.trials if found[t.id] == ["ok"]]
+    assert 1 <= len(done) < len(limited.trials)
+    assert {row["reason"] for row in folder.lines() if row["position"] is None and row["group_id"]} == {TIME_IS_UP}
+    unlimited = make_plan(make_experiment(GRID, throughput={"blocks": 1}), laptop())
+    launcher, folder = execute(unlimited, tmp_path, lambda trial, tries: "ok")
+    assert {row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"} == {t.id for t in limited.trials}
+    assert {row["sitting"] for row in folder.lines()} == {0, 1}
+    measured_again = set(done) & set(launcher.tries)
+    assert measured_again <= {t.id for t in limited.trials if t.cell.strategy == "single"}
+
+
+def test_resuming_does_not_repeat_the_same_skips(plan: Plan, tmp_path: Path) -> None:
+    execute(plan, tmp_path, lambda trial, tries: "ok")
+    _, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
+    assert all(len(rows) == 1 for rows in outcomes(folder).values())
+
+
+def test_closing_early_keeps_what_was_recorded(plan: Plan, tmp_path: Path) -> None:
+    def stop(trial: Trial, tries: int) -> Outcome:
+        if trial.block == 1:
+            raise KeyboardInterrupt
+        return "ok"
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, tmp_path, stop)
+    folder = RunFolder(next(tmp_path.glob("*/*/plan.json")).parent)
+    ok: Sequence[str] = [row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"]
+    assert set(ok) == {trial.id for trial in plan.trials if trial.block == 0}

@@ -1,0 +1,54 @@
+"""Why a cell cannot run, in words and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.cell import Cell
+from harness.feasible import reason_to_skip
+from harness.inventory import Machine
+
+CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 2, 1, "weak", 8, 16)
+LAPTOP = Machine("cpu", 1, (2,), compiler=True)
+TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "machine", "reason"),
+    [
+        ({}, LAPTOP, None),
+        ({"devices": 4}, LAPTOP, "too few devices: needs 4 on one node, has 2 CPU slots"),
+        ({"strategy": "single"}, LAPTOP, "single trains on one device"),
+        ({"strategy": "single", "devices": 1}, LAPTOP, None),
+        ({"strategy": "dp"}, LAPTOP, None),
+        ({"strategy": "dp", "nodes": 2}, TWO_NODES, "dp drives its devices from one process and cannot span nodes"),
+        ({"strategy": "dp", "devices": 16}, TWO_NODES, "too few devices: needs 16 on one node, has 8 + 8 GPUs"),
+        ({"devices": 16, "nodes": 2}, TWO_NODES, None),
+        ({"devices": 3, "nodes": 2}, TWO_NODES, "3 devices do not split evenly over 2 nodes"),
+        ({"devices": 18, "nodes": 2}, TWO_NODES, "too few devices: needs 9 devices on each of 2 nodes, has 8 + 8 GPUs"),
+        ({"nodes": 2}, LAPTOP, "too few devices: needs 1 devices on each of 2 nodes, has 2 CPU slots"),
+        ({"devices": 4, "oversubscribe": True}, LAPTOP, None),
+        (
+            {"scaling": "strong", "per_device_batch_size": None, "global_batch_size": 33},
+            LAPTOP,
+            "global batch 33 does not divide by 2 devices",
+        ),
+        ({"compile": True}, LAPTOP, None),
+        ({"compile": True}, replace(LAPTOP, compiler=False), "compile needs a C++ compiler on every node"),
+        (
+            {"compile": True, "strategy": "dp"},
+            LAPTOP,
+            "compile does not apply to dp: its replicas are made anew at each step",
+        ),
+        ({"precision": "tf32"}, LAPTOP, "tf32 is a mode of CUDA devices"),
+        ({"precision": "tf32"}, TWO_NODES, None),
+        ({"precision": "bf16"}, LAPTOP, None),
+        ({"strategy_options": {"sync_batch_norm": True}}, LAPTOP, "sync_batch_norm is a CUDA operator"),
+        ({"strategy_options": {"sync_batch_norm": True}}, TWO_NODES, None),
+    ],
+)
+def test_reasons(change: dict[str, Any], machine: Machine, reason: str | None) -> None:
+    assert reason_to_skip(replace(CELL, **change), machine) == reason

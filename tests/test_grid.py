@@ -1,0 +1,149 @@
+"""Products, lists, exclusions, bases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.cell import Cell
+from harness.config import Experiment
+from harness.errors import ExperimentError
+from harness.grid import Cells, device_counts, expand
+from harness.inventory import resolve
+from tests.conftest import gpu_cluster, laptop
+
+Make = Callable[..., Experiment]
+
+
+def cells_of(experiment: Experiment, inventory: Any = None) -> Cells:
+    machine = resolve(inventory or gpu_cluster(), request=experiment.device, device_counts=device_counts(experiment))
+    return expand(experiment, machine)
+
+
+def points(cells: tuple[Cell, ...], *axes: str) -> list[tuple[Any, ...]]:
+    return [tuple(cell.axis(axis) for axis in axes) for cell in cells]
+
+
+def test_a_grid_is_a_product_in_the_order_of_the_file(make_experiment: Make) -> None:
+    experiment = make_experiment({"strategy": ["dp", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]})
+    asked = cells_of(experiment).asked
+    assert points(asked, "strategy", "devices", "per_device_batch_size") == [
+        (strategy, devices, batch) for strategy in ("dp", "ddp") for devices in (1, 2) for batch in (8, 16)
+    ]
+
+
+def test_bases_are_added_where_the_grid_lacks_them(make_experiment: Make) -> None:
+    lacking = make_experiment({"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8})
+    assert points(cells_of(lacking).added, "strategy", "devices") == [("single", 1)]
+    holding = make_experiment({"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8})
+    assert cells_of(holding).added == ()
+
+
+def test_each_combination_of_the_other_axes_has_its_base(make_experiment: Make) -> None:
+    experiment = make_experiment(
+        {"model": ["a", "b"], "strategy": "ddp", "devices": 2, "precision": ["fp32", "bf16"], "global_batch_size": 64}
+    )
+    bases = cells_of(experiment).added
+    assert points(bases, "model", "precision", "per_device_batch_size") == [
+        (model, precision, 64) for model in ("a", "b") for precision in ("fp32", "bf16")
+    ]
+
+
+def test_strong_scaling_divides_the_global_batch(make_experiment: Make) -> None:
+    experiment = make_experiment({"strategy": "ddp", "devices": [1, 2, 3], "global_batch_size": 64})
+    assert points(cells_of(experiment).asked, "devices", "per_device_batch_size", "global_batch_size") == [
+        (1, 64, 64),
+        (2, 32, 64),
+        (3, None, 64),
+    ]
+
+
+def test_a_list_of_cells_joins_the_grid(make_experiment: Make) -> None:
+    experiment = make_experiment(cells=[{"strategy": "ddp", "devices": 4, "per_device_batch_size": 16}])
+    asked = cells_of(experiment).asked
+    assert points(asked, "strategy", "devices", "per_device_batch_size") == [("single", 1, 32), ("ddp", 4, 16)]
+
+
+def test_a_cell_that_stands_twice_is_one(make_experiment: Make) -> None:
+    experiment = make_experiment(cells=[{"per_device_batch_size": 32}])
+    assert len(cells_of(experiment).asked) == 1
+
+
+def test_exclude_removes_what_matches_every_axis_of_a_rule(make_experiment: Make) -> None:
+    experiment = make_experiment(
+        {"strategy": ["ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8},
+        exclude=[{"strategy": "fsdp", "devices": 1}],
+    )
+    assert points(cells_of(experiment).asked, "strategy", "devices") == [("ddp", 1), ("ddp", 2), ("fsdp", 2)]
+
+
+def test_excluding_everything_is_an_error(make_experiment: Make) -> None:
+    with pytest.raises(ExperimentError, match="exclude leaves no cell"):
+        cells_of(make_experiment(exclude=[{"strategy": "single"}]))
+
+
+def test_an_absurd_grid_is_refused_with_its_size(make_experiment: Make) -> None:
+    many = list(range(1, 1001))
+    with pytest.raises(ExperimentError, match="the grid has 1000000 cells; at most 100000"):
+        cells_of(make_experiment({"devices": many, "per_device_batch_size": many}))
+
+
+def test_option_lists_are_axes_and_the_grid_overrides_them(make_experiment: Make) -> None:
+    experiment = make_experiment(
+        {"per_device_batch_size": 8, "optimizer.lr": [0.5]},
+        optimizer={"name": "SGD", "lr": [0.1, 0.2], "momentum": [0.0, 0.9]},
+        workload_options={"width": 8},
+    )
+    asked = cells_of(experiment).asked
+    assert points(asked, "optimizer.lr", "optimizer.momentum", "workload.width") == [(0.5, 0.0, 8), (0.5, 0.9, 8)]
+
+
+def test_a_list_inside_a_list_is_a_value(make_experiment: Make) -> None:
+    experiment = make_experiment(schedule={"name": "MultiStepLR", "milestones": [[1, 2]]})
+    assert cells_of(experiment).asked[0].schedule == {"name": "MultiStepLR", "milestones": [1, 2]}
+
+
+def test_strategy_options_belong_to_their_strategy_alone(make_experiment: Make) -> None:
+    experiment = make_experiment(
+        {"strategy": ["single", "ddp"], "per_device_batch_size": 8},
+        strategy_options={"ddp": {"bucket_cap_mb": [1, 25]}},
+    )
+    asked = cells_of(experiment).asked
+    assert points(asked, "strategy", "ddp.bucket_cap_mb") == [("single", None), ("ddp", 1), ("ddp", 25)]
+
+
+def test_built_in_defaults_are_named_and_a_users_own_are_not(make_experiment: Make) -> None:
+    assert points(cells_of(make_experiment()).asked, "data", "model") == [("digits", "resnet18")]
+    assert points(cells_of(make_experiment(workload="mine:Own")).asked, "data", "model") == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "asked", "expected"),
+    [
+        ("ddp", 8, None, 1),
+        ("ddp", 16, None, 2),
+        ("ddp", 32, None, 4),
+        ("ddp", 12, None, 2),
+        ("fsdp", 8, 4, 4),
+        ("dp", 16, None, 1),
+        ("ddp", 64, None, 1),
+    ],
+)
+def test_nodes_are_the_fewest_that_hold_the_devices(
+    make_experiment: Make, strategy: str, devices: int, asked: int | None, expected: int
+) -> None:
+    grid: dict[str, Any] = {"strategy": strategy, "devices": devices, "per_device_batch_size": 8}
+    if asked:
+        grid["nodes"] = asked
+    assert cells_of(make_experiment(grid), gpu_cluster(nodes=4)).asked[0].nodes == expected
+
+
+def test_only_what_does_not_fit_is_oversubscribed(make_experiment: Make) -> None:
+    experiment = make_experiment(
+        {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8}, oversubscribe=True
+    )
+    asked = cells_of(experiment, laptop()).asked
+    shared = [(cell.strategy, cell.devices) for cell in asked if cell.oversubscribe]
+    assert shared == [("dp", 4), ("ddp", 4)]

@@ -1,0 +1,113 @@
+"""Blocks, worker groups, order, skips."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from harness.config import Experiment
+from harness.plan import make_plan, only
+from tests.conftest import gpu_cluster, laptop
+
+Make = Callable[..., Experiment]
+GRID = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
+
+
+def test_every_block_holds_every_runnable_cell_once(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 3}), laptop())
+    for block in range(3):
+        cells = [trial.cell for group in plan.groups if group.block == block for trial in group.trials]
+        assert len(cells) == len(set(cells)) == 10
+    assert plan.blocks == 3
+
+
+def test_a_worker_group_needs_one_placement(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 2}), laptop())
+    placements = [(group.block, str(group.placement)) for group in plan.groups]
+    assert len(set(placements)) == len(placements)
+    assert {placement for _, placement in placements} == {"1 x 1 device", "1 x 2 devices", "2 x 1 device"}
+
+
+def test_what_cannot_run_is_skipped_once_a_trial_with_its_reason(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 2}), laptop())
+    assert Counter(skip.reason for skip in plan.skips) == {
+        "single trains on one device": 8,
+        "too few devices: needs 4 on one node, has 2 CPU slots": 8,
+    }
+
+
+def test_the_order_is_random_but_the_seed_decides_it(make_experiment: Make) -> None:
+    def order(seed: int) -> list[str]:
+        experiment = make_experiment(GRID, seed=seed, throughput={"blocks": 4})
+        return [trial.id for trial in make_plan(experiment, gpu_cluster()).trials]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    one, two = (
+        [t.cell for g in make_plan(make_experiment(GRID), gpu_cluster()).groups if g.block == b for t in g.trials]
+        for b in (0, 1)
+    )
+    assert one != two
+    assert set(one) == set(two)
+
+
+def test_the_order_of_the_seed_does_not_change_what_is_planned(make_experiment: Make) -> None:
+    cells = [
+        {trial.cell.axis("strategy") for trial in make_plan(make_experiment(GRID, seed=seed), laptop()).trials}
+        for seed in (0, 5)
+    ]
+    assert cells[0] == cells[1]
+
+
+def test_each_seed_of_convergence_rides_in_a_block_of_its_own_behind_the_timed_trials(make_experiment: Make) -> None:
+    plan = make_plan(
+        make_experiment(GRID, throughput={"blocks": 2}, convergence={"epochs": 1, "seeds": [7, 8, 9]}), laptop()
+    )
+    seeds = {(t.block, t.seed) for t in plan.trials if t.kind == "convergence"}
+    assert seeds == {(0, 7), (1, 8), (2, 9)}
+    for group in plan.groups:
+        kinds = [trial.kind for trial in group.trials]
+        assert kinds == sorted(kinds, reverse=True)
+
+
+def test_convergence_takes_the_largest_runnable_device_count_at_one_batch_size(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(GRID, throughput=None, convergence={"epochs": 1, "seeds": 0}), laptop())
+    chosen = {(t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size) for t in plan.trials}
+    assert chosen == {("single", 1, 8), ("dp", 2, 8), ("ddp", 2, 8)}
+
+
+def test_convergence_at_a_stated_global_batch_compares_like_with_like(make_experiment: Make) -> None:
+    settings = {"epochs": 1, "seeds": 0, "global_batch_size": 32, "only": {"strategy": "ddp", "devices": [1, 2]}}
+    plan = make_plan(make_experiment(GRID, throughput=None, convergence=settings), laptop())
+    chosen = {
+        (t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size, t.cell.global_batch_size, t.added)
+        for t in plan.trials
+    }
+    assert chosen == {("ddp", 1, 32, 32, False), ("ddp", 2, 16, 32, False), ("single", 1, 32, 32, True)}
+
+
+def test_only_keeps_the_bases_of_what_it_keeps(make_experiment: Make) -> None:
+    plan = only(make_plan(make_experiment(GRID), laptop()), {"strategy": ["ddp"], "devices": [2]})
+    kept = {(t.cell.strategy, t.cell.devices) for t in plan.trials}
+    assert kept == {("ddp", 2), ("single", 1)}
+
+
+def test_trial_ids_are_unique(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(GRID, convergence={"epochs": 1}), gpu_cluster())
+    ids = [trial.id for trial in plan.trials]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "groups"), [(1, 8, 5), (2, 8, 5)])
+def test_one_file_is_planned_for_any_cluster(make_experiment: Make, nodes: int, gpus: int, groups: int) -> None:
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 1}), gpu_cluster(nodes, gpus))
+    assert plan.machine.device == "cuda"
+    assert len(plan.groups) == groups
+
+
+def test_the_least_time_counts_groups_trials_and_windows(make_experiment: Make) -> None:
+    settings = {"blocks": 1, "windows": 2, "window_seconds": 3.0}
+    plan = make_plan(make_experiment({"per_device_batch_size": 8}, throughput=settings), laptop())
+    assert plan.least_seconds == 12.0 + 0.5 + 6.0

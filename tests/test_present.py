@@ -1,0 +1,116 @@
+"""Tables as text, for the terminal and the report."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from harness import analyse
+from harness.present import (
+    convergence_table,
+    counts,
+    duration,
+    failure_table,
+    outcome_table,
+    plural,
+    scaling_by_setting,
+    scaling_table,
+    speed,
+)
+from tests.records import epochs_of, line, steps_of
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (185, "3 min 05 s"), (3600, "1 h 00 min"), (7800, "2 h 10 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (99.44, "99.4"), (0.1234, "0.123"), (pd.NA, "-")])
+def test_speeds(value: object, text: str) -> None:
+    assert speed(value) == text
+
+
+def test_words() -> None:
+    assert counts(["ok", "oom", "ok"]) == "2 ok, 1 oom"
+    assert (plural(1, "block"), plural(2, "block")) == ("1 block", "2 blocks")
+
+
+def scaling(blocks: int) -> pd.DataFrame:
+    lines = [
+        one
+        for block in range(blocks)
+        for one in (line("single", block=block), line("ddp2", block=block, rates=(80.0 + block, 80.0 + block)))
+    ]
+    return analyse.scaling(analyse.trials(lines, steps_of(lines)))
+
+
+def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
+    rows = scaling_table(scaling(1)).rows
+    assert rows[0].kind == "base"
+    assert rows[0].cells == ("batch 10 per device", "single", "1", "100", "1", "base", "", "1", "single x1: 100")
+    assert rows[1].cells == (
+        "batch 10 per device",
+        "ddp",
+        "2",
+        "160",
+        "1.60",
+        "80 %",
+        "one block",
+        "1",
+        "single x1: 100",
+    )
+
+
+def test_intervals_are_shown_with_n() -> None:
+    row = scaling_table(scaling(3)).rows[1]
+    assert row.cells[5] == "81 %"
+    assert " to " in row.cells[6]
+    assert row.cells[7] == "3"
+
+
+def test_parts_by_setting_name_their_base() -> None:
+    ((name, part),) = scaling_by_setting(scaling(1))
+    assert name == "batch 10 per device (base: single x1: 100)"
+    assert [heading.title for heading in part.columns] == [
+        "strategy",
+        "devices",
+        "samples/s",
+        "speedup",
+        "efficiency",
+        "95 % interval",
+        "n",
+    ]
+
+
+def test_rehearsals_are_marked() -> None:
+    lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
+    rows = scaling_table(analyse.scaling(analyse.trials(lines, steps_of(lines)))).rows
+    assert (rows[1].kind, rows[1].cells[1]) == ("apart", "dp (emulated)")
+
+
+def test_a_target_that_was_never_reached_says_never() -> None:
+    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0))]
+    trials = analyse.trials(lines, steps_of(lines))
+    target = {"metric": "val_accuracy", "at_least": 0.9}
+    never = convergence_table(analyse.convergence(trials, epochs_of("ddp2-s0", [0.5]), target)).rows[0]
+    assert never.cells[-3:] == ("0 of 1", "never", "never")
+    once = convergence_table(analyse.convergence(trials, epochs_of("ddp2-s0", [0.95]), target)).rows[0]
+    assert once.cells[-3:] == ("1 of 1", "1.0", "100")
+
+
+def test_failures_name_their_log() -> None:
+    lines = [line("single"), line("ddp2", outcome="error", devices=2, log="logs/x.txt", attempt=2)]
+    rows = failure_table(analyse.trials(lines, steps_of(lines))).rows
+    assert [row.cells for row in rows] == [("ddp x2, ddp2-b0", "2", "error", "because of error", "logs/x.txt")]
+
+
+def test_outcomes_are_counted_with_their_reasons() -> None:
+    lines = [line("single"), line("ddp2", outcome="skipped", devices=2), line("ddp4", outcome="skipped", devices=4)]
+    rows = outcome_table(analyse.outcomes(analyse.trials(lines, steps_of(lines)))).rows
+    assert [row.cells for row in rows] == [
+        ("throughput", "skipped", "2", "because of skipped"),
+        ("throughput", "ok", "1", ""),
+    ]

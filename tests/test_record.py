@@ -1,0 +1,165 @@
+"""The run folder: whole, append-only, readable after a crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config import Experiment
+from harness.errors import RunFolderError
+from harness.files import append_line, replace_text
+from harness.messages import TrialResult
+from harness.plan import Plan, make_plan
+from harness.record import RunFolder
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+FACTS = {"attempt": 1, "sitting": 0, "group_id": "b0-g0", "position": 0}
+
+
+@pytest.fixture
+def plan(make_experiment: Make) -> Plan:
+    experiment = make_experiment(
+        {"strategy": ["single", "ddp"], "devices": [1, 4], "per_device_batch_size": 8},
+        throughput={"blocks": 2},
+        convergence={"epochs": 1, "seeds": 0},
+    )
+    return make_plan(experiment, laptop())
+
+
+@pytest.fixture
+def folder(plan: Plan, tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, plan.experiment, plan, "name: test\n")
+
+
+def steps(count: int = 2) -> dict[str, list[Any]]:
+    return {
+        "rank": [0] * count,
+        "window": [1] * count,
+        "step": list(range(count)),
+        "warmup": [False] * count,
+        "step_s": [0.5] * count,
+        "wait_s": [0.1] * count,
+        "loss": [1.0] * count,
+    }
+
+
+def test_a_new_folder_holds_the_experiment_and_the_plan(folder: RunFolder, plan: Plan) -> None:
+    assert folder.source_text() == "name: test\n"
+    assert folder.experiment() == plan.experiment
+    assert [group["id"] for group in folder.plan()["groups"]] == [group.id for group in plan.groups]
+    assert len(folder.plan()["skipped"]) == len(plan.skips)
+    assert folder.lines() == []
+
+
+def test_a_recorded_trial_reads_back(folder: RunFolder, plan: Plan) -> None:
+    trial = plan.trials[0]
+    folder.append(trial, TrialResult(trial.id, "ok", steps=steps(), trial_s=1.5), FACTS)
+    lines = folder.lines()
+    assert [(row["trial_id"], row["outcome"], row["trial_s"], row["attempt"]) for row in lines] == [
+        (trial.id, "ok", 1.5, 1)
+    ]
+    frame = folder.steps(lines)
+    assert frame["trial_id"].tolist() == [trial.id] * 2
+    assert frame["step_s"].tolist() == [0.5, 0.5]
+
+
+def test_a_line_carries_every_axis(folder: RunFolder, plan: Plan) -> None:
+    trial = plan.trials[0]
+    row = folder.append(trial, TrialResult(trial.id, "ok"), FACTS)
+    for axis in ("strategy", "devices", "nodes", "model", "data", "per_device_batch_size", "precision"):
+        assert row[axis] == getattr(trial.cell, axis)
+    assert json.loads(row["options"])["optimizer.lr"] == 0.1
+
+
+def test_steps_without_a_line_do_not_count(folder: RunFolder, plan: Plan) -> None:
+    trial = plan.trials[0]
+    folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
+    (folder.path / "trials.jsonl").write_text("")
+    assert folder.steps(folder.lines()).empty
+
+
+def test_a_line_cut_short_does_not_count_and_does_not_harm_the_next(folder: RunFolder, plan: Plan) -> None:
+    one, two = plan.trials[:2]
+    folder.append(one, TrialResult(one.id, "ok"), FACTS)
+    with (folder.path / "trials.jsonl").open("a") as file:
+        file.write('{"trial_id": "half')
+    assert [row["trial_id"] for row in folder.lines()] == [one.id]
+    folder.append(two, TrialResult(two.id, "ok"), FACTS)
+    assert [row["trial_id"] for row in folder.lines()] == [one.id, two.id]
+
+
+def test_a_traceback_goes_into_a_log_that_the_line_names(folder: RunFolder, plan: Plan) -> None:
+    trial = plan.trials[0]
+    row = folder.append(trial, TrialResult(trial.id, "error", "boom", detail="Traceback: boom"), FACTS)
+    assert row["log"] == f"logs/{trial.id}-1.txt"
+    assert (folder.path / row["log"]).read_text() == "Traceback: boom"
+
+
+def test_a_folder_without_raw_files_reads_the_compacted_ones(folder: RunFolder, plan: Plan) -> None:
+    trial = plan.trials[0]
+    folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
+    lines = folder.lines()
+    before = folder.steps(lines)
+    folder.compact(before, folder.epochs(lines))
+    for raw in (folder.path / "raw").iterdir():
+        raw.unlink()
+    assert folder.steps(lines).equals(before)
+
+
+def test_two_runs_do_not_write_into_one_folder(folder: RunFolder) -> None:
+    with (
+        folder.locked(),
+        pytest.raises(RunFolderError, match="another run is writing"),
+        RunFolder(folder.path).locked(),
+    ):
+        pass
+    with folder.locked():
+        pass
+
+
+def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        RunFolder.open(tmp_path)
+
+
+def test_an_output_that_cannot_be_written_is_refused(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match=r"cannot be made: .*; give another folder with --output"):
+        RunFolder.create(tmp_path / "file" / "results", plan.experiment, plan, "")
+
+
+def test_sittings_and_groups_are_added_to_the_environment(folder: RunFolder) -> None:
+    folder.set_sitting(0, {"started_at": 1.0})
+    folder.add_environment({"group_id": "b0-g0", "nodes": []})
+    folder.set_sitting(0, {"wall_s": 2.0})
+    folder.set_sitting(1, {"started_at": 3.0})
+    content = folder.environment()
+    assert content["sittings"] == [{"started_at": 1.0, "wall_s": 2.0}, {"started_at": 3.0}]
+    assert [group["group_id"] for group in content["groups"]] == ["b0-g0"]
+
+
+def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    replace_text(path, "one")
+    replace_text(path, "two")
+    assert path.read_text() == "two"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_appending_does_not_read_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    for number in range(3):
+        append_line(path, str(number))
+    assert path.read_text() == "0\n1\n2\n"
+
+
+def test_no_file_is_a_pickle(folder: RunFolder, plan: Plan) -> None:
+    trial = plan.trials[0]
+    folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
+    kinds = {path.suffix for path in folder.path.rglob("*") if path.is_file()}
+    assert kinds <= {".yaml", ".json", ".jsonl", ".parquet", ".txt", ".html", ".csv", ".png", ".svg", ""}

@@ -1,0 +1,209 @@
+"""The report from recorded files: self-contained, escaped, without torch or ray."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness.config import Experiment
+from harness.errors import RunFolderError
+from harness.messages import TrialResult
+from harness.plan import make_plan
+from harness.record import RunFolder
+from harness.report import write_report
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+
+
+def columns_of_steps(ranks: int) -> dict[str, list[Any]]:
+    rows = [(rank, number, step) for rank in range(ranks) for number in (0, 1) for step in range(5)]
+    return {
+        "rank": [rank for rank, _, _ in rows],
+        "window": [number for _, number, _ in rows],
+        "step": [step for _, _, step in rows],
+        "warmup": [number == 0 for _, number, _ in rows],
+        "step_s": [0.1 + 0.01 * step for _, _, step in rows],
+        "wait_s": [0.01] * len(rows),
+        "loss": [1.0] * len(rows),
+    }
+
+
+def windows_of(ranks: int) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {"rank": rank, "window": number, "warmup": number == 0, "duration_s": 0.6, "steps": 5, "weight": 40.0}
+        for rank in range(ranks)
+        for number in (0, 1)
+    )
+
+
+def ranks_of(ranks: int) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {"rank": rank, "local_rank": rank, "node_rank": 0, "peak_memory_bytes": 2**30} for rank in range(ranks)
+    )
+
+
+EPOCHS = {
+    "epoch": [1, 2],
+    "samples": [100, 200],
+    "train_s": [1.0, 2.0],
+    "evaluation_s": [0.1, 0.1],
+    "train_loss": [1.0, 0.5],
+    "val_loss": [1.0, 0.6],
+    "val_accuracy": [0.5, 0.96],
+}
+
+NODE = {
+    "node_id": "n",
+    "host": "<script>alert(1)</script>",
+    "cpu": "Some CPU",
+    "cores": 2,
+    "logical_cpus": 4,
+    "memory_bytes": 2**34,
+    "system": "Linux",
+    "python": "3.11",
+    "packages": {"torch": "2.15.0"},
+    "cuda": None,
+    "devices": [{"kind": "cpu", "model": "Some CPU", "uuid": None, "memory_bytes": None}],
+    "threads": 1,
+    "variables": {"OMP_NUM_THREADS": "1"},
+}
+
+
+@pytest.fixture
+def run_folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
+    experiment = make_experiment(
+        {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]},
+        throughput={"blocks": 2},
+        convergence={"epochs": 2, "seeds": [0, 1], "target": {"metric": "val_accuracy", "at_least": 0.95}},
+    )
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, "name: test # <b>as given</b>\n")
+    folder.set_sitting(0, {"started_at": 1.7e9, "git_commit": "abcdef1234567890", "wall_s": 90.0})
+    folder.add_environment({"group_id": "b0-g0", "nodes": [NODE], "ranks": []})
+    failing = next(trial.id for trial in plan.trials if trial.kind == "throughput" and trial.block == 1)
+    for number, trial in enumerate(plan.trials):
+        ranks = trial.cell.devices
+        facts = {"attempt": 1, "sitting": 0, "group_id": "b0-g0", "position": number}
+        if trial.kind == "convergence":
+            result = TrialResult(trial.id, "ok", epochs=EPOCHS, ranks=ranks_of(ranks), trial_s=3.0, steps_s=2.0)
+        elif trial.id == failing:
+            result = TrialResult(trial.id, "error", "ValueError on rank 0: <i>bad</i>", detail="Traceback ...")
+        else:
+            result = TrialResult(
+                trial.id,
+                "ok",
+                windows=windows_of(ranks),
+                steps=columns_of_steps(ranks),
+                ranks=ranks_of(ranks),
+                unit="samples",
+                trial_s=2.0,
+                steps_s=1.5,
+            )
+        folder.append(trial, result, facts)
+    for skip in plan.skips:
+        facts = {"attempt": 1, "sitting": 0, "group_id": None, "position": None}
+        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), facts)
+    return folder
+
+
+def test_tables_figures_and_report_are_written(run_folder: RunFolder) -> None:
+    write_report(run_folder.path)
+    for name in ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows"):
+        assert (run_folder.path / "tables" / f"{name}.csv").stat().st_size > 0
+    for name in ("throughput", "efficiency", "batch_sizes", "step_times", "convergence"):
+        for kind in ("png", "svg"):
+            assert (run_folder.path / "figures" / f"{name}.{kind}").stat().st_size > 1000
+    for name in ("steps", "epochs"):
+        assert (run_folder.path / f"{name}.parquet").exists()
+
+
+def test_the_report_is_one_self_contained_file(run_folder: RunFolder) -> None:
+    write_report(run_folder.path)
+    html = run_folder.report.read_text()
+    assert html.count("data:image/png;base64,") == 5
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", html)
+    assert "<script" not in html
+
+
+def test_what_it_prints_is_escaped(run_folder: RunFolder) -> None:
+    write_report(run_folder.path)
+    html = run_folder.report.read_text()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "<i>bad</i>" not in html and "&lt;i&gt;bad&lt;/i&gt;" in html
+    assert "<b>as given</b>" not in html
+
+
+def test_it_says_what_was_asked_measured_and_what_failed(run_folder: RunFolder) -> None:
+    write_report(run_folder.path)
+    text = re.sub(r"<[^>]+>", " ", run_folder.report.read_text())
+    for words in (
+        "1 trial failed: 1 error",
+        "weak scaling: the per-device batch is fixed",
+        "too few devices: needs 4 on one node, has 2 CPU slots",
+        "Target: val_accuracy at least 0.95",
+        "Some CPU, 2 cores",
+        "git abcdef123456",
+        "1 min 30 s",
+        "2 of 2",
+    ):
+        assert words in text, words
+
+
+def test_it_can_be_rebuilt_any_number_of_times(run_folder: RunFolder) -> None:
+    write_report(run_folder.path)
+    first = (run_folder.path / "tables" / "scaling.csv").read_text()
+    write_report(run_folder.path)
+    assert (run_folder.path / "tables" / "scaling.csv").read_text() == first
+
+
+def test_it_needs_neither_torch_nor_ray(run_folder: RunFolder) -> None:
+    blocked = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'torchvision', 'ray'):\n"
+        "            raise ImportError('blocked: ' + name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        f"sys.argv = ['harness.report', {str(run_folder.path)!r}]\n"
+        "import runpy\n"
+        "runpy.run_module('harness.report', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert run_folder.report.exists()
+
+
+def test_a_notebook_gets_dataframes(run_folder: RunFolder) -> None:
+    results = harness.load(run_folder.path)
+    assert set(results.trials["outcome"]) == {"ok", "error", "skipped"}
+    assert results.steps["step_s"].notna().all()
+    assert results.epochs["epoch"].max() == 2
+    assert results.ranks["peak_memory_bytes"].max() == 2**30
+    assert results.windows["weight"].notna().all()
+    assert results.environment["groups"][0]["nodes"][0]["cpu"] == "Some CPU"
+    assert set(results.scaling["base_strategy"]) == {"single"}
+    assert results.convergence["reached"].all()
+    assert results.cells["blocks"].max() == 2
+
+
+def test_a_run_in_which_all_failed_still_has_a_report(make_experiment: Make, tmp_path: Path) -> None:
+    plan = make_plan(make_experiment(throughput={"blocks": 1}), laptop())
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    trial = plan.trials[0]
+    facts = {"attempt": 1, "sitting": 0, "group_id": "g", "position": 0}
+    folder.append(trial, TrialResult(trial.id, "lost", "gone"), facts)
+    write_report(folder.path)
+    assert "Nothing was measured." in folder.report.read_text()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        write_report(tmp_path)

@@ -1,0 +1,62 @@
+"""What is left of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.config import Experiment
+from harness.plan import Plan, make_plan
+from harness.resume import attempts, pending
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+
+
+@pytest.fixture
+def plan(make_experiment: Make) -> Plan:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
+    settings = {"epochs": 1, "seeds": [0, 1], "only": {"per_device_batch_size": 8}}
+    return make_plan(make_experiment(grid, throughput={"blocks": 2}, convergence=settings), laptop())
+
+
+def recorded(plan: Plan, outcome: str = "ok", keep: Callable[[Any], bool] = lambda trial: True) -> list[dict[str, Any]]:
+    return [{"trial_id": trial.id, "outcome": outcome, "attempt": 1} for trial in plan.trials if keep(trial)]
+
+
+def left(plan: Plan, lines: list[dict[str, Any]]) -> set[tuple[str, str, int, int]]:
+    return {(t.kind, t.cell.strategy, t.cell.devices, t.block) for group in pending(plan, lines) for t in group.trials}
+
+
+def test_nothing_recorded_leaves_everything(plan: Plan) -> None:
+    assert pending(plan, []) == plan.groups
+
+
+def test_everything_ok_leaves_nothing(plan: Plan) -> None:
+    assert pending(plan, recorded(plan)) == ()
+
+
+@pytest.mark.parametrize("outcome", ["oom", "error", "timeout", "lost", "diverged", "skipped"])
+def test_only_ok_counts_as_done(plan: Plan, outcome: str) -> None:
+    assert pending(plan, recorded(plan, outcome)) == plan.groups
+
+
+def test_a_block_cut_in_two_measures_its_base_again(plan: Plan) -> None:
+    missing = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "ddp" and t.block == 1)
+    lines = recorded(plan, keep=lambda trial: trial.id != missing.id)
+    again = {trial.id for group in pending(plan, lines) for trial in group.trials}
+    base = f"{missing.cell.base().id}-b1"
+    assert again == {missing.id, base}
+
+
+def test_a_missing_training_needs_no_base(plan: Plan) -> None:
+    missing = next(t for t in plan.trials if t.kind == "convergence")
+    lines = recorded(plan, keep=lambda trial: trial.id != missing.id)
+    assert [t.id for group in pending(plan, lines) for t in group.trials] == [missing.id]
+
+
+def test_attempts_are_the_highest_of_each_trial() -> None:
+    lines = [{"trial_id": "a", "attempt": 1}, {"trial_id": "a", "attempt": 2}, {"trial_id": "b", "attempt": 1}]
+    assert attempts(lines) == {"a": 2, "b": 1}

@@ -1,0 +1,58 @@
+"""Every table's columns once; what is made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness.schema import DERIVED, RECORDED, TRIALS, WINDOWS
+from harness.schema_text import as_markdown
+
+README = Path(__file__).parents[1] / "results" / "README.md"
+
+
+def test_results_readme_is_made_from_the_schema() -> None:
+    assert README.read_text() == as_markdown(), "run: python -m harness.schema_text > results/README.md"
+
+
+@pytest.mark.parametrize("table", [*RECORDED, *DERIVED], ids=lambda table: table.name)
+def test_names_are_unique_and_every_column_has_a_meaning(table: object) -> None:
+    columns = table.columns  # type: ignore[attr-defined]
+    names = [column.name for column in columns]
+    assert len(names) == len(set(names))
+    assert all(column.meaning for column in columns)
+
+
+@pytest.mark.parametrize("table", [*RECORDED, *DERIVED], ids=lambda table: table.name)
+def test_units_and_suffixes_agree(table: object) -> None:
+    for column in table.columns:  # type: ignore[attr-defined]
+        if column.name.endswith("_bytes"):
+            assert column.unit == "bytes"
+        if column.name.endswith("_per_s"):
+            assert column.unit == "samples/s"
+        elif column.name.endswith("_s"):
+            assert column.unit == "s"
+
+
+def test_a_frame_is_typed_and_what_is_missing_is_na() -> None:
+    frame = WINDOWS.frame([{"rank": 1, "duration_s": 2}])
+    assert frame["rank"].dtype == "Int64"
+    assert frame["duration_s"].dtype == "Float64"
+    assert pd.isna(frame["trial_id"].iloc[0])
+    assert list(frame.columns) == WINDOWS.names
+
+
+def test_an_empty_frame_has_the_columns() -> None:
+    assert list(TRIALS.frame([]).columns) == TRIALS.names
+
+
+def test_unknown_columns_come_last() -> None:
+    assert list(WINDOWS.frame([{"own_metric": 3, "rank": 0}]).columns) == [*WINDOWS.names, "own_metric"]
+
+
+def test_labels_carry_units() -> None:
+    assert TRIALS.column("throughput_per_s").label == "throughput (samples/s)"
+    assert TRIALS.column("peak_memory_bytes").label == "peak memory (bytes)"
+    assert TRIALS.column("devices").label == "devices"

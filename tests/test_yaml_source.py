@@ -1,0 +1,56 @@
+"""Reading YAML: safe, one mapping, no duplicate key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import yaml_source
+from harness.errors import ExperimentError
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "expected a mapping such as 'name: scaling' at the top level, got an empty file"),
+        ("- a\n- b\n", "expected a mapping such as 'name: scaling' at the top level, got a list"),
+        ("just words", "expected a mapping such as 'name: scaling' at the top level, got a str"),
+        ("3", "expected a mapping such as 'name: scaling' at the top level, got a int"),
+        ("a: [1", "not valid YAML: while parsing a flow sequence"),
+        ("a: b: c", "not valid YAML: mapping values are not allowed here"),
+        ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' stands twice; keep one of them"),
+        ("a:\n  x: 1\n  x: 2\n", "line 3: the key 'x' stands twice; keep one of them"),
+        ("1: 2\n", "keys must be strings, got 1"),
+        ("a: !!python/object/apply:os.system ['true']", "not valid YAML: could not determine a constructor"),
+        ("a: 1\n---\nb: 2\n", "not valid YAML: expected a single document"),
+    ],
+)
+def test_what_is_no_single_mapping_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        yaml_source.parse_mapping(text, source="f.yaml")
+    assert caught.value.problems[0].startswith(problem)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="no such file; give the path of an experiment file"):
+        yaml_source.read_mapping(tmp_path / "none.yaml")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="is a folder"):
+        yaml_source.read_mapping(tmp_path)
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ExperimentError, match="not a text file in UTF-8"):
+        yaml_source.read_mapping(path)
+
+
+def test_a_huge_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"a" * (yaml_source.MAX_BYTES + 1))
+    with pytest.raises(ExperimentError, match="not an experiment file"):
+        yaml_source.read_mapping(path)
