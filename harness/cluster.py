@@ -33,9 +33,11 @@ _QUIET = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
 }
-"""The polling interval is the shortest that leaves windows alone; the rest saves a process or a line."""
+"""The polling interval is the shortest that leaves windows alone; the rest saves a process or a line.
+
+The last one keeps Ray from printing what became of its processes: that is in the trial's row."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harness.messages import Outcome, TrialResult
 from harness.plan import WorkerGroup
@@ -21,9 +22,15 @@ COLLATERAL = (
 
 
 def primary(failures: Sequence[TrialResult]) -> TrialResult:
-    """The failure that caused the others: the first that does not read like a lost peer, else the first."""
+    """The failure that caused the others: the first that does not read like a lost peer.
+
+    Where every rank only misses a peer, that peer's process or node is lost.
+    """
     own = [failure for failure in failures if not _is_collateral(failure)]
-    return (own or list(failures))[0]
+    if own:
+        return own[0]
+    first = failures[0]
+    return replace(first, outcome="lost", reason=f"a peer was lost: {first.reason}")
 
 
 def from_launch(

@@ -51,9 +51,10 @@ def test_the_cause_is_told_not_what_its_peers_saw() -> None:
     assert primary([cause, peer]) is cause
 
 
-def test_where_all_read_alike_the_first_is_told() -> None:
-    one, two = rank_failure(0, "NCCL error"), rank_failure(1, "NCCL error")
-    assert primary([one, two]) is one
+def test_where_every_rank_only_misses_a_peer_the_trial_is_lost() -> None:
+    row = primary([rank_failure(0, "NCCL error: remote process exited"), rank_failure(2, "NCCL error")])
+    assert (row.outcome, row.error_rank) == ("lost", 0)
+    assert row.reason == "a peer was lost: NCCL error: remote process exited"
 
 
 @pytest.mark.parametrize(

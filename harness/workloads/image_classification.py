@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError, nearest
 from harness.workloads import image_data
-from harness.workloads.small_resnet import DEPTHS, SmallResNet
+from harness.workloads.small_resnet import DEPTHS, NORMS, SmallResNet
 
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 MODELS = (*DEPTHS, *TORCHVISION)
@@ -26,8 +27,9 @@ class ImageClassification:
     """A ResNet with cross-entropy loss.
 
     ``data``: digits, cifar10, synthetic, synthetic_device or a folder with train/ and val/. ``model``: one of
-    MODELS. ``width``: channels of the small family's first stage. ``image_size``: side in pixels, by default
-    16 for digits, 32 for cifar10 and 224 else. ``samples``: how many a synthetic set has.
+    MODELS. ``width``: channels of the small family's first stage; ``norm``: its normalisation, batch or group.
+    ``image_size``: side in pixels, by default 16 for digits, 32 for cifar10 and 224 else. ``samples``: how many
+    a synthetic set has.
     """
 
     unit = "samples"
@@ -37,6 +39,7 @@ class ImageClassification:
         data: str = "digits",
         model: str = "resnet18",
         width: int = 16,
+        norm: str = "batch",
         image_size: int | None = None,
         classes: int | None = None,
         samples: int = 50_000,
@@ -47,6 +50,12 @@ class ImageClassification:
             raise WorkloadError(f"grid.model: got {model!r}; {nearest(model, MODELS)}")
         if data not in image_data.NAMES and "/" not in data:
             raise WorkloadError(f"grid.data: got {data!r}; {nearest(data, image_data.NAMES)}, or a folder's path")
+        if norm not in NORMS or (norm != "batch" and model in TORCHVISION):
+            allowed = "batch or, in the small family, group"
+            raise WorkloadError(f"workload_options.norm: got {norm!r} for {model}; allowed: {allowed}")
+        self.norm = norm
+        if model in TORCHVISION:
+            _require_torchvision()
         self.data, self.model, self.width = data, model, _count("width", width, 4096)
         side = _count("image_size", image_size or IMAGE_SIZES.get(data, 224), 4096)
         classes = classes or CLASSES.get(data) or image_data.count_classes(data)
@@ -56,7 +65,8 @@ class ImageClassification:
 
     def build_model(self) -> nn.Module:
         if self.model in DEPTHS:
-            return SmallResNet(DEPTHS[self.model], width=self.width, channels=3, classes=self.source.classes)
+            blocks, classes = DEPTHS[self.model], self.source.classes
+            return SmallResNet(blocks, width=self.width, channels=3, classes=classes, norm=self.norm)
         import torchvision
 
         model: nn.Module = getattr(torchvision.models, self.model)(weights=None, num_classes=self.source.classes)
@@ -79,6 +89,17 @@ class ImageClassification:
         images, labels = batch
         correct = (model(images).argmax(dim=1) == labels).sum()
         return {"accuracy": (correct, len(labels))}
+
+
+def _require_torchvision() -> None:
+    """Its compiled operators load only beside the torch they were built for; raises WorkloadError."""
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, OSError) as error:
+        raise WorkloadError(
+            f"torch and torchvision do not fit each other: {type(error).__name__}: {error}. Install the pair of one "
+            "release, for example with 'pip install --upgrade torch torchvision' from one index"
+        ) from error
 
 
 def _count(name: str, value: object, most: int) -> int:

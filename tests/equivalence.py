@@ -1,0 +1,112 @@
+"""Trains a small model as one rank of a strategy, in a process of its own, and tells what came out.
+
+Used by test_equivalence.py: ``python -m tests.equivalence RANK WORLD_SIZE STORE OUT``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from harness.cell import Cell
+from harness.loader import Share, batches, epoch_shares
+from harness.ranks import Ranks
+from harness.training import Training
+
+SAMPLES, BATCH, EPOCHS, SEED = 22, 7, 2, 4  # uneven shares; one sample is left for the last batch
+CPU = torch.device("cpu")
+FAULTS = ("unweighted last batch", "sum for mean", "one rank's data repeated")
+
+
+class Regression:
+    """A model without dropout and batch statistics, whose samples weigh alike (samples) or not (tokens)."""
+
+    def __init__(self, unit: str = "samples") -> None:
+        self.unit = unit
+
+    def build_model(self) -> nn.Module:
+        layers = [nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)]
+        return nn.Sequential(*layers)
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(SAMPLES, 5, generator=generator)
+        y = torch.sin(x.sum(dim=1, keepdim=True))
+        tokens = torch.randint(1, 9, (SAMPLES,), generator=generator).float()
+        data = TensorDataset(x, y, tokens)
+        return data, data
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y, tokens = batch
+        errors = (model(x) - y).square().squeeze(1)
+        if self.unit == "tokens":
+            return (errors * tokens).sum(), tokens.sum()
+        return errors.sum(), torch.tensor(float(len(x)))
+
+
+class Faulty(Training):
+    """Training with a mistake that the comparison must find."""
+
+    fault = ""
+
+    def _global_weight(self, weight: Tensor, share: Share) -> Tensor | float:
+        if self.fault == "unweighted last batch":
+            return float(max(share.samples, 1)) * self._ranks.world_size  # each rank's own mean, averaged
+        if self.fault == "sum for mean":
+            return 1.0
+        return super()._global_weight(weight, share)
+
+
+def train(strategy: str, rank: int, world_size: int, devices: int, unit: str, fault: str) -> list[float]:
+    """All parameters after two epochs, the last batch of each uneven."""
+    base = Cell("w", None, None, strategy, "cpu", devices, 1, "strong", None, BATCH)
+    cell = replace(base, optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9})
+    per_worker = devices if strategy == "dp" else 1
+    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", tuple(CPU for _ in range(per_worker)))
+    workload = Regression(unit)
+    Faulty.fault = fault
+    training = Faulty(cell, workload, SEED, ranks)
+    share_rank = 0 if fault == "one rank's data repeated" else rank
+    shares = list(
+        chain.from_iterable(epoch_shares(SAMPLES, BATCH, SEED, e, share_rank, world_size) for e in range(EPOCHS))
+    )
+    for share, batch in zip(
+        shares, batches(workload.datasets()[0], shares, seed=SEED, device=CPU, options={}), strict=True
+    ):
+        training.step(batch, share)
+    flat: list[float] = []
+    for parameter in training.model.parameters():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        flat += whole.detach().flatten().double().tolist()
+    return flat
+
+
+def main(rank: int, world_size: int, store: str, out: str) -> None:
+    """Every strategy of this world size, right and with each planted fault."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+    results: dict[tuple[str, int, str, str], list[float]] = {}
+    strategies = ["ddp", "fsdp"] if world_size > 1 else ["single", "dp", "ddp", "fsdp"]
+    for strategy in strategies:
+        for devices in [1, 2, 3] if strategy == "dp" else [world_size]:
+            for unit in ("samples", "tokens"):
+                results[strategy, devices, unit, ""] = train(strategy, rank, world_size, devices, unit, "")
+        if world_size > 1:
+            for fault in FAULTS:
+                results[strategy, world_size, "samples", fault] = train(
+                    strategy, rank, world_size, world_size, "samples", fault
+                )
+    if rank == 0:
+        torch.save(results, out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -1,0 +1,110 @@
+"""Our DataParallel for CPU slots: the same result as one device, by the same five steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.strategies.replicas import ReplicatedModule, gather, replicate, scatter
+
+
+class Net(nn.Module):
+    """Shared weights, a buffer that is written to, a module that is None, keyword arguments, a dict output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 4)
+        self.tied = self.second
+        self.nothing = None
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> dict[str, Tensor]:
+        self.seen += len(x)
+        return {"out": self.tied(torch.tanh(self.second(self.first(x)))) * scale}
+
+
+def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(x, scale=2.0)["out"].square().sum().backward()
+    core = model.module if isinstance(model, ReplicatedModule) else model
+    return {name: p.grad.clone() for name, p in core.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_outputs_and_gradients_are_those_of_one_device(replicas: int, batch: int) -> None:
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(batch, 3)
+    expected_out, expected = net(x, scale=2.0)["out"], gradients(net, x)
+    model = ReplicatedModule(net, replicas)
+    torch.testing.assert_close(model(x, scale=2.0)["out"], expected_out)
+    found = gradients(model, x)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name])
+
+
+def test_only_the_first_replicas_buffers_survive() -> None:
+    net = Net()
+    ReplicatedModule(net, 2)(torch.randn(5, 3))
+    assert float(net.seen) == 3.0  # chunks of 3 and 2
+
+
+def test_replicas_are_copies_but_the_original_keeps_its_parameters() -> None:
+    net = Net()
+    copies = replicate(net, 2)
+    assert next(iter(net.parameters())).is_leaf
+    assert copies[0].first.weight is not net.first.weight
+    assert copies[0].tied is copies[0].second
+
+
+def test_evaluation_mode_reaches_the_replicas() -> None:
+    model = ReplicatedModule(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.9)), 2).eval()
+    x = torch.randn(6, 2)
+    torch.testing.assert_close(model(x), model.module(x))
+
+
+def test_no_gradient_is_kept_where_the_caller_wants_none() -> None:
+    model = ReplicatedModule(nn.Linear(2, 2), 2)
+    with torch.no_grad():
+        assert not model(torch.randn(4, 2)).requires_grad
+
+
+def test_autocast_reaches_the_threads() -> None:
+    model = ReplicatedModule(nn.Linear(2, 2), 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(torch.randn(4, 2)).dtype == torch.bfloat16
+
+
+def test_an_error_in_a_replica_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ReplicatedModule(nn.Linear(2, 2), 2)(torch.randn(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "count", "chunks"),
+    [
+        ((1, "a"), 2, [(1, "a"), (1, "a")]),
+        ({"k": 3}, 2, [{"k": 3}, {"k": 3}]),
+        ((), 2, [(), ()]),
+    ],
+)
+def test_what_is_no_tensor_is_shared(inputs: Any, count: int, chunks: list[Any]) -> None:
+    assert scatter(inputs, count) == chunks
+
+
+def test_scatter_and_gather_are_inverse() -> None:
+    batch = (torch.arange(10).reshape(5, 2), {"y": torch.arange(5)})
+    parts = scatter(batch, 3)
+    assert [len(part[0]) for part in parts] == [2, 2, 1]
+    joined = gather(parts)
+    torch.testing.assert_close(joined[0], batch[0])
+    torch.testing.assert_close(joined[1]["y"], batch[1]["y"])
+
+
+def test_scalars_become_a_vector() -> None:
+    assert gather([torch.tensor(1.0), torch.tensor(2.0)]).tolist() == [1.0, 2.0]

@@ -1,0 +1,151 @@
+"""The command line: plans without Ray, and bad input that ends in one clear error and code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from harness.cli import app
+
+SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
+Write = Callable[..., Path]
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_a_dry_run_shows_the_plan_and_starts_nothing(write_experiment: Write, tmp_path: Path) -> None:
+    result = call("run", write_experiment(SMALL), "--dry-run", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "Plan of small" in result.output
+    assert "worker groups of fresh processes" in result.output
+    assert "skipped 1 cell: single trains on one device" in result.output
+    assert "Takes at least" in result.output
+    assert not (tmp_path / "out").exists()
+    ray = sys.modules.get("ray")
+    assert ray is None or not ray.is_initialized()
+
+
+def test_plan_is_the_dry_run(write_experiment: Write) -> None:
+    assert "Plan of small" in call("plan", write_experiment(SMALL)).output
+
+
+def test_a_plan_for_an_assumed_cluster(write_experiment: Write) -> None:
+    text = "name: big\ngrid: {model: resnet50, data: synthetic_device, strategy: [ddp, dp], devices: [8, 16], "
+    text += "per_device_batch_size: 64, precision: bf16}\n"
+    result = call("plan", write_experiment(text), "--assume", "2x8")
+    assert result.exit_code == 0, result.output
+    assert "assumed: 2 nodes" in result.output
+    assert "16 GPUs" in result.output
+    assert "too few devices: needs 16 on one node, has 8 + 8 GPUs" in result.output.replace("\n", " ")
+    assert "1 cell added as the base" in result.output
+
+
+def test_only_narrows_the_plan(write_experiment: Write) -> None:
+    output = call("run", write_experiment(SMALL), "--dry-run", "--only", "strategy=single").output
+    assert "ddp" not in output
+
+
+BAD_FILES = {
+    "no YAML": ("a: [", "not valid YAML"),
+    "a list": ("- a\n", "expected a mapping"),
+    "empty": ("", "got an empty file"),
+    "unknown key": (SMALL + "thrughput: {}\n", "did you mean 'throughput'?"),
+    "duplicate key": (SMALL + "name: again\n", "the key 'name' stands twice"),
+    "wrong type": ("name: x\ngrid: {devices: many, per_device_batch_size: 8}\n", "grid.devices[0]: got 'many'"),
+    "negative": ("name: x\ngrid: {devices: -2, per_device_batch_size: 8}\n", "greater than or equal to 1"),
+    "absurd": ("name: x\ngrid: {devices: 1, per_device_batch_size: 99999999999}\n", "less than or equal to"),
+    "unknown strategy": ("name: x\ngrid: {strategy: pipeline, per_device_batch_size: 8}\n", "allowed: ddp, dp"),
+    "unknown model": ("name: x\ngrid: {model: resnet19, per_device_batch_size: 8}\n", "grid.model: got 'resnet19'"),
+    "unknown data": ("name: x\ngrid: {data: mnist, per_device_batch_size: 8}\n", "grid.data: got 'mnist'"),
+    "unknown precision": (
+        "name: x\ngrid: {precision: fp8, per_device_batch_size: 8}\n",
+        "got 'fp8'; allowed: bf16, fp32, tf32",
+    ),
+    "unknown workload": (SMALL + "workload: image_clasification\n", "did you mean 'image_classification'?"),
+    "user module that is not there": (SMALL + "workload: not_there:Own\n", "importing not_there failed"),
+    "unknown optimizer": (SMALL + "optimizer: {name: SGDD}\n", "did you mean 'SGD'?"),
+    "unknown schedule": (SMALL + "schedule: {name: Cosine}\n", "schedule.name: got 'Cosine'"),
+    "missing data": ("name: x\ngrid: {data: ./none, model: resnet8, per_device_batch_size: 8}\n", "data is missing"),
+    "missing cifar10": (
+        "name: x\ngrid: {data: cifar10, model: resnet8, per_device_batch_size: 8}\n"
+        "workload_options: {data_folder: ./nowhere}\n",
+        "data is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_one_error_and_code_2(name: str, write_experiment: Write, tmp_path: Path) -> None:
+    text, message = BAD_FILES[name]
+    result = call("run", write_experiment(text), "--output", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert "error: " in result.stderr and message in result.stderr
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--assume", "2"], "--assume: 1 problem"),
+        (["--assume", "0x8"], "allowed: NODESxGPUS such as 1x8 or 2x8"),
+        (["--only", "strategy"], "--only: 1 problem"),
+        (["--only", "stratgy=ddp"], "unknown axis 'stratgy'; did you mean 'strategy'?"),
+        (["--resume", "/nowhere"], "not a run folder"),
+        (["--output", __file__], "the run folder cannot be made"),
+        (["--address", "ray://host:10001"], "Ray Client is not supported"),
+    ],
+)
+def test_bad_options_are_one_error_and_code_2(arguments: list[str], message: str, write_experiment: Write) -> None:
+    result = call("run", write_experiment(SMALL), *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_no_such_file() -> None:
+    result = call("run", "nowhere.yaml")
+    assert result.exit_code == 2
+    assert "no such file" in result.stderr
+
+
+def test_an_unknown_flag_is_code_2(write_experiment: Write) -> None:
+    assert call("run", write_experiment(SMALL), "--adress", "x").exit_code == 2
+
+
+def test_a_users_module_that_fails_on_import(write_experiment: Write, tmp_path: Path) -> None:
+    (tmp_path / "faulty_module.py").write_text("raise RuntimeError('half written')\n")
+    result = call("run", write_experiment("name: x\nworkload: faulty_module:Own\ngrid: {per_device_batch_size: 8}\n"))
+    assert result.exit_code == 2
+    assert "importing faulty_module failed with RuntimeError: half written" in result.stderr
+
+
+def test_torchvision_that_does_not_fit_torch(write_experiment: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    text = "name: x\ngrid: {model: resnet18, per_device_batch_size: 8}\n"
+    result = call("run", write_experiment(text), "--dry-run")
+    assert result.exit_code == 2
+    assert "torch and torchvision do not fit each other" in result.stderr
+
+
+def test_a_report_of_nothing(tmp_path: Path) -> None:
+    result = call("report", tmp_path)
+    assert result.exit_code == 2
+    assert "not a run folder" in result.stderr
+
+
+@pytest.mark.slow
+def test_an_address_nobody_answers_at(write_experiment: Write) -> None:
+    import time
+
+    start = time.monotonic()
+    result = call("run", write_experiment(SMALL), "--address", "127.0.0.1:9")
+    assert result.exit_code == 2
+    assert "no Ray cluster answers there" in result.stderr
+    assert time.monotonic() - start < 40  # 30 s, with slack for a busy machine

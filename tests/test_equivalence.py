@@ -1,0 +1,63 @@
+"""From the same start, on the same global batches, every strategy ends where one device ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.equivalence import FAULTS
+
+pytestmark = pytest.mark.slow
+
+BOUND = 1e-5
+Results = dict[tuple[str, int, str, str], list[float]]
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What 1, 2 and 3 real processes over gloo ended with."""
+    folder = tmp_path_factory.mktemp("equivalence")
+    found: Results = {}
+    for world_size in (1, 2, 3):
+        store, out = folder / f"store{world_size}", folder / f"out{world_size}"
+        command = [sys.executable, "-m", "tests.equivalence"]
+        ranks = [
+            subprocess.Popen([*command, str(rank), str(world_size), str(store), str(out)], cwd=ROOT)
+            for rank in range(world_size)
+        ]
+        assert [process.wait(timeout=180) for process in ranks] == [0] * world_size
+        found |= torch.load(out)
+    return found
+
+
+def difference(results: Results, strategy: str, devices: int, unit: str, fault: str = "") -> float:
+    """Relative difference from one device, norm over norm."""
+    mine = torch.tensor(results[strategy, devices, unit, fault])
+    alone = torch.tensor(results["single", 1, unit, ""])
+    return float((mine - alone).norm() / alone.norm())
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize(
+    ("strategy", "devices"),
+    [("dp", 1), ("dp", 2), ("dp", 3), ("ddp", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp", 3)],
+)
+def test_every_strategy_trains_as_one_device_does(results: Results, strategy: str, devices: int, unit: str) -> None:
+    assert difference(results, strategy, devices, unit) <= BOUND
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("strategy", "devices"), [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3)])
+def test_planted_faults_are_found(results: Results, strategy: str, devices: int, fault: str) -> None:
+    assert difference(results, strategy, devices, "samples", fault) > 10 * BOUND
+
+
+def test_training_moved_the_parameters(results: Results) -> None:
+    start = torch.tensor(results["single", 1, "samples", ""])
+    other = torch.tensor(results["single", 1, "tokens", ""])
+    assert float((start - other).norm() / start.norm()) > 1e-3

@@ -1,0 +1,175 @@
+"""Real Ray, real worker processes, real failures, on one embedded cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness import cluster
+from harness.cluster import Cluster
+from harness.config import Experiment
+from harness.events import Event, TrialEnded
+from harness.execute import Execution
+from harness.plan import Plan, make_plan
+from harness.record import RunFolder
+from harness.report import write_report
+from harness.results import Results
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[..., Experiment]
+HERE = Path(__file__).parent
+QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0}
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Cluster]:
+    with cluster.embedded(cluster.local_inventory()) as ready:
+        yield ready
+
+
+@pytest.fixture
+def execute(
+    ray_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Experiment], tuple[Results, list[Event]]]:
+    """Runs an experiment on the shared cluster and loads what it left."""
+    from harness.ray_launcher import RayLauncher
+
+    monkeypatch.syspath_prepend(str(HERE))
+
+    def run(experiment: Experiment) -> tuple[Results, list[Event]]:
+        plan: Plan = make_plan(experiment, ray_cluster.inventory)
+        folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
+        launcher = RayLauncher(ray_cluster, experiment, plan.machine, str(HERE))
+        events: list[Event] = []
+        Execution(plan, folder, launcher, events.append).run()
+        launcher.close()
+        write_report(folder.path)
+        return harness.load(folder.path), events
+
+    return run
+
+
+def test_every_ray_process_listens_on_the_loopback_only(ray_cluster: Cluster) -> None:
+    import psutil
+
+    ours = {process.pid for process in psutil.Process().children(recursive=True)}
+    open_ports = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.pid in ours]
+    assert open_ports
+    assert {c.laddr.ip for c in open_ports} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_each_failure_is_a_row_and_the_rest_runs(execute: Any, make_experiment: Make) -> None:
+    behaviours = ["fine", "raises", "memory", "hangs", "dies", "diverges"]
+    experiment = make_experiment(
+        {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "workload.behaviour": behaviours},
+        workload="ray_workload:Told",
+        throughput=QUICK,
+        optimizer={"name": "SGD", "lr": 0.01},
+        limits={"trial": 8.0, "attempts": 2},
+    )
+    results, events = execute(experiment)
+    trials = results.trials.assign(behaviour=results.trials["options"].str.extract(r'"workload.behaviour": "(\w+)"')[0])
+    ddp = trials[trials["strategy"] == "ddp"].groupby("behaviour")["outcome"].agg(list).to_dict()
+    assert ddp == {
+        "fine": ["ok"],
+        "raises": ["error"],
+        "memory": ["oom"],
+        "hangs": ["timeout"],
+        "dies": ["lost", "lost"],
+        "diverges": ["diverged"],
+    }
+    by_behaviour = trials[trials["strategy"] == "ddp"].drop_duplicates("behaviour").set_index("behaviour")
+    raised = by_behaviour.loc["raises"]
+    assert (raised["error_type"], raised["error_rank"]) == ("ValueError", 1)
+    assert "a bad sample" in (results.folder.path / raised["log"]).read_text()
+    stacks = (results.folder.path / by_behaviour.loc["hangs", "log"]).read_text()
+    assert "_misbehave" in stacks and "rank 1" in stacks
+    assert any(isinstance(event, TrialEnded) and event.again for event in events)
+    assert (results.folder.path / "report.html").exists()
+
+
+def test_ranks_devices_and_threads_are_recorded(execute: Any, make_experiment: Make) -> None:
+    experiment = make_experiment(
+        {"strategy": ["single", "dp", "ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8},
+        workload="ray_workload:Told",
+        throughput=QUICK,
+    )
+    results, _ = execute(experiment)
+    ok = results.trials[results.trials["outcome"] == "ok"]
+    assert sorted(zip(ok["strategy"], ok["devices"], strict=True)) == [
+        ("ddp", 1),
+        ("ddp", 2),
+        ("dp", 1),
+        ("dp", 2),
+        ("fsdp", 1),
+        ("fsdp", 2),
+        ("single", 1),
+    ]
+    ranks = results.ranks.merge(ok[["trial_id", "strategy", "devices"]], on="trial_id", suffixes=("_held", ""))
+    two = ranks[(ranks["devices"] == 2) & (ranks["strategy"] == "ddp")]
+    assert two[["rank", "local_rank", "node_rank"]].to_numpy().tolist() == [[0, 0, 0], [1, 1, 0]]
+    assert ranks[(ranks["devices"] == 2) & (ranks["strategy"] == "dp")]["devices_held"].tolist() == ["cpu, cpu"]
+    assert results.ranks["threads"].nunique() == 1
+    assert (ok["throughput_per_s"] > 0).all() and (ok["peak_memory_bytes"] > 0).all()
+    steps = results.steps.merge(ok[["trial_id", "devices", "strategy"]], on="trial_id")
+    per_rank = steps[~steps["warmup"]].groupby(["trial_id", "rank"]).size()
+    assert set(per_rank) == {2 * 4}
+    groups = results.environment["groups"]
+    assert all(group["nodes"][0]["threads"] == ranks["threads"].iloc[0] for group in groups)
+
+
+def test_oversubscribed_ranks_share_the_cores_and_say_so(execute: Any, make_experiment: Make) -> None:
+    experiment = make_experiment(
+        {"strategy": "ddp", "devices": 4, "per_device_batch_size": 8},
+        workload="ray_workload:Told",
+        throughput=QUICK,
+        oversubscribe=True,
+    )
+    results, _ = execute(experiment)
+    ddp = results.trials[results.trials["strategy"] == "ddp"]
+    if results.experiment.oversubscribe and (ddp["oversubscribed"]).all():
+        assert ddp["outcome"].tolist() == ["ok"]
+        assert len(results.ranks[results.ranks["trial_id"] == ddp["trial_id"].iloc[0]]) == 4
+        assert "oversubscribed" in (results.folder.path / "report.html").read_text()
+    else:
+        assert not ddp["oversubscribed"].any()  # a machine with four cores has no need to share
+
+
+def test_ddp_learns_digits_as_one_device_does(execute: Any, make_experiment: Make) -> None:
+    experiment = make_experiment(
+        {
+            "model": "resnet8",
+            "strategy": ["single", "ddp"],
+            "devices": [1, 2],
+            "global_batch_size": 32,
+            "workload.norm": ["batch", "group"],
+        },
+        workload_options={"width": 8},
+        optimizer={"name": "SGD", "lr": 0.1, "momentum": 0.9},
+        schedule={"name": "CosineAnnealingLR", "T_max": 8},
+        throughput=None,
+        convergence={"epochs": 8, "seeds": [0, 1, 2], "target": {"metric": "val_accuracy", "at_least": 0.97}},
+    )
+    results, _ = execute(experiment)
+    norms = results.convergence["options"].str.extract(r'"workload.norm": "(\w+)"')[0]
+    ddp = results.convergence[(results.convergence["strategy"] == "ddp") & (norms == "batch")]
+    assert (ddp["best_val_accuracy"] >= 0.97).all()
+    assert ddp["reached"].all()
+    keys = results.trials[["trial_id", "strategy", "devices", "seed", "options"]]
+    curves = results.epochs.merge(keys, on="trial_id")
+    curves["norm"] = curves["options"].str.extract(r'"workload.norm": "(\w+)"')[0]
+    table = curves.pivot_table(
+        index=["norm", "seed", "epoch"], columns="strategy", values="train_loss", aggfunc="first"
+    )
+    group = table.loc["group"]
+    assert ((group["ddp"] - group["single"]).abs() / group["single"]).max() <= 1e-3
+    batch = table.loc["batch"].groupby("epoch")
+    low, high = batch["single"].min(), batch["single"].max()
+    spread = (high - low).clip(lower=0.1 * high)
+    mean = batch["ddp"].mean()
+    assert ((mean >= low - spread) & (mean <= high + spread)).all()

@@ -1,0 +1,169 @@
+"""The built-in workload: its models, its data, what it refuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.errors import WorkloadError
+from harness.workloads import image_data
+from harness.workloads.image_classification import MODELS, TORCHVISION, ImageClassification
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_resnet20_has_the_parameters_of_the_paper() -> None:
+    model = ImageClassification(model="resnet20", data="cifar10").build_model()
+    assert 0.26e6 < count(model) < 0.28e6  # He et al. 2016, table 6: 0.27 M
+
+
+@pytest.mark.parametrize("model", ["resnet8", "resnet14", "resnet20"])
+@pytest.mark.parametrize("image_size", [8, 16, 32])
+def test_the_small_family_classifies_any_small_image(model: str, image_size: int) -> None:
+    workload = ImageClassification(model=model, image_size=image_size, width=4)
+    assert workload.build_model()(torch.zeros(2, 3, image_size, image_size)).shape == (2, 10)
+
+
+def test_torchvisions_models_get_the_small_stem_where_images_are_small() -> None:
+    small = ImageClassification(model="resnet18", data="digits").build_model()
+    large = ImageClassification(model="resnet18", data="synthetic").build_model()
+    assert small.conv1.kernel_size == (3, 3) and isinstance(small.maxpool, torch.nn.Identity)
+    assert large.conv1.kernel_size == (7, 7) and isinstance(large.maxpool, torch.nn.MaxPool2d)
+    assert count(large) == 11_689_512
+
+
+def test_all_models_are_known() -> None:
+    assert set(TORCHVISION) <= set(MODELS)
+    assert not {"resnet8", "resnet14"} - set(MODELS)
+
+
+def test_the_loss_is_a_sum_with_its_weight() -> None:
+    workload = ImageClassification(model="resnet8", width=4)
+    model = workload.build_model().eval()
+    images, labels = torch.randn(6, 3, 16, 16), torch.arange(6)
+    total, weight = workload.loss(model, (images, labels))
+    assert float(weight) == 6.0
+    halves = [workload.loss(model, (images[i : i + 3], labels[i : i + 3]))[0] for i in (0, 3)]
+    assert total.item() == pytest.approx((halves[0] + halves[1]).item(), rel=1e-5)
+
+
+def test_accuracy_counts_right_answers() -> None:
+    workload = ImageClassification(model="resnet8", width=4)
+
+    def model(images: torch.Tensor) -> torch.Tensor:
+        return torch.eye(10)[torch.tensor([1, 2, 3])]
+
+    correct, weight = workload.metrics(model, (torch.zeros(3, 3, 16, 16), torch.tensor([1, 2, 9])))["accuracy"]  # type: ignore[arg-type]
+    assert (int(correct), weight) == (2, 3)
+
+
+def test_digits_are_real_split_and_the_same_every_time() -> None:
+    train, validation = ImageClassification(data="digits", image_size=8).datasets()
+    assert (len(train), len(validation)) == (1437, 360)  # type: ignore[arg-type]
+    image, label = train[0]
+    assert image.shape == (3, 8, 8)
+    assert 0 <= label <= 9
+    rows = {tuple(image.flatten().tolist()) for image, _ in (train[i] for i in range(1437))}
+    held = {tuple(image.flatten().tolist()) for image, _ in (validation[i] for i in range(360))}
+    assert not rows & held
+    labels = {validation[i][1] for i in range(360)}
+    assert labels == set(range(10))
+
+
+def test_synthetic_images_come_from_their_index() -> None:
+    train, _ = ImageClassification(data="synthetic", image_size=8, samples=100, classes=5).datasets()
+    assert len(train) == 100  # type: ignore[arg-type]
+    torch.testing.assert_close(train[3][0], train[3][0])
+    assert not torch.equal(train[3][0], train[4][0])
+    assert train[7][1] == 2
+
+
+def test_cifar10_that_is_not_there_says_where_to_put_what(tmp_path: Path) -> None:
+    workload = ImageClassification(data="cifar10", model="resnet8", data_folder=str(tmp_path))
+    with pytest.raises(WorkloadError) as caught:
+        workload.datasets()
+    message = str(caught.value)
+    assert str(tmp_path / "cifar-10-batches-py") in message
+    assert "cifar-10-python.tar.gz" in message and "workload_options.data_folder" in message
+    assert "download to true" in message
+
+
+def make_cifar(folder: Path) -> None:
+    """CIFAR-10's own file format, with a few images of noise and torchvision's check sums set to theirs."""
+    import pickle
+
+    target = folder / image_data.CIFAR10_FOLDER
+    target.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        pixels = torch.randint(0, 256, (4, 3072), dtype=torch.uint8, generator=generator).numpy()
+        (target / name).write_bytes(pickle.dumps({"data": pixels, "labels": [0, 1, 2, 3]}))
+    (target / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(i) for i in range(10)]}))
+
+
+def test_cifar10_is_read_by_torchvisions_own_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.datasets import CIFAR10
+
+    make_cifar(tmp_path)
+    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: True)
+    workload = ImageClassification(data="cifar10", model="resnet8", data_folder=str(tmp_path))
+    train, validation = workload.datasets()
+    assert (len(train), len(validation)) == (20, 4)  # type: ignore[arg-type]
+    assert train[0][0].shape == (3, 32, 32)
+    torch.testing.assert_close(validation[0][0], validation[0][0])
+
+
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (20, 10), color=(10, 200, 30)).save(tmp_path / split / name / "1.png")
+    workload = ImageClassification(data=str(tmp_path), model="resnet8", image_size=16)
+    train, validation = workload.datasets()
+    assert (len(train), len(validation)) == (2, 2)  # type: ignore[arg-type]
+    assert train[0][0].shape == (3, 16, 16)
+    assert workload.build_model().head.out_features == 2  # type: ignore[union-attr]
+
+
+def test_a_folder_without_train_and_val(tmp_path: Path) -> None:
+    workload = ImageClassification(data=str(tmp_path), model="resnet8", image_size=16)
+    with pytest.raises(WorkloadError, match="needs train/ and val/"):
+        workload.datasets()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "resnet19"}, "grid.model: got 'resnet19'; did you mean 'resnet1"),
+        ({"data": "digit"}, "grid.data: got 'digit'; did you mean 'digits'?"),
+        ({"width": 0}, "workload_options.width: got 0; allowed: a whole number from 1 to 4096"),
+        ({"width": "x"}, "workload_options.width: got 'x'"),
+        ({"image_size": -3}, "workload_options.image_size: got -3"),
+        ({"samples": 10**30}, "workload_options.samples: got"),
+        ({"classes": True}, "workload_options.classes: got True"),
+    ],
+)
+def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        ImageClassification(**arguments)
+    assert str(caught.value).startswith(message)
+
+
+def test_the_start_is_the_loss_of_guessing() -> None:
+    torch.manual_seed(0)
+    workload = ImageClassification(model="resnet8", data="digits")
+    model = workload.build_model()
+    train, _ = workload.datasets()
+    images = torch.stack([train[i][0] for i in range(64)])
+    labels = torch.tensor([train[i][1] for i in range(64)])
+    total, weight = workload.loss(model, (images, labels))
+    assert (total / weight).item() == pytest.approx(math.log(10), abs=0.6)

@@ -1,0 +1,90 @@
+"""Where a workload's class comes from, and what a wrong one is answered with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import workloads
+from harness.cell import Cell
+from harness.errors import WorkloadError
+
+GOOD = """
+class Own:
+    unit = "samples"
+    def __init__(self, width: int = 3): self.width = width
+    def build_model(self): ...
+    def datasets(self): ...
+    def loss(self, model, batch): ...
+class NoUnit(Own):
+    unit = "bananas"
+class Lacking:
+    unit = "samples"
+    def build_model(self): ...
+class Raises(Own):
+    def __init__(self, **options): raise ValueError("not today")
+NOT_A_CLASS = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_workload.py").write_text(GOOD)
+    (tmp_path / "broken_workload.py").write_text("import nothing_like_this\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("own_workload", "broken_workload"):
+        sys.modules.pop(name, None)
+
+
+def cell(workload: str, **changes: object) -> Cell:
+    fields = {"data": None, "model": None, "workload_options": {}, **changes}
+    return Cell(
+        workload=workload,
+        strategy="single",
+        device="cpu",
+        devices=1,
+        nodes=1,
+        scaling="weak",
+        per_device_batch_size=1,
+        global_batch_size=1,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def test_a_users_own_class_gets_its_parameters() -> None:
+    built = workloads.build(cell("own_workload:Own", workload_options={"width": 7}))
+    assert built.width == 7  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("workload", "changes", "message"),
+    [
+        ("nowhere:Own", {}, "importing nowhere failed with ModuleNotFoundError: No module named 'nowhere'"),
+        ("broken_workload:X", {}, "importing broken_workload failed with ModuleNotFoundError"),
+        ("own_workload:Onw", {}, "own_workload has no class 'Onw'; did you mean 'Own'?"),
+        ("own_workload:NOT_A_CLASS", {}, "own_workload has no class 'NOT_A_CLASS'"),
+        ("own_workload:Lacking", {}, "the class lacks datasets, loss"),
+        ("own_workload:NoUnit", {}, "unit must be 'samples' or 'tokens'"),
+        ("own_workload:Raises", {"workload_options": {"a": 1}}, "own_workload:Raises(a=1): ValueError: not today"),
+        (
+            "own_workload:Own",
+            {"workload_options": {"widht": 1}},
+            "workload_options.widht: own_workload:Own has no parameter 'widht'; did you mean 'width'?",
+        ),
+        ("own_workload:Own", {"model": "big"}, "grid.model: own_workload:Own has no parameter 'model'"),
+        ("own_workload:Own", {"data": "d"}, "grid.data: own_workload:Own has no parameter 'data'"),
+        (
+            "image_classification",
+            {"workload_options": {"widht": 1}},
+            "workload_options.widht: image_classification has no parameter 'widht'; did you mean 'width'?",
+        ),
+    ],
+)
+def test_each_mistake_has_one_clear_answer(workload: str, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        workloads.build(cell(workload, **changes))
+    assert message in str(caught.value)
