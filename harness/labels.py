@@ -26,13 +26,17 @@ def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns, index=frame.index)
 
 
-def settings(frame: pd.DataFrame) -> pd.Series[str]:
-    """For each row what it holds fixed besides strategy and devices, as far as rows differ in it."""
+def settings(frame: pd.DataFrame, *, batch: bool = True) -> pd.Series[str]:
+    """For each row what it holds fixed besides strategy and devices, as far as rows differ in it.
+
+    The batch is always named, unless ``batch`` is False.
+    """
     parts = pd.DataFrame(index=frame.index)
     for axis in SETTING_AXES:
         if axis in frame and axis not in ("per_device_batch_size", "scaling") and frame[axis].nunique(dropna=False) > 1:
             parts[axis] = [_named(axis, value) for value in frame[axis]]
-    parts["batch"] = [_batch(row) for row in frame.to_dict("records")]
+    if batch:
+        parts["batch"] = [_batch(row) for row in frame.to_dict("records")]
     for name, values in spread_options(frame).items():
         parts[str(name)] = ["" if value is None else f"{name}={value}" for value in values]
     joined = [", ".join(part for part in row if part) for row in parts.itertuples(index=False)]

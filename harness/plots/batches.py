@@ -10,78 +10,63 @@ from harness.plots import captions
 from harness.plots.common import (
     COLOURS,
     GIB,
-    MARKERS,
-    MOST_FACETS,
     Drawing,
     Tables,
     add_legend,
-    is_apart,
+    draw_lines,
+    facets_of,
     log2_axis,
     make_grid,
     strategy_legend,
 )
 
+BATCH = "per_device_batch_size"
+QUANTITIES = (("per_device_per_s", "throughput of one device (samples/s)"), ("peak_gib", "peak memory of a rank (GiB)"))
+LINES = ("devices", "nodes", "emulated", "oversubscribed")
+
 
 def batch_sizes(tables: Tables) -> Drawing:
     """Per-device throughput and peak memory against the per-device batch, with marks where none was measured."""
     name, title = "batch_sizes", "Per-device throughput and peak memory against batch size"
-    rows = tables.cells
-    if rows["per_device_batch_size"].nunique() < 2:
+    rows = tables.cells.assign(peak_gib=tables.cells["peak_memory_bytes"] / GIB)
+    if rows[BATCH].nunique() < 2:
         return Drawing(name, title, "Left out: one batch size was measured, so there is nothing to compare.", None)
-    models = list(dict.fromkeys(rows["model"].fillna("model")))[:MOST_FACETS]
-    figure, grid = make_grid(2, len(models))
     failed = _without_result(tables.trials)
-    for column, model in enumerate(models):
-        part = rows[rows["model"].fillna("model") == model]
-        lost = failed[failed["model"].fillna("model") == model]
-        for row, (value, scale, label) in enumerate(
-            [
-                ("per_device_per_s", 1.0, "throughput of one device (samples/s)"),
-                ("peak_memory_bytes", 1.0 / GIB, "peak memory of a rank (GiB)"),
-            ]
-        ):
-            axes = grid[row][column]
-            _batch_lines(axes, part, value, scale)
-            axes.set_ylim(bottom=0)
-            log2_axis(axes, pd.concat([part["per_device_batch_size"], lost["per_device_batch_size"]]))
-            for batch in sorted(lost["per_device_batch_size"].dropna().unique()):
-                axes.plot(batch, 0, marker="x", color="crimson", markersize=8, clip_on=False, zorder=5)
-            axes.set_xlabel("per-device batch size (samples)")
+    facets = facets_of(rows, batch=False)
+    figure, grid = make_grid(2, len(facets))
+    for column, (facet, part) in enumerate(facets):
+        lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
+        for axes, (value, label) in zip(grid[:, column], QUANTITIES, strict=True):
+            _panel(axes, part, lost, value)
             axes.set_ylabel(label if column == 0 else "")
-            axes.set_title(str(model) if row == 0 else "")
+        grid[0][column].set_title(facet)
     marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
     add_legend(figure, [*strategy_legend(rows), *marks])
     caption = (
         f"Each point is one cell; lines join cells of one strategy and device count (number beside the line). "
-        f"Memory: {captions.memory(rows)}. {captions.failures(failed)}{captions.set_apart(rows)}"
+        f"Memory: {captions.memory(rows)}. {captions.failures(failed)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 
 
-def _batch_lines(axes: Axes, part: pd.DataFrame, value: str, scale: float) -> None:
-    for (strategy, devices, *_), group in part.groupby(["strategy", "devices", "emulated", "oversubscribed"]):
-        ordered = group.sort_values("per_device_batch_size")
-        apart = is_apart(ordered.iloc[0])
-        x = ordered["per_device_batch_size"].astype(float)
-        y = ordered[value].astype(float) * scale
-        colour = COLOURS[str(strategy)]
-        axes.plot(
-            x,
-            y,
-            color=colour,
-            marker=MARKERS[str(strategy)],
-            markerfacecolor="white" if apart else colour,
-            linestyle=":" if apart else "-",
-            linewidth=1.2,
-        )
-        axes.annotate(
-            str(devices), (x.iloc[-1], y.iloc[-1]), xytext=(6, -3), textcoords="offset points", color=colour, fontsize=8
-        )
+def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str) -> None:
+    draw_lines(axes, part, BATCH, value, LINES)
+    for (strategy, devices, *_), group in part.groupby(["strategy", *LINES]):
+        last = group.sort_values(BATCH).iloc[-1]
+        place = {"xytext": (7, -3), "textcoords": "offset points", "color": COLOURS[str(strategy)], "fontsize": 8}
+        if not pd.isna(last[value]):
+            axes.annotate(str(devices), (float(last[BATCH]), float(last[value])), **place)
+    for batch in sorted(lost[BATCH].dropna().unique()):
+        axes.plot(batch, 0, marker="x", color="crimson", markersize=8, clip_on=False, zorder=5)
+    highest = part[value].max()
+    axes.set_ylim(0, 1 if pd.isna(highest) else 1.15 * float(highest))
+    log2_axis(axes, pd.concat([part[BATCH], lost[BATCH]]))
+    axes.set_xlabel("per-device batch size (samples)")
 
 
 def _without_result(trials: pd.DataFrame) -> pd.DataFrame:
-    """Throughput trials of cells that gave no figure, by their own fault or for want of memory."""
+    """Throughput trials of cells that gave no figure, by their own fault or for want of memory or samples."""
     bad = trials["outcome"].isin(["oom", "error", "timeout", "lost", "diverged"])
-    memory = (trials["outcome"] == "skipped") & trials["reason"].fillna("").str.contains("memory")
-    exceeds = (trials["outcome"] == "skipped") & trials["reason"].fillna("").str.contains("exceeds")
-    return trials[(trials["kind"] == "throughput") & (bad | memory | exceeds)]
+    reasons = trials["reason"].fillna("")
+    skipped = (trials["outcome"] == "skipped") & (reasons.str.contains("memory") | reasons.str.contains("exceeds"))
+    return trials[(trials["kind"] == "throughput") & (bad | skipped)]

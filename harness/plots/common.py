@@ -62,9 +62,9 @@ def style() -> Iterator[None]:
         yield
 
 
-def facets_of(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The rows by what they hold fixed, in the order of the table."""
-    names = settings(rows)
+def facets_of(rows: pd.DataFrame, *, batch: bool = True) -> list[tuple[str, pd.DataFrame]]:
+    """The rows by what they hold fixed (the batch too, or not), in the order of the table."""
+    names = settings(rows, batch=batch)
     parts = [(str(name), rows[names == name]) for name in dict.fromkeys(names)]
     return parts[:MOST_FACETS]
 
@@ -137,18 +137,21 @@ def draw_point(axes: Axes, row: Any, value: float, low: Any, high: Any) -> None:
     )
 
 
-def join_points(axes: Axes, part: pd.DataFrame, value: str) -> None:
-    """Joins one strategy's points over devices, where both the strategy and how it ran are the same."""
-    for (strategy, *_), group in part.groupby(["strategy", "emulated", "oversubscribed", "nodes"]):
-        ordered = group.sort_values("devices")
-        apart = is_apart(ordered.iloc[0])
-        axes.plot(
-            ordered["devices"].astype(float),
-            ordered[value].astype(float),
-            color=COLOURS[str(strategy)],
-            linewidth=1.2,
+def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[str], *, marked: bool = True) -> None:
+    """One line for each combination of ``units`` in the colour of its strategy, dotted where it is a rehearsal."""
+    for keys, group in rows.groupby(["strategy", *units], dropna=False, sort=False):
+        strategy, apart = str(keys[0]), is_apart(group.iloc[0])
+        sns.lineplot(
+            x=group[x].astype(float),
+            y=group[y].astype(float),
+            ax=axes,
+            color=COLOURS[strategy],
+            marker=MARKERS[strategy] if marked else None,
+            markeredgecolor=COLOURS[strategy],
+            markerfacecolor="white" if apart else COLOURS[strategy],
             linestyle=":" if apart else "-",
-            zorder=2,
+            linewidth=1.2,
+            errorbar=None,
         )
 
 

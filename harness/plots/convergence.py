@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
-from matplotlib.axes import Axes
 
 from harness.plots import captions
-from harness.plots.common import COLOURS, MARKERS, Drawing, Tables, add_legend, is_apart, make_grid, strategy_legend
+from harness.plots.common import Drawing, Tables, add_legend, draw_lines, make_grid, strategy_legend
 from harness.present import plural
-from harness.schema import EPOCHS
 
-CLOCKS = (("samples", EPOCHS.column("samples").label), ("train_s", "training time (s)"))
+CLOCKS = (("samples", "training samples"), ("train_s", "training time (s)"))
 
 
 def learning_curves(tables: Tables) -> Drawing:
@@ -30,27 +26,12 @@ def learning_curves(tables: Tables) -> Drawing:
     figure, grid = make_grid(len(quantities), len(CLOCKS))
     for line, (value, label) in zip(grid, quantities, strict=True):
         for axes, (clock, clock_label) in zip(line, CLOCKS, strict=True):
-            _curves(axes, curves, clock, value)
+            draw_lines(axes, curves.sort_values("epoch"), clock, value, ["trial_id", "attempt"])
             axes.set_yscale("log" if value.endswith("loss") else "linear")
             axes.set_xlabel(clock_label)
             axes.set_ylabel(label)
     add_legend(figure, strategy_legend(curves))
     return Drawing(name, title, _caption(trials), figure)
-
-
-def _curves(axes: Axes, curves: pd.DataFrame, clock: str, value: str) -> None:
-    for _, curve in curves.sort_values("epoch").groupby(["trial_id", "attempt"]):
-        first: Any = curve.iloc[0]
-        axes.plot(
-            curve[clock].astype(float),
-            curve[value].astype(float),
-            color=COLOURS[first["strategy"]],
-            marker=MARKERS[first["strategy"]],
-            markersize=3,
-            linewidth=1,
-            alpha=0.75,
-            linestyle=":" if is_apart(first) else "-",
-        )
 
 
 def _caption(trials: pd.DataFrame) -> str:

@@ -10,14 +10,17 @@ from harness.plots import captions
 from harness.plots.common import (
     Drawing,
     Tables,
+    draw_lines,
     draw_point,
     facets_of,
-    join_points,
     log2_axis,
     panels,
     strategy_legend,
 )
 from harness.schema import CELLS
+
+JOINED = ("emulated", "oversubscribed", "nodes")
+"""Points are joined over devices where all of these are the same."""
 
 
 def throughput_by_devices(tables: Tables) -> Drawing:
@@ -36,7 +39,7 @@ def throughput_by_devices(tables: Tables) -> Drawing:
         for _, row in part.iterrows():
             scale = row["throughput_per_s"] / row["speedup"]
             draw_point(axes, row, row["throughput_per_s"], row["low"] * scale, row["high"] * scale)
-        join_points(axes, part, "throughput_per_s")
+        draw_lines(axes, part, "devices", "throughput_per_s", JOINED, marked=False)
         log2_axis(axes, part["devices"])
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -64,7 +67,7 @@ def efficiency_by_devices(tables: Tables) -> Drawing:
         axes.axhline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
         for _, row in part.iterrows():
             draw_point(axes, row, row["efficiency"], row["efficiency_low"], row["efficiency_high"])
-        join_points(axes, part, "efficiency")
+        draw_lines(axes, part, "devices", "efficiency", JOINED, marked=False)
         log2_axis(axes, part["devices"])
         axes.set_ylim(0, top)
         axes.set_xlabel("devices")
