@@ -1,0 +1,86 @@
+"""What README shows works as it stands."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import config
+from harness.execute import Execution
+from harness.grid import device_counts
+from harness.inventory import Inventory
+from harness.launch import InlineLauncher
+from harness.plan import make_plan
+from harness.preflight import check_optimizers, check_workloads
+from harness.record import RunFolder
+from harness.report import write_report
+from harness.yaml_source import parse_mapping
+from tests.conftest import laptop
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml"))
+
+
+def block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", README, re.S)
+    assert found
+    return found[1]
+
+
+def test_the_experiment_file_is_valid_and_shows_every_section() -> None:
+    content = parse_mapping(block("yaml"), source="README.md")
+    experiment = config.parse(content, source="README.md")
+    assert set(content) == set(config.Experiment.model_fields) - {"seed"}
+    assert device_counts(experiment) == (1, 2, 4, 8)
+    check_optimizers(make_plan(experiment, laptop()))
+
+
+def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = block("python")
+    assert len(source.strip().splitlines()) <= 25
+    (tmp_path / "my_workload.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    experiment = config.parse(
+        {
+            "name": "own",
+            "workload": "my_workload:Regression",
+            "grid": {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 32},
+            "workload_options": {"width": 16},
+            "optimizer": {"name": "SGD", "lr": 0.001},
+            "throughput": {"blocks": 1, "warmup_steps": 2, "windows": 1, "window_steps": 5, "window_seconds": 0},
+            "convergence": {"epochs": 2, "seeds": 0, "target": {"metric": "val_loss", "at_most": 4.0}},
+        },
+        source="own.yaml",
+    )
+    plan = make_plan(experiment, laptop())
+    check_workloads(plan)
+    folder = RunFolder.create(tmp_path, experiment, plan, "own")
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    results = write_report(folder.path)
+    planned = {trial.id for trial in plan.trials}
+    done = results.trials[results.trials["trial_id"].isin(planned)]
+    assert set(done["outcome"]) == {"ok"}, done["reason"].tolist()
+    assert results.epochs.groupby("trial_id")["train_loss"].is_monotonic_decreasing.all()
+    sys.modules.pop("my_workload", None)
+
+
+def test_the_command_has_the_options_that_are_shown() -> None:
+    from typer.testing import CliRunner
+
+    from harness.cli import app
+
+    text = re.sub(r"\s+", "", CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output)
+    for option in set(re.findall(r"--[a-z-]+", README.split("## The command")[1].split("`harness run`")[0])):
+        assert option in text, option
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("inventory", [laptop(), Inventory.assume(1, 8), Inventory.assume(2, 8)], ids=str)
+def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inventory) -> None:
+    plan = make_plan(config.load(path), inventory)
+    assert plan.trials or {skip.reason.split(":")[0] for skip in plan.skips} <= {"too few devices"} | {
+        "single trains on one device"
+    }
