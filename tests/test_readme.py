@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -84,3 +85,15 @@ def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inv
     assert plan.trials or {skip.reason.split(":")[0] for skip in plan.skips} <= {"too few devices"} | {
         "single trains on one device"
     }
+
+
+def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "results" / "example" / "scaling-2-cpu-cores"
+    copy = tmp_path / "run"
+    shutil.copytree(example, copy)
+    results = write_report(copy)
+    assert set(results.trials["outcome"]) == {"ok", "skipped"}
+    assert (copy / "tables" / "scaling.csv").read_text() == (example / "tables" / "scaling.csv").read_text()
+    assert results.steps["step_s"].notna().all()
+    figure = re.search(r"!\[.*\]\((.*)\)", README)
+    assert figure and (Path(__file__).parents[1] / figure[1]).is_file()
