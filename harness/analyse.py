@@ -56,6 +56,8 @@ def trials(lines: Lines, steps: pd.DataFrame) -> pd.DataFrame:
     )
     kept = frame.drop(columns=["step_s", "wait_fraction"])
     merged = kept.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
+    # on CUDA the host waits while the device works: its waiting is no part of the device's step
+    merged["wait_fraction"] = merged["wait_fraction"].mask(merged["device"] == "cuda")
     return TRIALS.typed(merged)
 
 
@@ -73,7 +75,7 @@ def _trial_row(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def cells(trials: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """One row a measured cell: its throughput over blocks, its steps, its memory."""
-    measured = _measured(trials)
+    measured = _measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
     keys = measured[["trial_id", "attempt", "cell_id"]]
     timed = steps[~steps["warmup"]].merge(keys, on=["trial_id", "attempt"], how="inner", validate="many_to_one")
     by_cell = timed.groupby("cell_id")["step_s"]
@@ -84,7 +86,7 @@ def cells(trials: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         speed = geometric_mean(group["throughput_per_s"].tolist())
         rows.append(
             {
-                **{axis: first[axis] for axis in ("cell_id", "added", "parameters", *AXES)},
+                **{axis: first[axis] for axis in ("cell_id", "added", "parameters", "unit", *AXES)},
                 "throughput_per_s": speed.value,
                 **_ends(speed),
                 "per_device_per_s": speed.value / first["devices"],
@@ -115,7 +117,8 @@ def scaling(trials: pd.DataFrame) -> pd.DataFrame:
             continue
         row = _against(group, by_cell[str(base_id)])
         if row is not None:
-            rows.append({"cell_id": cell_id, "base_id": base_id, **{axis: first[axis] for axis in AXES}, **row})
+            named = {axis: first[axis] for axis in ("unit", *AXES)}
+            rows.append({"cell_id": cell_id, "base_id": base_id, **named, **row})
     return SCALING.frame(sorted(rows, key=_order))
 
 
@@ -170,8 +173,10 @@ def convergence(trials: pd.DataFrame, epochs: pd.DataFrame, target: Mapping[str,
 
 
 def _time_to_target(curve: pd.DataFrame, target: Mapping[str, Any] | None) -> dict[str, Any]:
-    if not target or target["metric"] not in curve:
+    if not target:
         return {}
+    if target["metric"] not in curve:
+        return {"target": f"{target['metric']}: no such metric was recorded"}
     values = curve[target["metric"]].astype("Float64")
     at_least = target.get("at_least")
     reached = values >= at_least if at_least is not None else values <= target["at_most"]

@@ -119,7 +119,10 @@ def parse_only(text: str) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if not equals or not value.strip():
             raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
-        wanted.setdefault(name.strip(), []).append(yaml.safe_load(value))
+        try:
+            wanted.setdefault(name.strip(), []).append(yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"]) from None
     try:
         return check_filter(wanted)
     except ValueError as error:

@@ -54,10 +54,10 @@ class Cluster:
         """Which of these paths each node lacks, by host."""
         import ray
 
-        wanted = list(paths)
-        answers = ray.get([agent.missing.remote(wanted) for agent in self.agents.values()], timeout=60)
-        hosts = [node.host for node in self.inventory.nodes]
-        return {host: missing for host, missing in zip(hosts, answers, strict=True) if missing}
+        wanted, nodes = list(paths), self.inventory.nodes
+        answers = ray.get([self.agents[node.node_id].missing.remote(wanted) for node in nodes], timeout=60)
+        named = [f"{node.host} ({node.address})" for node in nodes]
+        return {name: missing for name, missing in zip(named, answers, strict=True) if missing}
 
 
 def local_inventory() -> Inventory:
@@ -161,11 +161,11 @@ def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
 
 
 def _ray_share(node: Node, resources: Mapping[str, float]) -> Node:
-    """A node as far as Ray may use it: ``ray start --num-cpus`` can offer less than there is, or pretend more."""
+    """A node as far as Ray may use it: physical cores, and no more than ``ray start`` was told to offer."""
     return Node(
         **{
             **vars(node),
-            "cores": int(resources.get("CPU", 0)),
+            "cores": min(node.cores, int(resources.get("CPU", 0))),
             "gpus": int(resources.get("GPU", 0)),
             "gpu_model": node.gpu_model if resources.get("GPU") else None,
         }

@@ -46,6 +46,7 @@ BUILTIN_DEFAULTS: Mapping[str, Mapping[str, str]] = {
 }
 """What a built-in workload trains where the grid names no data or model; a user's own class has its own."""
 
+DATA_AXIS = "workload.data_folder"
 _USER_CLASS = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 
 
@@ -276,11 +277,13 @@ def _with_absolute_paths(experiment: Experiment, home: Path) -> Experiment:
 
     def moved(grid: Grid) -> Grid:
         data = tuple(absolute(name) if "/" in name else name for name in grid.data or ())
-        return grid.model_copy(update={"data": data or None})
+        return grid.model_copy(update={"data": data or None, "options": folder_of(grid.options, DATA_AXIS)})
 
-    options = dict(experiment.workload_options)
-    if isinstance(options.get("data_folder"), str):
-        options["data_folder"] = absolute(options["data_folder"])
+    def folder_of(options: Options, name: str) -> Options:
+        folders = [absolute(f) if isinstance(f, str) else f for f in as_axis(options.get(name))]
+        return {**options, name: folders if len(folders) > 1 else folders[0]} if name in options else options
+
+    options = folder_of(experiment.workload_options, "data_folder")
     return experiment.model_copy(
         update={
             "grid": experiment.grid and moved(experiment.grid),

@@ -26,7 +26,8 @@ class Execution:
         self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
         lines = folder.lines()
         self._attempts = attempts(lines)
-        self.sitting = 1 + max((int(line["sitting"]) for line in lines), default=-1)
+        recorded = 1 + max((int(line["sitting"]) for line in lines), default=-1)
+        self.sitting = max(recorded, len(folder.environment().get("sittings", [])))
         self._pending = pending(plan, lines)
         self._settled: dict[str, str] = {}
         self._lost: dict[str, int] = {}

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.messages import Outcome, TrialResult
-from harness.plan import WorkerGroup
 
 COLLATERAL = (
-    "connection closed by peer",
+    "closed by peer",
     "connection reset",
     "connection refused",
+    "connection was closed",
     "broken pipe",
+    "remote process exited",
     "socket timeout",
-    "gloo",
-    "nccl",
-    "processgroup",
+    "timed out waiting",
 )
-"""What a healthy rank says when a peer is gone."""
+"""What a healthy rank's collective says when a peer is gone."""
+COLLATERAL_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 
 
 def primary(failures: Sequence[TrialResult]) -> TrialResult:
@@ -33,38 +33,61 @@ def primary(failures: Sequence[TrialResult]) -> TrialResult:
     return replace(first, outcome="lost", reason=f"a peer was lost: {first.reason}")
 
 
-def from_launch(
-    group: WorkerGroup, current: str | None, error: BaseException | None, timed_out: bool, stacks: str
-) -> Iterator[TrialResult]:
-    """A group that ended without a word from its ranks: one row for the trial it was at.
+def blamed(planned: Sequence[str], finished: Sequence[str], current: str | None) -> list[str]:
+    """The trials that get a row where a group ended without a word: those of ``planned`` that it may have cost.
 
-    Where it was at none, it never started, and every trial of it gets the row.
+    The one it was at; between two trials the next; where it never began, every one; where all are finished, none.
     """
+    if current:
+        return [current]
+    left = [trial_id for trial_id in planned if trial_id not in set(finished)]
+    return left[:1] if finished else left
+
+
+def from_launch(
+    trial_ids: Sequence[str], error: BaseException | None, timed_out: bool, stacks: str
+) -> Iterator[TrialResult]:
+    """A row for each trial to blame where a group ended without a word from its ranks."""
     if timed_out:
         outcome: Outcome = "timeout"
         reason = "no step was taken within the limit (limits.trial); the log shows where each rank stood"
-        detail = stacks
+        named, detail = None, stacks
     else:
-        outcome, reason, detail = _classify(error)
-    for trial_id in [current] if current else [trial.id for trial in group.trials]:
-        yield TrialResult(trial_id, outcome, reason, error_type=type(error).__name__ if error else None, detail=detail)
+        outcome, reason, named, detail = _classify(error)
+    for trial_id in trial_ids:
+        yield TrialResult(trial_id, outcome, reason, error_type=named, detail=detail)
 
 
-def _classify(error: BaseException | None) -> tuple[Outcome, str, str]:
+def _classify(error: BaseException | None) -> tuple[Outcome, str, str, str]:
+    """Outcome, reason, type and whole text of what fit() raised."""
     detail = f"{type(error).__name__}: {error}"
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
-    causes = {rank: getattr(cause, "health_check_failure", None) or cause for rank, cause in failures.items()}
-    detail += "".join(f"\n\nrank {rank}: {type(cause).__name__}: {cause}" for rank, cause in causes.items())
+    system = {rank: cause for rank, failure in failures.items() if (cause := _system_failure(failure))}
+    named = {rank: system.get(rank, failure) for rank, failure in failures.items()}
+    detail += "".join(f"\n\nrank {rank}: {type(cause).__name__}: {cause}" for rank, cause in named.items())
     text = detail.lower()
     if "outofmemory" in text or "out of memory" in text or "memory pressure" in text:
-        return "oom", "the host's memory ran out and a worker was ended", detail
-    if causes:
-        rank, cause = next(iter(causes.items()))
-        return "lost", f"a worker process died (rank {rank}: {type(cause).__name__})", detail
+        return "oom", "the host's memory ran out and a worker was ended", type(error).__name__, detail
+    if system:
+        rank, cause = next(iter(system.items()))
+        kind = type(cause).__name__
+        return "lost", f"a worker process died (rank {rank}: {kind})", kind, detail
+    if named:
+        rank, cause = next(iter(named.items()))
+        kind = type(cause).__name__
+        return "error", f"{kind} on rank {rank}: {' '.join(str(cause).split())[:300]}", kind, detail
     inner = getattr(error, "controller_failure", None) or error
-    return "lost", f"the worker group did not start or was ended: {type(inner).__name__}: {str(inner)[:300]}", detail
+    kind = type(inner).__name__
+    return "lost", f"the worker group did not start or was ended: {kind}: {str(inner)[:300]}", kind, detail
+
+
+def _system_failure(failure: BaseException) -> BaseException | None:
+    """Why Ray found a worker unhealthy; None where the worker itself raised."""
+    cause: BaseException | None = getattr(failure, "health_check_failure", None)
+    return cause
 
 
 def _is_collateral(failure: TrialResult) -> bool:
     text = failure.reason.lower()
-    return any(sign in text for sign in COLLATERAL)
+    collective = failure.error_type in COLLATERAL_TYPES and failure.outcome == "error"
+    return collective and any(sign in text for sign in COLLATERAL)

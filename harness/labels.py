@@ -43,6 +43,12 @@ def settings(frame: pd.DataFrame, *, batch: bool = True) -> pd.Series[str]:
     return pd.Series(joined, index=frame.index, dtype="str")
 
 
+def rate_unit(frame: pd.DataFrame) -> str:
+    """'samples/s' or 'tokens/s', as the workload counts."""
+    units = [str(unit) for unit in frame["unit"].dropna().unique()] if "unit" in frame else []
+    return f"{units[0] if len(units) == 1 else 'samples'}/s"
+
+
 def shown_strategy(row: Any) -> str:
     """The strategy, with what sets its rows apart."""
     tags = [tag for tag in ("emulated", "oversubscribed") if row.get(tag) is True or row.get(tag) == 1]

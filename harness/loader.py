@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any
@@ -28,40 +28,43 @@ class Share:
     global_samples: int
 
 
-def epoch_order(samples: int, seed: int, epoch: int) -> list[int]:
+def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
     """The order of an epoch: a permutation that depends on the seed and the epoch alone."""
-    generator = torch.Generator().manual_seed(_mix(seed, epoch, 0))
-    order: list[int] = torch.randperm(samples, generator=generator).tolist()
-    return order
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(_mix(seed, epoch, 0)))
 
 
-def share_of(keys: Sequence[Key], rank: int, world_size: int) -> Share:
-    """A rank's contiguous part of a global batch; the parts differ by one sample at most."""
-    size = len(keys)
-    mine = tuple(keys[rank * size // world_size : (rank + 1) * size // world_size])
-    return Share(mine or (keys[0],), len(mine), size)
+def share_of(codes: Tensor, samples: int, rank: int, world_size: int) -> Share:
+    """A rank's contiguous part of a global batch; the parts differ by one sample at most.
+
+    ``codes``: epoch times ``samples`` plus index, for each sample of the batch.
+    """
+    size = len(codes)
+    mine = codes[rank * size // world_size : (rank + 1) * size // world_size].tolist()
+    keys = tuple(divmod(code, samples) for code in mine or codes[:1].tolist())
+    return Share(keys, len(mine), size)
 
 
-def epoch_shares(samples: int, batch: int, seed: int, epoch: int, rank: int, world_size: int) -> list[Share]:
+def epoch_shares(samples: int, batch: int, seed: int, epoch: int, rank: int, world_size: int) -> Iterator[Share]:
     """A rank's shares of one epoch; the last global batch holds what is left."""
-    keys = [(epoch, index) for index in epoch_order(samples, seed, epoch)]
-    return [share_of(keys[i : i + batch], rank, world_size) for i in range(0, samples, batch)]
+    codes = epoch * samples + epoch_order(samples, seed, epoch)
+    return (share_of(codes[i : i + batch], samples, rank, world_size) for i in range(0, samples, batch))
 
 
-def evaluation_shares(samples: int, batch: int, rank: int, world_size: int) -> list[Share]:
+def evaluation_shares(samples: int, batch: int, rank: int, world_size: int) -> Iterator[Share]:
     """A rank's shares of a data set in its own order, each sample exactly once."""
-    keys = [(0, index) for index in range(samples)]
-    return [share_of(keys[i : i + batch], rank, world_size) for i in range(0, samples, batch)]
+    codes = torch.arange(samples)
+    return (share_of(codes[i : i + batch], samples, rank, world_size) for i in range(0, samples, batch))
 
 
 def endless_shares(samples: int, batch: int, seed: int, rank: int, world_size: int) -> Iterator[Share]:
     """Full global batches for ever; each sample once an epoch, epochs joined without a seam."""
-    keys: list[Key] = []
+    codes, start = torch.empty(0, dtype=torch.int64), 0
     for epoch in count():
-        keys += [(epoch, index) for index in epoch_order(samples, seed, epoch)]
-        while len(keys) >= batch:
-            yield share_of(keys[:batch], rank, world_size)
-            del keys[:batch]
+        codes = torch.cat([codes[start:], epoch * samples + epoch_order(samples, seed, epoch)])
+        start = 0
+        while len(codes) - start >= batch:
+            yield share_of(codes[start : start + batch], samples, rank, world_size)
+            start += batch
 
 
 class SeededDataset(Dataset[Any]):
@@ -97,7 +100,7 @@ def _mix(seed: int, epoch: int, index: int) -> int:
 
 def batches(
     dataset: Dataset[Any],
-    shares: Sequence[Share] | Iterator[Share],
+    shares: Iterable[Share],
     *,
     seed: int,
     device: torch.device,
@@ -136,7 +139,7 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
 
 
 class _Keys(torch.utils.data.Sampler[list[Key]]):
-    def __init__(self, shares: Sequence[Share] | Iterator[Share]) -> None:
+    def __init__(self, shares: Iterable[Share]) -> None:
         self.shares = shares
 
     def __iter__(self) -> Iterator[list[Key]]:

@@ -89,11 +89,13 @@ class NodeAgent:
         time.sleep(STACK_WAIT_S)
         return [_read(Path(path)) for _, path in processes]
 
-    def kill(self, pids: Sequence[int]) -> None:
-        """Ends these processes at once."""
-        for pid in pids:
+    def kill(self, processes: Sequence[tuple[int, Sequence[str]]]) -> None:
+        """Ends each (pid, its files) at once and removes the files."""
+        for pid, files in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+            for file in files:
+                Path(file).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from harness.cell import Cell
 from harness.config import Convergence, Experiment, Throughput
+from harness.errors import ExperimentError
 from harness.feasible import reason_to_skip
 from harness.grid import device_counts, expand
 from harness.inventory import Inventory, Machine, resolve
@@ -173,8 +174,10 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
 
 
 def only(plan: Plan, wanted: dict[str, object]) -> Plan:
-    """The part of a plan whose cells match a filter; the bases of those cells stay."""
+    """The part of a plan whose cells match a filter, with their bases; raises ExperimentError where none does."""
     keep = {t.cell for t in _all(plan) if t.cell.matches(wanted)}
+    if not keep:
+        raise ExperimentError("--only", [f"no cell of {plan.experiment.name} matches {wanted}"])
     keep |= {cell.base() for cell in keep if cell.per_device_batch_size}
     groups = (replace(g, trials=tuple(t for t in g.trials if t.cell in keep)) for g in plan.groups)
     skips = tuple(skip for skip in plan.skips if skip.trial.cell in keep)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from harness import workloads
 from harness.cell import Cell
 from harness.config import Experiment
+from harness.errors import WorkloadError, nearest
 from harness.optimizers import make_optimizer, make_schedule
 from harness.plan import Plan
+from harness.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
 
 
 def check_workloads(plan: Plan) -> None:
@@ -26,13 +29,45 @@ def check_workloads(plan: Plan) -> None:
 
 
 def check_optimizers(plan: Plan) -> None:
-    """Builds every distinct optimizer and schedule on a model of one weight; raises WorkloadError."""
+    """Takes a step with every distinct optimizer and schedule, on one weight; raises WorkloadError."""
     seen = set()
     for trial in plan.trials:
         key = (repr(sorted(trial.cell.optimizer.items())), repr(sorted(trial.cell.schedule.items())))
         if key not in seen:
             seen.add(key)
-            make_schedule(make_optimizer(nn.Linear(1, 1), trial.cell.optimizer), trial.cell.schedule)
+            _try(trial.cell)
+
+
+def _try(cell: Cell) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = make_optimizer(model, cell.optimizer)
+    schedule = make_schedule(optimizer, cell.schedule)
+    model(torch.ones(1, 1)).sum().backward()
+    try:
+        optimizer.step()
+    except TypeError as error:
+        raise WorkloadError(f"optimizer.name: {cell.optimizer['name']} takes no plain step: {error}") from None
+    try:
+        if schedule:
+            schedule.step()
+    except TypeError as error:
+        raise WorkloadError(f"schedule.name: {cell.schedule['name']} takes no plain step: {error}") from None
+
+
+def check_target(experiment: Experiment) -> None:
+    """The target names a column that the epochs will have; raises WorkloadError."""
+    settings = experiment.convergence
+    if settings is None or settings.target is None:
+        return
+    known = ["train_loss", "val_loss"]
+    found = workloads.load_class(experiment.workload)
+    own_metrics = experiment.own_workload and callable(getattr(found, "metrics", None))
+    if not experiment.own_workload:
+        known.append("val_accuracy")
+    metric = settings.target.metric
+    if metric not in known and not (own_metrics and metric.startswith("val_")):
+        hint = ", or val_<name> of your own metrics" if own_metrics else ""
+        raise WorkloadError(f"convergence.target.metric: got {metric!r}; {nearest(metric, known)}{hint}")
 
 
 def data_paths(experiment: Experiment, cells: Iterable[Cell]) -> list[str]:
@@ -43,5 +78,13 @@ def data_paths(experiment: Experiment, cells: Iterable[Cell]) -> list[str]:
             paths[cell.data] = None
         folder = cell.workload_options.get("data_folder")
         if isinstance(folder, str) and not cell.workload_options.get("download"):
-            paths[folder] = None
+            paths[f"{folder}/{CIFAR10_FOLDER}" if cell.data == "cifar10" else folder] = None
     return [str(Path(path).expanduser()) for path in paths]
+
+
+def missing_data(missing: Mapping[str, Sequence[str]]) -> WorkloadError:
+    """The error for paths that nodes lack: what, where, what to do."""
+    where = "; ".join(f"{', '.join(paths)} on {node}" for node, paths in missing.items())
+    cifar10 = any(path.endswith(CIFAR10_FOLDER) for paths in missing.values() for path in paths)
+    hint = f". {CIFAR10_HINT}" if cifar10 else ""
+    return WorkloadError(f"data is missing: {where}. The same path must exist on every node{hint}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.labels import settings, shown_strategy
+from harness.labels import rate_unit, settings, shown_strategy
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,17 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
 
 def scaling_table(scaling: pd.DataFrame) -> TextTable:
     """Throughput, speedup and efficiency of each cell against its base, with intervals and n."""
+    unit = rate_unit(scaling)
     columns = (
         Heading("setting"),
         Heading("strategy"),
         Heading("devices", True),
-        Heading("samples/s", True),
+        Heading(unit, True),
         Heading("speedup", True),
         Heading("efficiency", True),
         Heading("95 % interval", True),
         Heading("n", True),
-        Heading("base (samples/s)", True),
+        Heading(f"base ({unit})", True),
     )
     rows = []
     for name, row in zip(settings(scaling), scaling.to_dict("records"), strict=True):
@@ -98,6 +99,7 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
     for _, group in convergence.groupby("cell_id", sort=False):
         first = group.iloc[0].to_dict()
         reached = group["reached"].fillna(False)
+        otherwise = "never" if group["reached"].notna().any() else "-"
         values = (
             shown_strategy(first),
             str(first["devices"]),
@@ -107,9 +109,9 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
             _span(group["train_loss"], "{:.4f}"),
             _span(group["val_loss"], "{:.4f}"),
             _span(group["val_accuracy"] * 100, "{:.1f}", " %"),
-            f"{int(reached.sum())} of {len(group)}" if group["target"].notna().any() else "-",
-            _span(group["time_to_target_s"], "{:.1f}") if reached.any() else "never",
-            _span(group["samples_to_target"], "{:,.0f}") if reached.any() else "never",
+            f"{int(reached.sum())} of {len(group)}" if group["reached"].notna().any() else "-",
+            _span(group["time_to_target_s"], "{:.1f}") if reached.any() else otherwise,
+            _span(group["samples_to_target"], "{:,.0f}") if reached.any() else otherwise,
         )
         rows.append(Line(values, "apart" if first["emulated"] or first["oversubscribed"] else ""))
     return TextTable(columns, tuple(rows))

@@ -15,7 +15,7 @@ from ray.train.torch import TorchTrainer
 
 from harness.cluster import Cluster
 from harness.config import Experiment
-from harness.failures import from_launch, primary
+from harness.failures import blamed, from_launch, primary
 from harness.inventory import Machine, Node
 from harness.messages import Message, TrialResult, TrialStarted
 from harness.plan import WorkerGroup
@@ -27,6 +27,10 @@ TAKE_S = 1.0
 """How long one look into the mailbox waits; a message ends the wait."""
 END_S = 60.0
 """How long Ray has to notice that the workers of a group were killed."""
+GIVEN_UP_S = 5.0
+"""The same where the whole run ends, and Ray with it."""
+CLOSED = -2
+"""The number of no launch: the mailbox takes nothing."""
 
 
 @dataclass
@@ -50,18 +54,23 @@ class RayLauncher:
         fit = Fit(self._trainer(group, number))
         watch = Watch(self.cluster, self.experiment.limits.trial)
         failures: list[TrialResult] = []
+        finished: list[str] = []
         current: str | None = None
         for message in self._hear(fit, watch):
             if isinstance(message, TrialResult) and message.error_rank is not None:
                 failures.append(message)  # told when the group has ended: the cause may be a peer's
                 continue
-            if isinstance(message, TrialStarted | TrialResult):
-                current = message.trial_id if isinstance(message, TrialStarted) else None
+            if isinstance(message, TrialStarted):
+                current = message.trial_id
+            elif isinstance(message, TrialResult):
+                current = None
+                finished.append(message.trial_id)
             yield message
         if failures and not watch.timed_out:
             yield primary(failures)
         elif watch.timed_out or fit.error is not None:
-            yield from from_launch(group, current, fit.error, watch.timed_out, watch.stacks)
+            trial_ids = blamed([trial.id for trial in group.trials], finished, current)
+            yield from from_launch(trial_ids, fit.error, watch.timed_out, watch.stacks)
 
     def _hear(self, fit: Fit, watch: Watch) -> Iterator[Message]:
         """Messages until the group has ended and all are heard; ends a group that hangs or is given up."""
@@ -81,9 +90,10 @@ class RayLauncher:
                     fit.join(END_S)
                     return
         finally:
-            if not fit.ended:
+            if not fit.ended:  # given up: ranks that are still coming up hear it when they register
+                ray.get(self.cluster.mailbox.open.remote(CLOSED, None))
                 watch.end()
-                fit.join(END_S)
+                fit.join(GIVEN_UP_S)
 
     def _take(self, wait_s: float) -> list[Any]:
         messages: list[Any] = ray.get(self.cluster.mailbox.take.remote(wait_s))
@@ -99,7 +109,10 @@ class RayLauncher:
             train,
             train_loop_config={"job": job, "mailbox": self.cluster.mailbox, "launch": number},
             torch_config=InterfaceTorchConfig(
-                backend=_backend(group), timeout_s=int(2 * self.experiment.limits.trial + 60)
+                backend=_backend(group),
+                timeout_s=int(2 * self.experiment.limits.trial + 60),
+                mailbox=self.cluster.mailbox,
+                launch=number,
             ),
             scaling_config=self._scaling(group),
             run_config=RunConfig(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -11,6 +12,9 @@ from ray.train.torch import TorchTrainer
 
 from harness.cluster import Cluster
 from harness.ray_worker import Registration
+
+ANSWER_S = 15.0
+"""How long a node has to answer a question about its processes."""
 
 
 class Fit:
@@ -41,14 +45,14 @@ class Watch:
 
     def __init__(self, cluster: Cluster, limit_s: float) -> None:
         self._cluster, self._limit_s = cluster, limit_s
-        self._processes: list[Registration] = []
-        self._counts: list[int | None] = []
+        self._processes: dict[int, Registration] = {}
+        self._counts: list[Any] = []
         self._changed = self._looked = time.monotonic()
         self.timed_out = False
         self.stacks: str = ""
 
     def add(self, process: Registration) -> None:
-        self._processes.append(process)
+        self._processes[process.pid] = process
 
     def saw_progress(self) -> None:
         self._changed = time.monotonic()
@@ -69,18 +73,25 @@ class Watch:
         """Notes where the processes stand, if they hang, and ends them."""
         if self.timed_out:
             texts = self._ask("stacks", lambda p: (p.pid, p.stack))
-            named = zip(self._processes, texts, strict=False)
-            self.stacks = "\n\n".join(f"rank {p.rank} (pid {p.pid}):\n{text}" for p, text in named)
-        self._ask("kill", lambda p: p.pid)
+            named = sorted(zip(self._processes.values(), texts, strict=True), key=lambda pair: pair[0].rank)
+            self.stacks = "\n\n".join(f"rank {p.rank} (pid {p.pid}):\n{text or 'no answer'}" for p, text in named)
+        self._ask("kill", lambda p: (p.pid, (p.counter, p.stack)))
 
-    def _ask(self, question: str, about: Any) -> list[Any]:
-        """One answer a process, in order; what a lost node does not answer is None."""
-        answers: list[Any] = []
-        for process in self._processes:
-            agent = self._cluster.agents.get(process.node_id)
+    def _ask(self, question: str, about: Callable[[Registration], Any]) -> list[Any]:
+        """One answer a process, in order, from one question a node; None where a node does not answer."""
+        answers: dict[int, Any] = {}
+        by_node: dict[str, list[Registration]] = {}
+        for process in self._processes.values():
+            by_node.setdefault(process.node_id, []).append(process)
+        asked = {
+            node: getattr(self._cluster.agents[node], question).remote([about(process) for process in processes])
+            for node, processes in by_node.items()
+            if node in self._cluster.agents
+        }
+        for node, reference in asked.items():
             try:
-                answer = ray.get(getattr(agent, question).remote([about(process)]), timeout=15) if agent else None
+                given = ray.get(reference, timeout=ANSWER_S)
             except ray.exceptions.RayError:
-                answer = None
-            answers.append(answer[0] if answer else None)
-        return answers
+                continue
+            answers |= {process.pid: answer for process, answer in zip(by_node[node], given or [], strict=False)}
+        return [answers.get(pid) for pid in self._processes]

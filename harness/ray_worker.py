@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 import torch
 from ray.runtime_context import get_runtime_context
@@ -37,28 +36,43 @@ class Registration:
 
 
 class InterfaceBackend(_TorchBackend):
-    """Points gloo and NCCL to the interface that holds each node's own address, before they connect."""
+    """Points gloo and NCCL to the interface that holds each node's own address, before they connect.
+
+    Tells the driver of the processes first: connecting is where they may hang.
+    """
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        worker_group.execute(_use_own_interface)
+        for rank, (node_id, pid) in enumerate(worker_group.execute(_use_own_interface)):
+            process = Registration(rank, node_id, pid, *_files(pid, backend_config.launch))
+            ray.get(backend_config.mailbox.put.remote(backend_config.launch, process))
         super().on_start(worker_group, backend_config)
 
 
 @dataclass
 class InterfaceTorchConfig(TorchConfig):
-    """A process group whose ranks use their own node's interface."""
+    """A process group whose ranks use their own node's interface and are known to the driver's mailbox."""
+
+    mailbox: Any = None
+    launch: int = -1
 
     @property
     def backend_cls(self) -> type[InterfaceBackend]:
         return InterfaceBackend
 
 
-def _use_own_interface() -> None:
+def _use_own_interface() -> tuple[str, int]:
     interface = interface_of(ray.util.get_node_ip_address())
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if interface != "lo":
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    return get_runtime_context().get_node_id(), os.getpid()
+
+
+def _files(pid: int, launch: int) -> tuple[str, str]:
+    """Where a process counts its steps, and where it writes down where it stands."""
+    name = f"harness-{pid}-{launch}"
+    return str(shared_folder() / name), str(Path(tempfile.gettempdir()) / f"{name}.stack")
 
 
 def _devices(group: WorkerGroup) -> tuple[torch.device, ...]:
@@ -75,29 +89,29 @@ def train(config: dict[str, Any]) -> None:
     job: Job = config["job"]
     mailbox, launch = config["mailbox"], config["launch"]
     context = get_context()
-    rank = context.get_world_rank()
     node_id = get_runtime_context().get_node_id()
-    name = f"harness-{psutil.Process().pid}-{launch}"
-    stack = Path(tempfile.gettempdir()) / f"{name}.stack"
+    counter_file, stack_file = (Path(name) for name in _files(os.getpid(), launch))
 
     def send(message: Any) -> bool:
         heard: bool = ray.get(mailbox.put.remote(launch, message))
         return heard
 
-    with stack.open("w") as file, StepCounter(shared_folder() / name) as counter:
-        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
-        send(Registration(rank, node_id, os.getpid(), str(counter.path), str(stack)))
-        ranks = Ranks(
-            rank=rank,
-            world_size=context.get_world_size(),
-            local_rank=context.get_local_rank(),
-            node_rank=context.get_node_rank(),
-            node_id=node_id,
-            address=ray.util.get_node_ip_address(),
-            devices=_devices(job.group),
-        )
-        try:
+    try:
+        with stack_file.open("w") as file, StepCounter(counter_file) as counter:
+            faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+            rank = context.get_world_rank()
+            if not send(Registration(rank, node_id, os.getpid(), str(counter_file), str(stack_file))):
+                return  # the run was given up while this process came up
+            ranks = Ranks(
+                rank=rank,
+                world_size=context.get_world_size(),
+                local_rank=context.get_local_rank(),
+                node_rank=context.get_node_rank(),
+                node_id=node_id,
+                address=ray.util.get_node_ip_address(),
+                devices=_devices(job.group),
+            )
             run_group(job, ranks, send, counter.advance)
-        finally:
-            faulthandler.unregister(signal.SIGUSR1)
-    stack.unlink(missing_ok=True)
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)
+        stack_file.unlink(missing_ok=True)

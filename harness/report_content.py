@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.labels import spread_options
+from harness.labels import rate_unit, spread_options
 from harness.present import counts, duration, plural, speed
 from harness.results import Results
 from harness.schema import AXES
@@ -97,7 +97,7 @@ def scaling_words(scaling: pd.DataFrame) -> str:
     bases = scaling.drop_duplicates("base_id")["base_throughput_per_s"]
     span = " to ".join(dict.fromkeys(speed(value) for value in (bases.min(), bases.max())))
     return (
-        f"Against the base of the same setting ({span} samples/s in absolute numbers), "
+        f"Against the base of the same setting ({span} {rate_unit(scaling)} in absolute numbers), "
         f"{' and '.join(words[kind] for kind in kinds)}. "
         "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
         "logarithm over n blocks, each in fresh processes. Rows in italics are rehearsals, not claims about speed."

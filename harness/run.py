@@ -17,12 +17,12 @@ from harness import cluster
 from harness.cluster import Cluster
 from harness.config import Experiment, load
 from harness.environment import git_commit
-from harness.errors import RunFolderError, WorkloadError
+from harness.errors import RunFolderError
 from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
 from harness.inventory import Inventory
 from harness.plan import Plan, make_plan, only
-from harness.preflight import check_optimizers, check_workloads, data_paths
+from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, missing_data
 from harness.record import RunFolder
 from harness.report import write_report
 
@@ -51,9 +51,11 @@ def run(request: Request, emit: Emit) -> int:
         stack.enter_context(_import_path(home))
         ray_cluster = _connect(request, experiment, home, stack)
         inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
-        plan = only(make_plan(experiment, inventory), request.only)
+        plan = make_plan(experiment, inventory)
+        plan = only(plan, request.only) if request.only else plan
         check_workloads(plan)
         check_optimizers(plan)
+        check_target(experiment)
         emit(Planned(plan))
         if request.dry_run or request.assumed:
             return OK
@@ -122,7 +124,7 @@ def _folder(request: Request, experiment: Experiment, plan: Plan) -> RunFolder:
     if different:
         raise RunFolderError(
             f"{request.resume} was made by another experiment: {', '.join(different)} differ from {request.file}. "
-            f"Resume with {folder.path / 'experiment.yaml'}, or start a new run"
+            f"Resume with the file that made it ({folder.path / 'experiment.yaml'} is a copy), or start a new run"
         )
     return folder
 
@@ -133,8 +135,7 @@ def _check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
     here = [path for path in paths if not Path(path).exists()]
     missing = ray_cluster.missing_paths(paths) if ray_cluster else {"this machine": here} if here else {}
     if missing:
-        where = "; ".join(f"{', '.join(lost)} on {host}" for host, lost in missing.items())
-        raise WorkloadError(f"data is missing: {where}. The same path must exist on every node")
+        raise missing_data(missing)
 
 
 @contextmanager

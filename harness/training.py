@@ -29,6 +29,7 @@ class Training:
         units = getattr(workload, "shard_units", default_units)
         self.model = STRATEGIES[cell.strategy](model, ranks.devices, cell.strategy_options, units)
         if cell.compile:
+            torch.compiler.reset()  # else what an earlier trial of this process compiled decides how this one is
             self.model.compile()
         self.optimizer = make_optimizer(self.model, cell.optimizer)
         self.unit = workload.unit
@@ -76,10 +77,11 @@ class Training:
         """The weight of the global batch: known beforehand for samples, summed over the ranks for tokens."""
         if self._workload.unit == "samples":
             return float(share.global_samples)
-        total = torch.as_tensor(weight).detach().to("cpu", torch.float64)
+        # stays on the device: reading it here would make the host wait for the whole forward pass
+        total = torch.as_tensor(weight, device=self._ranks.devices[0]).detach().clone().float()
         if self._ranks.world_size > 1:
             torch.distributed.all_reduce(total)
-        return float(total)
+        return total
 
 
 def set_precision(precision: str) -> None:

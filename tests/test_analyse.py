@@ -126,6 +126,28 @@ def test_cells_summarise_blocks_geometrically() -> None:
     assert cell["step_p5_s"] == pytest.approx(0.1)
 
 
+def test_a_block_that_was_measured_twice_counts_once() -> None:
+    lines = [line("single", sitting=0, rates=(100.0,)), line("single", sitting=1, attempt=2, rates=(200.0,))]
+    cell = analyse.cells(trials_of(lines), steps_of(lines)).iloc[0]
+    assert (cell["blocks"], cell["throughput_per_s"]) == (1, pytest.approx(200.0))
+
+
+def test_tokens_are_called_tokens() -> None:
+    lines = [line("single", unit="tokens"), line("ddp2", rates=(80.0, 80.0), unit="tokens")]
+    assert set(analyse.scaling(trials_of(lines))["unit"]) == {"tokens"}
+
+
+def test_on_cuda_the_hosts_waiting_is_no_part_of_the_step() -> None:
+    row = trials_of([line("single", device="cuda")]).iloc[0]
+    assert pd.isna(row["wait_fraction"]) and row["step_s"] == pytest.approx(0.1)
+
+
+def test_a_target_that_nobody_recorded_is_named() -> None:
+    row = convergence([0.5], {"metric": "val_f1", "at_least": 0.5})
+    assert row["target"] == "val_f1: no such metric was recorded"
+    assert pd.isna(row["reached"])
+
+
 def test_cells_come_in_the_order_of_the_strategies() -> None:
     lines = [
         line("fsdp2", rates=(1.0, 1.0)),

@@ -75,7 +75,20 @@ BAD_FILES = {
     "missing cifar10": (
         "name: x\ngrid: {data: cifar10, model: resnet8, per_device_batch_size: 8}\n"
         "workload_options: {data_folder: ./nowhere}\n",
-        "data is missing",
+        "Unpack cifar-10-python.tar.gz",
+    ),
+    "cifar10 from nowhere": (
+        "name: x\ngrid: {data: cifar10, model: resnet8, per_device_batch_size: 8}\n",
+        "workload_options.data_folder: cifar10 needs one",
+    ),
+    "unknown target": (
+        SMALL + "convergence: {epochs: 1, target: {metric: accuracy, at_least: 0.9}}\n",
+        "convergence.target.metric: got 'accuracy'; did you mean 'val_accuracy'?",
+    ),
+    "an optimizer that needs a closure": (SMALL + "optimizer: {name: LBFGS}\n", "LBFGS takes no plain step"),
+    "a schedule that needs a metric": (
+        SMALL + "schedule: {name: ReduceLROnPlateau}\n",
+        "ReduceLROnPlateau takes no plain step",
     ),
 }
 
@@ -97,6 +110,8 @@ def test_a_bad_file_is_one_error_and_code_2(name: str, write_experiment: Write, 
         (["--assume", "0x8"], "allowed: NODESxGPUS such as 1x8 or 2x8"),
         (["--only", "strategy"], "--only: 1 problem"),
         (["--only", "stratgy=ddp"], "unknown axis 'stratgy'; did you mean 'strategy'?"),
+        (["--only", "strategy=fsdp"], "no cell of small matches"),
+        (["--only", "strategy=[ddp"], "allowed: AXIS=VALUE"),
         (["--resume", "/nowhere"], "not a run folder"),
         (["--output", __file__], "the run folder cannot be made"),
         (["--address", "ray://host:10001"], "Ray Client is not supported"),

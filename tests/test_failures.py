@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from harness.config import Experiment
-from harness.failures import from_launch, primary
-from harness.messages import TrialResult
-from harness.plan import WorkerGroup, make_plan
+from harness.failures import blamed, from_launch, primary
+from harness.messages import Outcome, TrialResult
 from harness.worker import failure, outcome_of
-from tests.conftest import laptop
 
 
 class HealthCheckFailed(Exception):
@@ -34,27 +29,55 @@ class ActorDied(Exception):
     pass
 
 
-@pytest.fixture
-def group(make_experiment: Callable[..., Experiment]) -> WorkerGroup:
-    grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": [8, 16]}
-    return make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop()).groups[0]
+def rank_failure(rank: int, reason: str, kind: str = "RuntimeError", outcome: Outcome = "error") -> TrialResult:
+    return TrialResult("t", outcome, reason, error_type=kind, error_rank=rank)
 
 
-def rank_failure(rank: int, reason: str) -> TrialResult:
-    return TrialResult("t", "error", reason, error_rank=rank)
+PEER = "RuntimeError on rank 0: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"
 
 
 def test_the_cause_is_told_not_what_its_peers_saw() -> None:
-    peer = rank_failure(0, "RuntimeError on rank 0: [gloo/transport/tcp/pair.cc] Connection closed by peer")
-    cause = rank_failure(1, "ValueError on rank 1: bad sample")
+    peer = rank_failure(0, PEER)
+    cause = rank_failure(1, "ValueError on rank 1: bad sample", "ValueError")
     assert primary([peer, cause]) is cause
     assert primary([cause, peer]) is cause
 
 
 def test_where_every_rank_only_misses_a_peer_the_trial_is_lost() -> None:
-    row = primary([rank_failure(0, "NCCL error: remote process exited"), rank_failure(2, "NCCL error")])
+    row = primary([rank_failure(0, PEER), rank_failure(2, "NCCL error: remote process exited", "DistBackendError")])
     assert (row.outcome, row.error_rank) == ("lost", 0)
-    assert row.reason == "a peer was lost: NCCL error: remote process exited"
+    assert row.reason == f"a peer was lost: {PEER}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "outcome"),
+    [
+        ("NCCL error: CUDA out of memory; connection reset", "DistBackendError", "oom"),
+        ("NCCL error: invalid usage: duplicate GPU detected", "DistBackendError", "error"),
+        ("cannot read /data/gloomy/nccl.txt", "FileNotFoundError", "error"),
+        ("connection reset by the data server", "ConnectionResetError", "error"),
+    ],
+)
+def test_a_failure_of_its_own_is_not_taken_for_a_lost_peer(reason: str, kind: str, outcome: Outcome) -> None:
+    one = rank_failure(0, reason, kind, outcome)
+    assert primary([rank_failure(1, PEER), one]) is one
+    assert primary([one]) is one
+
+
+@pytest.mark.parametrize(
+    ("finished", "current", "trials"),
+    [
+        ([], None, ["a", "b", "c"]),
+        ([], "a", ["a"]),
+        (["a"], "b", ["b"]),
+        (["a"], None, ["b"]),
+        (["a", "b", "c"], None, []),
+    ],
+)
+def test_a_group_that_ends_without_a_word_costs_no_finished_trial(
+    finished: list[str], current: str | None, trials: list[str]
+) -> None:
+    assert blamed(["a", "b", "c"], finished, current) == trials
 
 
 @pytest.mark.parametrize(
@@ -82,28 +105,33 @@ def test_a_failure_carries_its_type_rank_and_traceback() -> None:
     assert "test_failures.py" in result.detail
 
 
-def test_a_dead_process_is_a_lost_trial(group: WorkerGroup) -> None:
+def test_a_dead_process_is_a_lost_trial() -> None:
     error = GroupError({1: HealthCheckFailed(ActorDied("killed"))})
-    (row,) = from_launch(group, group.trials[0].id, error, False, "")
-    assert (row.outcome, row.trial_id) == ("lost", group.trials[0].id)
+    (row,) = from_launch(["t"], error, False, "")
+    assert (row.outcome, row.trial_id) == ("lost", "t")
     assert row.reason == "a worker process died (rank 1: ActorDied)"
     assert "killed" in row.detail
 
 
-def test_the_memory_monitors_kill_is_out_of_memory(group: WorkerGroup) -> None:
+def test_what_a_worker_raised_outside_of_a_trial_is_an_error() -> None:
+    (row,) = from_launch(["t"], GroupError({1: ValueError("no such device")}), False, "")
+    assert (row.outcome, row.error_type) == ("error", "ValueError")
+    assert row.reason == "ValueError on rank 1: no such device"
+
+
+def test_the_memory_monitors_kill_is_out_of_memory() -> None:
     error = GroupError({0: HealthCheckFailed(ActorDied("killed due to the node running low on memory: OutOfMemory"))})
-    (row,) = from_launch(group, group.trials[0].id, error, False, "")
+    (row,) = from_launch(["t"], error, False, "")
     assert row.outcome == "oom"
 
 
-def test_a_hang_is_a_timeout_with_the_stacks(group: WorkerGroup) -> None:
-    (row,) = from_launch(group, group.trials[1].id, None, True, "rank 0: here")
+def test_a_hang_is_a_timeout_with_the_stacks() -> None:
+    (row,) = from_launch(["t"], None, True, "rank 0: here")
     assert (row.outcome, row.detail) == ("timeout", "rank 0: here")
     assert "limits.trial" in row.reason
 
 
-def test_a_group_that_never_started_is_a_row_for_each_of_its_trials(group: WorkerGroup) -> None:
-    rows = list(from_launch(group, None, RuntimeError("no placement group"), False, ""))
-    assert [row.trial_id for row in rows] == [trial.id for trial in group.trials]
-    assert {row.outcome for row in rows} == {"lost"}
+def test_a_group_that_never_started_is_a_row_for_each_of_its_trials() -> None:
+    rows = list(from_launch(["a", "b"], RuntimeError("no placement group"), False, ""))
+    assert [(row.trial_id, row.outcome) for row in rows] == [("a", "lost"), ("b", "lost")]
     assert "no placement group" in rows[0].reason

@@ -123,7 +123,9 @@ def test_ranks_devices_and_threads_are_recorded(execute: Any, make_experiment: M
     assert all(group["nodes"][0]["threads"] == ranks["threads"].iloc[0] for group in groups)
 
 
-def test_oversubscribed_ranks_share_the_cores_and_say_so(execute: Any, make_experiment: Make) -> None:
+def test_oversubscribed_ranks_share_the_cores_and_say_so(
+    execute: Any, make_experiment: Make, ray_cluster: Cluster
+) -> None:
     experiment = make_experiment(
         {"strategy": "ddp", "devices": 4, "per_device_batch_size": 8},
         workload="ray_workload:Told",
@@ -132,12 +134,11 @@ def test_oversubscribed_ranks_share_the_cores_and_say_so(execute: Any, make_expe
     )
     results, _ = execute(experiment)
     ddp = results.trials[results.trials["strategy"] == "ddp"]
-    if results.experiment.oversubscribe and (ddp["oversubscribed"]).all():
-        assert ddp["outcome"].tolist() == ["ok"]
-        assert len(results.ranks[results.ranks["trial_id"] == ddp["trial_id"].iloc[0]]) == 4
-        assert "oversubscribed" in (results.folder.path / "report.html").read_text()
-    else:
-        assert not ddp["oversubscribed"].any()  # a machine with four cores has no need to share
+    cores = ray_cluster.inventory.nodes[0].cores
+    assert ddp["outcome"].tolist() == ["ok"]
+    assert ddp["oversubscribed"].tolist() == [cores < 4]
+    assert len(results.ranks[results.ranks["trial_id"] == ddp["trial_id"].iloc[0]]) == 4
+    assert ("oversubscribed" in (results.folder.path / "report.html").read_text()) == (cores < 4)
 
 
 def test_ddp_learns_digits_as_one_device_does(execute: Any, make_experiment: Make) -> None:
@@ -167,6 +168,6 @@ def test_ddp_learns_digits_as_one_device_does(execute: Any, make_experiment: Mak
     assert ((group["ddp"] - group["single"]).abs() / group["single"]).max() <= 1e-3
     batch = table.loc["batch"].groupby("epoch")
     low, high = batch["single"].min(), batch["single"].max()
-    spread = (high - low).clip(lower=0.1 * high)
+    margin = 0.5 * (high - low)  # three seeds are a narrow band: a fourth training falls outside one time in two
     mean = batch["ddp"].mean()
-    assert ((mean >= low - spread) & (mean <= high + spread)).all()
+    assert ((mean >= low - margin) & (mean <= high + margin)).all()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 from harness.cell import Cell
 from harness.config import Convergence
 from harness.errors import SkipTrial
-from harness.loader import batches, epoch_shares, evaluation_shares
+from harness.loader import Share, batches, epoch_shares, evaluation_shares
 from harness.measure.window import marks_for, measure_window, synchronize
 from harness.optimizers import make_schedule
 from harness.ranks import Ranks
@@ -41,16 +42,17 @@ class Epochs:
     def run(self, settings: Convergence, advance: Callable[[], None]) -> None:
         """Trains and evaluates epoch by epoch; stops early where the training diverged."""
         schedule = make_schedule(self.training.optimizer, self.cell.schedule)
-        plans = [self._shares(epoch) for epoch in range(settings.epochs)]
-        source = self._batches(self.train, list(chain.from_iterable(plans)))
-        for epoch, plan in enumerate(plans, start=1):
-            shares = iter(plan)
+        steps = math.ceil(self.samples / self.cell.global_batch_size)
+        # one loader for all epochs: its worker processes live on, and it draws the shares as it needs them
+        source = self._batches(self.train, chain.from_iterable(map(self._shares, range(settings.epochs))))
+        for epoch in range(1, settings.epochs + 1):
+            shares = self._shares(epoch - 1)
             self.ranks.barrier()
             window = measure_window(
                 lambda batch, shares=shares: self.training.step(batch, next(shares)),  # type: ignore[misc]
                 source,
-                steps=len(plan),
-                marks=marks_for(self.ranks.devices, len(plan)),
+                steps=steps,
+                marks=marks_for(self.ranks.devices, steps),
                 synchronize=lambda: synchronize(self.ranks.devices),
                 advance=advance,
             )
@@ -86,9 +88,10 @@ class Epochs:
                 dist.broadcast(buffer, src=0)  # batch statistics differ by rank; rank 0's are the model's
         model.eval()
         size = len(self.validation)  # type: ignore[arg-type]
-        shares = evaluation_shares(size, self.cell.global_batch_size, self.ranks.rank, self.ranks.world_size)
+        plan = (size, self.cell.global_batch_size, self.ranks.rank, self.ranks.world_size)
         totals: dict[str, list[float]] = {}
-        for share, batch in zip(shares, self._batches(self.validation, shares), strict=True):
+        source = self._batches(self.validation, evaluation_shares(*plan))
+        for share, batch in zip(evaluation_shares(*plan), source, strict=True):
             for name, (total, weight) in self.training.evaluate(batch, share).items():
                 entry = totals.setdefault(name, [0.0, 0.0])
                 entry[0] += total
@@ -98,10 +101,10 @@ class Epochs:
         sums = self.ranks.sum([value for entry in totals.values() for value in entry])
         return {f"val_{name}": sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
 
-    def _shares(self, epoch: int) -> list[Any]:
+    def _shares(self, epoch: int) -> Iterator[Share]:
         batch, ranks = self.cell.global_batch_size, self.ranks
         return epoch_shares(self.samples, batch, self.seed, epoch, ranks.rank, ranks.world_size)
 
-    def _batches(self, dataset: Dataset[Any], shares: list[Any]) -> Any:
+    def _batches(self, dataset: Dataset[Any], shares: Iterable[Share]) -> Iterator[Any]:
         device, options = self.ranks.devices[0], self.cell.loader
         return batches(dataset, shares, seed=self.seed, device=device, options=options, collate=self.collate)

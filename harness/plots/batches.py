@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from harness.labels import rate_unit
 from harness.plots import captions
 from harness.plots.common import (
     COLOURS,
@@ -21,7 +22,7 @@ from harness.plots.common import (
 )
 
 BATCH = "per_device_batch_size"
-QUANTITIES = (("per_device_per_s", "throughput of one device (samples/s)"), ("peak_gib", "peak memory of a rank (GiB)"))
+QUANTITIES = (("per_device_per_s", "throughput of one device"), ("peak_gib", "peak memory of a rank"))
 LINES = ("devices", "nodes", "emulated", "oversubscribed")
 
 
@@ -38,7 +39,8 @@ def batch_sizes(tables: Tables) -> Drawing:
         lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
         for axes, (value, label) in zip(grid[:, column], QUANTITIES, strict=True):
             _panel(axes, part, lost, value)
-            axes.set_ylabel(label if column == 0 else "")
+            unit = "GiB" if value == "peak_gib" else rate_unit(rows)
+            axes.set_ylabel(f"{label} ({unit})" if column == 0 else "")
         grid[0][column].set_title(facet)
     marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
     add_legend(figure, [*strategy_legend(rows), *marks])

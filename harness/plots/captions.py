@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from harness.labels import rate_unit
 from harness.plots.common import MOST_FACETS
 
 
@@ -36,7 +37,7 @@ def bases(rows: pd.DataFrame) -> str:
     if unique[["base_strategy", "base_devices"]].drop_duplicates().shape[0] > 1:
         what = "as in the table"
     span = " to ".join(dict.fromkeys(f"{speed:,.0f}" for speed in (min(speeds), max(speeds))))
-    return f"Base: {what}, {span} samples/s."
+    return f"Base: {what}, {span} {rate_unit(rows)}."
 
 
 def one_block(rows: pd.DataFrame) -> str:

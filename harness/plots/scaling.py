@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.labels import rate_unit
 from harness.plots import captions
 from harness.plots.common import (
     Drawing,
@@ -17,7 +18,6 @@ from harness.plots.common import (
     panels,
     strategy_legend,
 )
-from harness.schema import CELLS
 
 JOINED = ("emulated", "oversubscribed", "nodes")
 """Points are joined over devices where all of these are the same."""
@@ -44,7 +44,7 @@ def throughput_by_devices(tables: Tables) -> Drawing:
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.set_xlabel("devices")
-        axes.set_ylabel(CELLS.column("throughput_per_s").label)
+        axes.set_ylabel(f"throughput ({rate_unit(rows)})")
 
     figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
     caption = (

@@ -50,6 +50,8 @@ class ImageClassification:
             raise WorkloadError(f"grid.model: got {model!r}; {nearest(model, MODELS)}")
         if data not in image_data.NAMES and "/" not in data:
             raise WorkloadError(f"grid.data: got {data!r}; {nearest(data, image_data.NAMES)}, or a folder's path")
+        if data == "cifar10" and not data_folder:
+            raise WorkloadError(f"workload_options.data_folder: cifar10 needs one. {image_data.CIFAR10_HINT}")
         if norm not in NORMS or (norm != "batch" and model in TORCHVISION):
             allowed = "batch or, in the small family, group"
             raise WorkloadError(f"workload_options.norm: got {norm!r} for {model}; allowed: {allowed}")

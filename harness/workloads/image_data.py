@@ -18,6 +18,10 @@ from harness.errors import WorkloadError
 Split = tuple[Dataset[Any], Dataset[Any]]
 NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")
 DIGITS_VALIDATION = 360
+CIFAR10_HINT = (
+    "Unpack cifar-10-python.tar.gz (from https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that "
+    "workload_options.data_folder names, or set workload_options.download to true on a machine with a network"
+)
 CIFAR10_FOLDER = "cifar-10-batches-py"
 
 
@@ -98,11 +102,7 @@ def _cifar10(source: Source) -> Split:
     folder = Path(source.folder or ".").expanduser()
     present = (folder / CIFAR10_FOLDER).is_dir()
     if not present and not source.download:
-        raise WorkloadError(
-            f"data cifar10: {folder / CIFAR10_FOLDER} does not exist. Unpack cifar-10-python.tar.gz (from "
-            "https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that workload_options.data_folder "
-            "names, on every node, or set workload_options.download to true on a machine with a network"
-        )
+        raise WorkloadError(f"data cifar10: {folder / CIFAR10_FOLDER} does not exist on this node. {CIFAR10_HINT}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # one process a node downloads, the others wait and find the files

@@ -19,7 +19,7 @@ def count(model: torch.nn.Module) -> int:
 
 
 def test_resnet20_has_the_parameters_of_the_paper() -> None:
-    model = ImageClassification(model="resnet20", data="cifar10").build_model()
+    model = ImageClassification(model="resnet20").build_model()
     assert 0.26e6 < count(model) < 0.28e6  # He et al. 2016, table 6: 0.27 M
 
 
@@ -150,6 +150,9 @@ def test_a_folder_without_train_and_val(tmp_path: Path) -> None:
         ({"image_size": -3}, "workload_options.image_size: got -3"),
         ({"samples": 10**30}, "workload_options.samples: got"),
         ({"classes": True}, "workload_options.classes: got True"),
+        ({"data": "cifar10"}, "workload_options.data_folder: cifar10 needs one"),
+        ({"norm": "layer", "model": "resnet8"}, "workload_options.norm: got 'layer' for resnet8; allowed: batch"),
+        ({"norm": "group", "model": "resnet18"}, "workload_options.norm: got 'group' for resnet18"),
     ],
 )
 def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
