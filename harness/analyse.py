@@ -228,7 +228,8 @@ def _ends(estimate: Estimate) -> dict[str, Any]:
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = ("model", "data", "precision", "scaling", "per_device_batch_size")
+    batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
+    names = ("model", "data", "precision", "scaling", batch)
     fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else row[name]) for name in names)
     return (*fixed, STRATEGIES.index(row["strategy"]), row["devices"], row["nodes"], row["options"])
 

@@ -7,10 +7,10 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -53,10 +53,20 @@ def _container_cores() -> int | None:
 
 
 def _gpus() -> tuple[int, str | None]:
+    """How many GPUs torch sees, and the first one's name; asked without starting CUDA in this process."""
     import torch
 
     count = torch.cuda.device_count()
-    return count, torch.cuda.get_device_name(0) if count else None
+    return count, _gpu_name() if count else None
+
+
+def _gpu_name() -> str:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "GPU"
+    return (done.stdout.strip().splitlines() or ["GPU"])[0]
 
 
 def interface_of(address: str) -> str | None:
@@ -103,8 +113,3 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def local_facts() -> dict[str, Any]:
-    """The driver's own machine, for the record."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}

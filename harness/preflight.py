@@ -70,6 +70,13 @@ def check_target(experiment: Experiment) -> None:
         raise WorkloadError(f"convergence.target.metric: got {metric!r}; {nearest(metric, known)}{hint}")
 
 
+def download_data(plan: Plan) -> None:
+    """Fetches what the file says is to be downloaded, once, on this machine; raises WorkloadError."""
+    cells = {trial.cell.data: trial.cell for trial in plan.trials if trial.cell.workload_options.get("download")}
+    for cell in cells.values():
+        workloads.build(cell).datasets()
+
+
 def data_paths(experiment: Experiment, cells: Iterable[Cell]) -> list[str]:
     """Every path that the cells read their data from; what is to be downloaded need not be there."""
     paths: dict[str, None] = {}

@@ -10,6 +10,8 @@ import pandas as pd
 
 from harness.labels import rate_unit, settings, shown_strategy
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
 
 @dataclass(frozen=True)
 class Heading:
@@ -84,9 +86,7 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
     """Where each cell's trainings ended and when they reached the target, over the seeds."""
     columns = (
         Heading("strategy"),
-        Heading("devices", True),
-        Heading("model"),
-        Heading("global batch", True),
+        Heading("setting"),
         Heading("seeds", True),
         Heading("training loss", True),
         Heading("validation loss", True),
@@ -98,13 +98,12 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
     rows = []
     for _, group in convergence.groupby("cell_id", sort=False):
         first = group.iloc[0].to_dict()
+        model = "" if pd.isna(first["model"]) else str(first["model"])
         reached = group["reached"].fillna(False)
         otherwise = "never" if group["reached"].notna().any() else "-"
         values = (
-            shown_strategy(first),
-            str(first["devices"]),
-            "-" if pd.isna(first["model"]) else str(first["model"]),
-            str(first["global_batch_size"]),
+            f"{shown_strategy(first)} x{first['devices']}",
+            ", ".join(part for part in (model, f"global batch {first['global_batch_size']}") if part),
             str(len(group)),
             _span(group["train_loss"], "{:.4f}"),
             _span(group["val_loss"], "{:.4f}"),
@@ -187,4 +186,5 @@ def _span(values: pd.Series[Any], form: str, suffix: str = "") -> str:
     low, middle, high = known.min(), known.median(), known.max()
     if len(known) == 1:
         return form.format(middle) + suffix
-    return f"{form.format(middle)}{suffix} ({form.format(low)} to {form.format(high)})"
+    spread = f"({form.format(low)} to {form.format(high)})".replace(" ", NO_BREAK)
+    return f"{form.format(middle)}{suffix} {spread}"

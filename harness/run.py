@@ -22,7 +22,7 @@ from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
 from harness.inventory import Inventory
 from harness.plan import Plan, make_plan, only
-from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, missing_data
+from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, download_data, missing_data
 from harness.record import RunFolder
 from harness.report import write_report
 
@@ -60,6 +60,8 @@ def run(request: Request, emit: Emit) -> int:
         if request.dry_run or request.assumed:
             return OK
         _check_paths(plan, ray_cluster)
+        if ray_cluster is None:
+            download_data(plan)
         folder = _folder(request, experiment, plan)
         stack.enter_context(folder.locked())
         finished = True

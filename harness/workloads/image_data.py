@@ -110,7 +110,7 @@ def _cifar10(source: Source) -> Split:
             train = CIFAR10(str(folder), train=True, download=not present, transform=_augment(source))
             validation = CIFAR10(str(folder), train=False, transform=_plain(source))
     except (OSError, RuntimeError) as error:
-        raise WorkloadError(f"data cifar10: {folder}: {type(error).__name__}: {error}") from error
+        raise WorkloadError(f"data cifar10: {folder}: {type(error).__name__}: {error}. {CIFAR10_HINT}") from error
     return train, validation
 
 

@@ -1,0 +1,113 @@
+"""The pipeline's own decisions: exit codes, what may be resumed, what is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import run as pipeline
+from harness.config import Experiment
+from harness.errors import RunFolderError, WorkloadError
+from harness.messages import Outcome, TrialResult
+from harness.plan import Plan, make_plan
+from harness.preflight import data_paths, download_data, missing_data
+from harness.record import RunFolder
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+
+
+@pytest.fixture
+def plan(make_experiment: Make) -> Plan:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    return make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        (["ok", "ok", "ok"], 0),
+        (["ok", "skipped", "ok"], 0),
+        (["skipped", "skipped", "skipped"], 1),
+        (["ok", "error", "ok"], 1),
+        (["ok", "oom", "ok"], 1),
+        (["ok", "diverged", "ok"], 1),
+        (["ok", "timeout", "ok"], 1),
+        (["ok", "lost", "ok"], 1),
+        (["ok", None, "ok"], 1),
+    ],
+)
+def test_exit_codes(plan: Plan, tmp_path: Path, outcomes: list[Outcome | None], code: int) -> None:
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    facts = {"attempt": 1, "sitting": 0, "group_id": "g", "position": 0}
+    for trial, outcome in zip(plan.trials, outcomes, strict=True):
+        if outcome:
+            folder.append(trial, TrialResult(trial.id, outcome), facts)
+    assert pipeline._exit_code(folder, plan) == code
+
+
+def test_a_trial_that_was_lost_and_then_measured_is_fine(plan: Plan, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    first, *rest = plan.trials
+    results: list[tuple[Any, Outcome, int]] = [(first, "lost", 1), (first, "ok", 2), *((t, "ok", 1) for t in rest)]
+    for trial, outcome, attempt in results:
+        facts = {"attempt": attempt, "sitting": 0, "group_id": "g", "position": 0}
+        folder.append(trial, TrialResult(trial.id, outcome), facts)
+    assert pipeline._exit_code(folder, plan) == 0
+
+
+def request_for(tmp_path: Path, resume: Path | None) -> pipeline.Request:
+    file = tmp_path / "file.yaml"
+    file.write_text("x")
+    return pipeline.Request(file=file, resume=resume, output=tmp_path / "out")
+
+
+def test_a_folder_of_the_same_experiment_is_resumed_even_with_other_limits(
+    plan: Plan, tmp_path: Path, make_experiment: Make
+) -> None:
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    other = plan.experiment.model_copy(update={"limits": make_experiment(limits={"wall": "1h"}).limits})
+    assert pipeline._folder(request_for(tmp_path, folder.path), other, plan).path == folder.path
+
+
+def test_a_folder_of_another_experiment_is_refused(plan: Plan, tmp_path: Path, make_experiment: Make) -> None:
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    with pytest.raises(RunFolderError, match="was made by another experiment: grid, throughput differ"):
+        pipeline._folder(request_for(tmp_path, folder.path), make_experiment(), plan)
+
+
+def cifar_plan(make_experiment: Make, **options: Any) -> Plan:
+    grid = {"data": "cifar10", "model": "resnet8", "per_device_batch_size": 8}
+    return make_plan(make_experiment(grid, workload_options=options, throughput={"blocks": 1}), laptop())
+
+
+def test_data_that_is_to_be_there_is_looked_for_and_what_is_to_be_downloaded_is_not(
+    make_experiment: Make, tmp_path: Path
+) -> None:
+    plan = cifar_plan(make_experiment, data_folder=str(tmp_path))
+    cells = [trial.cell for trial in plan.trials]
+    assert data_paths(plan.experiment, cells) == [str(tmp_path / "cifar-10-batches-py")]
+    plan = cifar_plan(make_experiment, data_folder=str(tmp_path), download=True)
+    assert data_paths(plan.experiment, [trial.cell for trial in plan.trials]) == []
+
+
+def test_a_download_without_a_network_says_where_to_put_what(
+    make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from urllib.error import URLError
+
+    def offline(*arguments: Any, **options: Any) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", offline)
+    with pytest.raises(WorkloadError, match=r"no route to host.*Unpack cifar-10-python.tar.gz"):
+        download_data(cifar_plan(make_experiment, data_folder=str(tmp_path), download=True))
+
+
+def test_missing_data_names_every_node_and_path() -> None:
+    message = str(missing_data({"a (10.0.0.1)": ["/x", "/y"], "b (10.0.0.2)": ["/x"]}))
+    assert message.startswith("data is missing: /x, /y on a (10.0.0.1); /x on b (10.0.0.2).")
+    assert "cifar" not in message
