@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.plan import Plan, WorkerGroup
+from harness.cell import Cell
+from harness.plan import Plan, Trial, WorkerGroup
 
 
-def pending(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> tuple[WorkerGroup, ...]:
+def pending(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> tuple[WorkerGroup, ...]:
     """The worker groups with the trials that are not ok yet.
 
     A block that is measured in two parts measures its bases again in the second: pairs form only between
@@ -17,13 +18,8 @@ def pending(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> tuple[WorkerGroup
     """
     done = {line["trial_id"] for line in lines if line["outcome"] == "ok"}
     missing = [trial for trial in plan.trials if trial.id not in done]
-    bases = {
-        (trial.block, trial.cell.base().id)
-        for trial in missing
-        if trial.kind == "throughput" and trial.cell.per_device_batch_size
-    }
-    wanted = {trial.id for trial in missing}
-    wanted |= {t.id for t in plan.trials if t.kind == "throughput" and (t.block, t.cell.id) in bases}
+    failed = {line["trial_id"] for line in lines if line["outcome"] not in ("ok", "skipped")}
+    wanted = {trial.id for trial in missing} | _bases(plan, missing, done, failed)
     groups = (replace(g, trials=tuple(t for t in g.trials if t.id in wanted)) for g in plan.groups)
     return tuple(group for group in groups if group.trials)
 
@@ -34,3 +30,32 @@ def attempts(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     for line in lines:
         counts[line["trial_id"]] = max(counts.get(line["trial_id"], 0), int(line["attempt"]))
     return counts
+
+
+def _bases(plan: Plan, missing: list[Trial], done: set[str], failed: set[str]) -> set[str]:
+    """The finished trials that the missing ones are compared with in their block.
+
+    Where a base failed, its stand-in: the smallest device count of the same strategy that was measured.
+    """
+    timed = [trial for trial in plan.trials if trial.kind == "throughput"]
+    by_cell = {(trial.block, trial.cell): trial for trial in timed}
+    stand_ins: dict[tuple[int, Cell], Trial] = {}
+    for trial in sorted(timed, key=lambda t: t.cell.devices, reverse=True):
+        if trial.id in done:
+            stand_ins[trial.block, _family(trial.cell)] = trial
+    found = set()
+    for trial in missing:
+        if trial.kind == "throughput" and trial.cell.per_device_batch_size:
+            base = by_cell.get((trial.block, trial.cell.base()))
+            if base and base.id in failed - done:
+                base = stand_ins.get((trial.block, _family(trial.cell)))
+            found |= {base.id} if base else set()
+    return found
+
+
+def _family(cell: Cell) -> Cell:
+    """What cells share that differ in their device count alone."""
+    batch = cell.global_batch_size if cell.scaling == "strong" else cell.per_device_batch_size
+    return replace(
+        cell, devices=1, nodes=1, oversubscribe=False, per_device_batch_size=batch, global_batch_size=batch or 0
+    )

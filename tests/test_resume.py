@@ -60,3 +60,15 @@ def test_a_missing_training_needs_no_base(plan: Plan) -> None:
 def test_attempts_are_the_highest_of_each_trial() -> None:
     lines = [{"trial_id": "a", "attempt": 1}, {"trial_id": "a", "attempt": 2}, {"trial_id": "b", "attempt": 1}]
     assert attempts(lines) == {"a": 2, "b": 1}
+
+
+def test_where_the_base_failed_its_stand_in_is_measured_again(make_experiment: Make) -> None:
+    grid = {"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
+    by_cell = {(t.cell.strategy, t.cell.devices): t.id for t in plan.trials}
+    lines = [
+        {"trial_id": by_cell["ddp", 1], "outcome": "ok", "attempt": 1},
+        {"trial_id": by_cell["single", 1], "outcome": "oom", "attempt": 1},
+    ]
+    again = {trial.id for group in pending(plan, lines) for trial in group.trials}
+    assert again == {by_cell["ddp", 1], by_cell["ddp", 2], by_cell["single", 1]}
