@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ def cells(trials: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     keys = measured[["trial_id", "attempt", "cell_id"]]
     timed = steps[~steps["warmup"]].merge(keys, on=["trial_id", "attempt"], how="inner", validate="many_to_one")
     by_cell = timed.groupby("cell_id")["step_s"]
-    p5, p95 = by_cell.quantile(0.05).to_dict(), by_cell.quantile(0.95).to_dict()
+    p5, p50, p95 = (by_cell.quantile(q).to_dict() for q in (0.05, 0.5, 0.95))
     rows = []
     for cell_id, group in measured.groupby("cell_id", sort=False):
         first = group.iloc[0]
@@ -90,7 +91,7 @@ def cells(trials: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
                 "throughput_per_s": speed.value,
                 **_ends(speed),
                 "per_device_per_s": speed.value / first["devices"],
-                "step_s": group["step_s"].median(),
+                "step_s": p50.get(cell_id),
                 "step_p5_s": p5.get(cell_id),
                 "step_p95_s": p95.get(cell_id),
                 "wait_fraction": group["wait_fraction"].mean(),
@@ -230,8 +231,15 @@ def _ends(estimate: Estimate) -> dict[str, Any]:
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
     names = ("model", "data", "precision", "scaling", batch)
-    fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else row[name]) for name in names)
+    fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else _natural(row[name])) for name in names)
     return (*fixed, STRATEGIES.index(row["strategy"]), row["devices"], row["nodes"], row["options"])
+
+
+def _natural(value: Any) -> Any:
+    """Text so that resnet8 comes before resnet14; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"([0-9]+)", value)]
 
 
 def _nested(lines: Lines, name: str) -> list[dict[str, Any]]:

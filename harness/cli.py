@@ -59,11 +59,11 @@ def run_command(
         request = Request(
             file=file,
             address=address,
-            assumed=parse_assumed(assume) if assume else None,
+            assumed=None if assume is None else parse_assumed(assume),
             dry_run=dry_run,
             resume=resume,
             output=output,
-            only=parse_only(only) if only else {},
+            only={} if only is None else parse_only(only),
         )
         with ConsoleSink(Console(), quiet=quiet) as sink:
             return run(request, sink)
@@ -106,7 +106,7 @@ def parse_assumed(text: str) -> Inventory:
     """'2x8' -> two nodes of eight GPUs; raises ExperimentError."""
     from harness.inventory import Inventory
 
-    match = re.fullmatch(r"(\d{1,5})x(\d{1,3})", text)
+    match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,3})", text)
     if not match or int(match[1]) == 0:
         raise ExperimentError("--assume", [f"got {text!r}; allowed: NODESxGPUS such as 1x8 or 2x8"])
     return Inventory.assume(int(match[1]), int(match[2]))
@@ -121,7 +121,7 @@ def parse_only(text: str) -> dict[str, Any]:
             raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
         try:
             wanted.setdefault(name.strip(), []).append(yaml.safe_load(value))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"]) from None
     try:
         return check_filter(wanted)

@@ -71,15 +71,14 @@ def embedded(inventory: Inventory) -> Iterator[Cluster]:
 
     What the user has set in the environment stays as it is.
     """
-    for name, value in {
-        **_QUIET,
+    closed = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux this binds every port to the loopback interface
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }.items():
-        os.environ.setdefault(name, value)
+    }
     node = inventory.nodes[0]
-    with _session(address="local", include_dashboard=False, num_cpus=node.cores, num_gpus=node.gpus):
+    ours = {"address": "local", "include_dashboard": False, "num_cpus": node.cores, "num_gpus": node.gpus}
+    with _variables({**_QUIET, **closed}), _session(**ours):
         yield _connected(inventory, is_embedded=True)
 
 
@@ -89,16 +88,26 @@ def connected(address: str, import_path: Path | None) -> Iterator[Cluster]:
 
     Ships this package, and the folder of a user's own workload, to its workers.
     """
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    _check_reachable(address)
-    with tempfile.TemporaryDirectory(prefix="harness-code-") as staged:
+    with _variables(_QUIET), tempfile.TemporaryDirectory(prefix="harness-code-") as staged:
+        _check_reachable(address)
         code = Path(staged)
         copy_code(Path(harness.__file__).parent, code / "harness")
         if import_path:
             copy_code(import_path, code)
         with _session(address=address, runtime_env={"working_dir": str(code)}):
             yield _connected(None, is_embedded=False)
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets what the environment does not set itself, and takes it back afterwards."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def copy_code(folder: Path, target: Path) -> None:

@@ -83,6 +83,8 @@ class Grid(Strict):
         """Keys with a dot are options of a section; they move to ``options``."""
         if not isinstance(value, dict):
             return value
+        # the section may be written as it is called beside the grid
+        value = {str(key).replace("workload_options.", "workload.", 1): option for key, option in value.items()}
         dotted = {key: option for key, option in value.items() if is_option_axis(key)}
         plain = {key: option for key, option in value.items() if key not in dotted}
         return {**plain, "options": {**plain.get("options", {}), **dotted}} if dotted else plain
@@ -273,7 +275,10 @@ def _with_absolute_paths(experiment: Experiment, home: Path) -> Experiment:
     """Paths of data are meant from the experiment file's folder; workers stand elsewhere."""
 
     def absolute(text: str) -> str:
-        return str((home / Path(text).expanduser()).absolute())
+        try:
+            return str((home / Path(text).expanduser()).absolute())
+        except RuntimeError:
+            raise ExperimentError(str(home), [f"data: got {text!r}; there is no such user's home"]) from None
 
     def moved(grid: Grid) -> Grid:
         data = tuple(absolute(name) if "/" in name else name for name in grid.data or ())

@@ -49,7 +49,9 @@ def as_tuple(value: object) -> object:
 
 def check_name(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
-        raise ValueError(f"got {value!r}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot")
+        raise ValueError(
+            f"got {repr(value)[:80]}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot"
+        )
     return value
 
 
@@ -73,7 +75,9 @@ def _finite(value: object) -> object:
     if any(isinstance(item, float) and not math.isfinite(item) for item in items):
         raise ValueError(f"got {value!r}; allowed: finite numbers")
     if isinstance(value, dict):
-        raise ValueError(f"got a mapping {value!r}; allowed: a value or a list of values")
+        raise ValueError(f"got a mapping {repr(value)[:80]}; allowed: a value or a list of values")
+    if isinstance(value, list | tuple) and not value:
+        raise ValueError("got an empty list; allowed: a value or a list of values")
     return value
 
 

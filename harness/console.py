@@ -168,8 +168,21 @@ def plan_lines(plan: Plan) -> list[str]:
         reasons.setdefault(skip.reason, set()).add(skip.trial.cell)
     for reason, cells in reasons.items():
         lines.append(f"  skipped {plural(len(cells), 'cell')}: {escape(reason)}")
-    lines.append(f"Takes at least {duration(plan.least_seconds)}{_open_end(plan)}.")
+    if plan.trials:
+        lines += _convergence_line(plan)
+        lines.append(f"Takes at least {duration(plan.least_seconds)}{_open_end(plan)}.")
+    else:
+        lines.append("Nothing can be measured here. --assume NODESxGPUS plans for another machine.")
     return lines
+
+
+def _convergence_line(plan: Plan) -> list[str]:
+    """Which cells are trained to the end, since that is a choice."""
+    cells = dict.fromkeys(trial.cell for trial in plan.trials if trial.kind == "convergence")
+    if not cells:
+        return []
+    chosen = "; ".join(cell.label for cell in list(cells)[:8]) + ("; ..." if len(cells) > 8 else "")
+    return [f"Convergence (convergence.only chooses): {escape(chosen)}."]
 
 
 def _open_end(plan: Plan) -> str:

@@ -30,11 +30,11 @@ def expand(experiment: Experiment, machine: Machine) -> Cells:
     grids = ([experiment.grid] if experiment.grid else []) + list(experiment.cells)
     size = sum(_size(grid, experiment) for grid in grids)
     if size > MAX_CELLS:
-        raise ExperimentError(experiment.name, [f"the grid has {size} cells; at most {MAX_CELLS} are allowed"])
+        raise ExperimentError("grid", [f"the grid has {size} cells; at most {MAX_CELLS} are allowed"])
     cells = _unique(cell for grid in grids for cell in _cells(grid, experiment, machine))
     asked = tuple(c for c in cells if not any(c.matches(rule) for rule in experiment.exclude))
     if not asked:
-        raise ExperimentError(experiment.name, ["exclude leaves no cell of the grid: there is nothing to measure"])
+        raise ExperimentError("exclude", ["exclude leaves no cell of the grid: there is nothing to measure"])
     bases = _unique(cell.base() for cell in asked if cell.per_device_batch_size)
     return Cells(asked, tuple(base for base in bases if base not in set(asked)))
 

@@ -33,10 +33,7 @@ class Inventory:
     def assume(cls, nodes: int, gpus: int, cores: int = 64) -> Inventory:
         """A cluster that does not exist, to plan for: nodes x GPUs, or x CPU cores where there is no GPU."""
         return cls(
-            tuple(
-                Node(f"assumed-{i}", f"assumed-{i}", f"assumed-{i}", cores, gpus, "assumed" if gpus else None)
-                for i in range(nodes)
-            ),
+            tuple(Node(f"assumed-{i}", f"assumed-{i}", f"assumed-{i}", cores, gpus) for i in range(nodes)),
             assumed=True,
         )
 
@@ -44,7 +41,8 @@ class Inventory:
         count = f"{len(self.nodes)} node{'s' * (len(self.nodes) > 1)}"
         gpus = sum(node.gpus for node in self.nodes)
         models = sorted({node.gpu_model for node in self.nodes if node.gpu_model})
-        devices = f"{gpus} GPUs ({', '.join(models)})" if gpus else "no GPU"
+        named = f" ({', '.join(models)})" if models else ""
+        devices = f"{gpus} GPUs{named}" if gpus else "no GPU"
         cores = sum(node.cores for node in self.nodes)
         return f"{'assumed: ' * self.assumed}{count}, {cores} CPU cores, {devices}"
 

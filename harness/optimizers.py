@@ -14,13 +14,13 @@ from harness.errors import WorkloadError, nearest
 
 def make_optimizer(model: nn.Module, options: Mapping[str, Any]) -> torch.optim.Optimizer:
     """An optimizer of torch.optim by name; raises WorkloadError at an unknown name or option."""
-    found = find_class(torch.optim, torch.optim.Optimizer, options["name"], "optimizer.name")
+    found = find_class(torch.optim, torch.optim.Optimizer, options.get("name"), "optimizer.name")
     arguments = {key: value for key, value in options.items() if key != "name"}
     check_arguments(found, arguments, "optimizer")
     try:
         return found(model.parameters(), **arguments)  # type: ignore[no-any-return]
-    except (TypeError, ValueError) as error:
-        raise WorkloadError(f"optimizer: {options['name']}: {error}") from None
+    except Exception as error:  # each class has its own way to refuse its options
+        raise refused("optimizer", options, error) from None
 
 
 def make_schedule(
@@ -30,13 +30,13 @@ def make_schedule(
     if not options:
         return None
     base = torch.optim.lr_scheduler.LRScheduler
-    found = find_class(torch.optim.lr_scheduler, base, options["name"], "schedule.name")
+    found = find_class(torch.optim.lr_scheduler, base, options.get("name"), "schedule.name")
     arguments = {key: value for key, value in options.items() if key != "name"}
     check_arguments(found, arguments, "schedule")
     try:
         return found(optimizer, **arguments)  # type: ignore[no-any-return]
-    except (TypeError, ValueError) as error:
-        raise WorkloadError(f"schedule: {options['name']}: {error}") from None
+    except Exception as error:
+        raise refused("schedule", options, error) from None
 
 
 def find_class(module: Any, base: type, name: object, place: str) -> Any:
@@ -54,3 +54,11 @@ def check_arguments(found: Any, arguments: Mapping[str, Any], place: str) -> Non
     for key in arguments:
         if key not in allowed:
             raise WorkloadError(f"{place}.{key}: {found.__name__} has no such option; {nearest(key, allowed)}")
+
+
+def refused(section: str, options: Mapping[str, Any], error: Exception) -> WorkloadError:
+    """The error for options that torch does not take: which, what it said, what may help."""
+    given = ", ".join(f"{key}: {value!r}" for key, value in options.items())
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    hint = "; a list is an axis, a value that is a list is written [[...]]"
+    return WorkloadError(f"{section}: {options.get('name')} does not take {{{given}}} ({said}){hint}")

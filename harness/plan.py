@@ -120,6 +120,8 @@ def _throughput_trials(asked: Sequence[Cell], added: Sequence[Cell], settings: T
 def _convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Trial]:
     """One trial a cell and seed; seed k rides in block k, so that each seed has fresh processes."""
     chosen = [cell for cell in asked if cell.matches(settings.only)]
+    if not chosen:
+        raise ExperimentError("convergence.only", [f"got {settings.only}; no cell of the grid matches"])
     chosen = _largest_device_counts(chosen, settings, machine)
     if settings.global_batch_size:
         chosen = [cell.at_global_batch_size(settings.global_batch_size) for cell in chosen]

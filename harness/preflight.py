@@ -12,7 +12,7 @@ from harness import workloads
 from harness.cell import Cell
 from harness.config import Experiment
 from harness.errors import WorkloadError, nearest
-from harness.optimizers import make_optimizer, make_schedule
+from harness.optimizers import make_optimizer, make_schedule, refused
 from harness.plan import Plan
 from harness.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
 
@@ -45,13 +45,13 @@ def _try(cell: Cell) -> None:
     model(torch.ones(1, 1)).sum().backward()
     try:
         optimizer.step()
-    except TypeError as error:
-        raise WorkloadError(f"optimizer.name: {cell.optimizer['name']} takes no plain step: {error}") from None
+    except Exception as error:
+        raise refused("optimizer", cell.optimizer, error) from None
     try:
         if schedule:
             schedule.step()
-    except TypeError as error:
-        raise WorkloadError(f"schedule.name: {cell.schedule['name']} takes no plain step: {error}") from None
+    except Exception as error:
+        raise refused("schedule", cell.schedule, error) from None
 
 
 def check_target(experiment: Experiment) -> None:

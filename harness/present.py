@@ -58,7 +58,7 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
         Heading(unit, True),
         Heading("speedup", True),
         Heading("efficiency", True),
-        Heading("95 % interval", True),
+        Heading("its 95 % interval", True),
         Heading("n", True),
         Heading(f"base ({unit})", True),
     )

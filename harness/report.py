@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from harness import report_content as content
+from harness.errors import HarnessError, RunFolderError
 from harness.files import replace_text
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, outcome_table, scaling_table
@@ -18,19 +19,35 @@ from harness.record import RunFolder
 from harness.results import Results, load
 
 DPI = 144
+TABLES = ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows")
 
 
 def write_report(run_folder: Path) -> Results:
     """Rebuilds tables/, figures/ and report.html of a run folder; raises RunFolderError where it is none."""
     results = load(run_folder)
     folder = results.folder
+    _read(results)
     folder.compact(results.steps, results.epochs)
-    for name in ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows"):
+    for name in TABLES:
         folder.write_table(name, getattr(results, name))
     drawings = _draw(results)
     images = {drawing.name: _save(drawing, folder) for drawing in drawings if drawing.figure}
     replace_text(folder.report, _html(results, drawings, images))
     return results
+
+
+def _read(results: Results) -> None:
+    """Reads and analyses everything before anything is written; raises RunFolderError where a file is damaged."""
+    try:
+        for name in (*TABLES, "experiment", "environment", "steps", "epochs"):
+            getattr(results, name)
+        results.folder.source_text()
+        content.nodes(results.environment)
+    except HarnessError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise RunFolderError(f"{results.folder.path}: the recorded files are damaged or incomplete ({said})") from error
 
 
 def _draw(results: Results) -> list[Drawing]:

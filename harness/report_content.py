@@ -22,11 +22,14 @@ def cards(results: Results) -> list[dict[str, str]]:
     wall = sum(float(sitting.get("wall_s") or 0) for sitting in results.environment.get("sittings", []))
     steps = float(trials["steps_s"].sum())
     cards = [
-        {"value": str(int((last["outcome"] == "ok").sum())), "label": f"trials ok, of {len(last)} planned"},
+        {
+            "value": str(int((last["outcome"] == "ok").sum())),
+            "label": f"trials ok; {int((last['outcome'] == 'skipped').sum())} skipped with their reason",
+        },
         {"value": str(results.cells.shape[0]), "label": "cells measured"},
     ]
     if wall:
-        cards.append({"value": duration(wall), "label": f"wall time, {100 * steps / wall:.0f} % of it steps"})
+        cards.append({"value": duration(wall), "label": f"until the report, {100 * steps / wall:.0f} % of it steps"})
     rows = results.scaling
     claims = rows[(rows["devices"] > rows["base_devices"]) & ~rows["emulated"] & ~rows["oversubscribed"]]
     if not claims.empty:
@@ -34,7 +37,9 @@ def cards(results: Results) -> list[dict[str, str]]:
         span = f"{100 * most['efficiency'].min():.0f} to {100 * most['efficiency'].max():.0f} %"
         one = f"{100 * most['efficiency'].max():.0f} %"
         value = one if len(most) == 1 else span
-        cards.append({"value": value, "label": f"scaling efficiency on {most['devices'].iloc[0]} devices"})
+        cards.append(
+            {"value": value, "label": f"efficiency on {most['devices'].iloc[0]} devices, over strategies and settings"}
+        )
     return cards
 
 

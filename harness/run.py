@@ -59,6 +59,8 @@ def run(request: Request, emit: Emit) -> int:
         emit(Planned(plan))
         if request.dry_run or request.assumed:
             return OK
+        if not plan.trials:
+            return FAILED  # the plan has told why; nothing is started
         _check_paths(plan, ray_cluster)
         if ray_cluster is None:
             download_data(plan)

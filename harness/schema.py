@@ -202,7 +202,7 @@ CELLS = Table(
         _c("throughput_per_s", "Float64", "geometric mean over blocks", "samples/s"),
         *_INTERVAL,
         _c("per_device_per_s", "Float64", "throughput of one device", "samples/s"),
-        _c("step_s", "Float64", "median over blocks of the trials' median step time", "s"),
+        _c("step_s", "Float64", "median of the timed steps of all ranks and blocks", "s"),
         _c("step_p5_s", "Float64", "5th percentile of the timed steps", "s"),
         _c("step_p95_s", "Float64", "95th percentile of the timed steps", "s"),
         _c("wait_fraction", "Float64", "part of the timed steps spent waiting for data; <NA> on CUDA"),

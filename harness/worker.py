@@ -219,5 +219,6 @@ def _rank_row(ranks: Ranks, peaks: dict[str, Any]) -> dict[str, Any]:
 def _release() -> None:
     """Gives back what the last trial held, so that the next one starts from the same memory."""
     gc.collect()
+    memory.give_back()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

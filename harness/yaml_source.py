@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# 1e-3 is a number, as in YAML 1.2; PyYAML's YAML 1.1 reads it as a word
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """The file's top-level mapping; raises ExperimentError where there is none."""
     return parse_mapping(_read_text(path), source=str(path))
@@ -43,6 +49,7 @@ def parse_mapping(text: str, *, source: str) -> dict[str, Any]:
             value = loader.get_single_data()
         finally:
             loader.dispose()
+        json.dumps(value, default=str, skipkeys=True)  # raises where a value holds itself through an anchor
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ExperimentError(source, [f"not valid YAML: {_one_line(error)}"]) from None
     problems = list(loader.duplicates)
@@ -63,6 +70,8 @@ def _read_text(path: Path) -> str:
             raise ExperimentError(str(path), ["no such file; give the path of an experiment file (YAML)"])
         if path.is_dir():
             raise ExperimentError(str(path), ["is a folder; give the path of an experiment file (YAML)"])
+        if not path.is_file():
+            raise ExperimentError(str(path), ["is no regular file; give the path of an experiment file (YAML)"])
         if path.stat().st_size > MAX_BYTES:
             raise ExperimentError(str(path), [f"larger than {MAX_BYTES} bytes: not an experiment file"])
         return path.read_text(encoding="utf-8")

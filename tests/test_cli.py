@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -85,10 +86,33 @@ BAD_FILES = {
         SMALL + "convergence: {epochs: 1, target: {metric: accuracy, at_least: 0.9}}\n",
         "convergence.target.metric: got 'accuracy'; did you mean 'val_accuracy'?",
     ),
-    "an optimizer that needs a closure": (SMALL + "optimizer: {name: LBFGS}\n", "LBFGS takes no plain step"),
+    "a schedule without a name": (
+        "name: x\ngrid: {model: resnet8, per_device_batch_size: 8, schedule.T_max: 5}\n",
+        "schedule.name: got None",
+    ),
+    "an optimizer that refuses at the first step": (
+        SMALL + "optimizer: {name: SparseAdam}\n",
+        "optimizer: SparseAdam does not take",
+    ),
+    "a schedule that divides by zero": (SMALL + "schedule: {name: StepLR, step_size: 0}\n", "StepLR does not take"),
+    "a rate that is a word": (SMALL + "optimizer: {name: SGD, lr: fast}\n", "does not take {name: 'SGD', lr: 'fast'}"),
+    "an empty axis": (SMALL + "optimizer: {name: SGD, lr: []}\n", "optimizer.lr: got an empty list"),
+    "a list in itself": (
+        SMALL + "workload_options:\n  width: &w [1, *w]\n",
+        "not valid YAML: Circular reference detected",
+    ),
+    "a home that is not there": (
+        "name: x\ngrid: {data: '~nosuchuser/x', model: resnet8, per_device_batch_size: 8}\n",
+        "no such user's home",
+    ),
+    "convergence of nothing": (
+        SMALL + "convergence: {epochs: 1, only: {model: resnet14}}\n",
+        "convergence.only: 1 problem",
+    ),
+    "an optimizer that needs a closure": (SMALL + "optimizer: {name: LBFGS}\n", "optimizer: LBFGS does not take"),
     "a schedule that needs a metric": (
         SMALL + "schedule: {name: ReduceLROnPlateau}\n",
-        "ReduceLROnPlateau takes no plain step",
+        "schedule: ReduceLROnPlateau does not take",
     ),
 }
 
@@ -112,6 +136,9 @@ def test_a_bad_file_is_one_error_and_code_2(name: str, write_experiment: Write, 
         (["--only", "stratgy=ddp"], "unknown axis 'stratgy'; did you mean 'strategy'?"),
         (["--only", "strategy=fsdp"], "no cell of small matches"),
         (["--only", "strategy=[ddp"], "allowed: AXIS=VALUE"),
+        (["--only", "devices=2020-13-45"], "allowed: AXIS=VALUE"),
+        (["--only", ""], "allowed: AXIS=VALUE"),
+        (["--assume", ""], "allowed: NODESxGPUS"),
         (["--resume", "/nowhere"], "not a run folder"),
         (["--output", __file__], "the run folder cannot be made"),
         (["--address", "ray://host:10001"], "Ray Client is not supported"),
@@ -139,6 +166,35 @@ def test_a_users_module_that_fails_on_import(write_experiment: Write, tmp_path: 
     result = call("run", write_experiment("name: x\nworkload: faulty_module:Own\ngrid: {per_device_batch_size: 8}\n"))
     assert result.exit_code == 2
     assert "importing faulty_module failed with RuntimeError: half written" in result.stderr
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_users_module_that_exits_on_import(write_experiment: Write, tmp_path: Path, code: int) -> None:
+    (tmp_path / f"exiting_module_{code}.py").write_text(f"import sys\nsys.exit({code})\n")
+    text = f"name: x\nworkload: exiting_module_{code}:Own\ngrid: {{per_device_batch_size: 8}}\n"
+    result = call("run", write_experiment(text))
+    assert result.exit_code == 2
+    assert f"failed with SystemExit: {code}" in result.stderr
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    result = call("run", tmp_path / "pipe")
+    assert result.exit_code == 2
+    assert "is no regular file" in result.stderr
+
+
+def test_a_plan_that_measures_nothing_says_so_and_starts_nothing(write_experiment: Write, tmp_path: Path) -> None:
+    text = "name: big\ngrid: {model: resnet8, strategy: ddp, devices: 4096, global_batch_size: 8192}\nexclude: []\n"
+    text += "device: cuda\n"
+    result = call("run", write_experiment(text), "--output", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "Nothing can be measured here" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_numbers_with_an_exponent_are_numbers(write_experiment: Write) -> None:
+    assert call("plan", write_experiment(SMALL + "optimizer: {name: SGD, lr: 1e-3}\n")).exit_code == 0
 
 
 def test_torchvision_that_does_not_fit_torch(write_experiment: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,4 +55,4 @@ def test_fewest_nodes(devices: int, fewest: int | None) -> None:
 
 def test_words() -> None:
     assert str(nodes((2, 0))) == "1 node, 2 CPU cores, no GPU"
-    assert str(Inventory.assume(2, 8)) == "assumed: 2 nodes, 128 CPU cores, 16 GPUs (assumed)"
+    assert str(Inventory.assume(2, 8)) == "assumed: 2 nodes, 128 CPU cores, 16 GPUs"

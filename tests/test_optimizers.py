@@ -41,8 +41,11 @@ def test_no_schedule_is_none() -> None:
         ({"name": "SGDD"}, "optimizer.name: got 'SGDD'; did you mean 'SGD'?"),
         ({"name": "Optimizer"}, "optimizer.name: got 'Optimizer'"),
         ({"name": "SGD", "lrr": 1}, "optimizer.lrr: SGD has no such option; did you mean 'lr'?"),
-        ({"name": "SGD", "lr": -1.0}, "optimizer: SGD: Invalid learning rate"),
-        ({"name": "SGD", "lr": "fast"}, "optimizer: SGD:"),
+        (
+            {"name": "SGD", "lr": -1.0},
+            "optimizer: SGD does not take {name: 'SGD', lr: -1.0} (ValueError: Invalid",
+        ),
+        ({"name": "SGD", "lr": "fast"}, "optimizer: SGD does not take {name: 'SGD', lr: 'fast'}"),
         ({"name": 3}, "optimizer.name: got 3"),
     ],
 )
@@ -56,7 +59,8 @@ def test_wrong_optimizers(options: dict[str, Any], message: str) -> None:
     ("options", "message"),
     [
         ({"name": "CosineLR"}, "schedule.name: got 'CosineLR'; did you mean"),
-        ({"name": "StepLR"}, "schedule: StepLR:"),
+        ({"name": "StepLR"}, "schedule: StepLR does not take {name: 'StepLR'} (TypeError"),
+        ({"T_max": 3}, "schedule.name: got None"),
         ({"name": "StepLR", "step": 1}, "schedule.step: StepLR has no such option; did you mean 'step_size'?"),
     ],
 )

@@ -80,7 +80,7 @@ def test_parts_by_setting_name_their_base() -> None:
         "samples/s",
         "speedup",
         "efficiency",
-        "95 % interval",
+        "its 95 % interval",
         "n",
     ]
 

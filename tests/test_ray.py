@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,14 @@ def execute(
         return harness.load(folder.path), events
 
     return run
+
+
+def test_the_environment_is_as_it_was_after_an_embedded_cluster() -> None:
+    before = dict(os.environ)
+    with cluster._variables({"RAY_AUTH_TOKEN": "x", "HOME": "elsewhere"}):
+        assert os.environ["RAY_AUTH_TOKEN"] == before.get("RAY_AUTH_TOKEN", "x")
+        assert os.environ["HOME"] == before["HOME"]
+    assert dict(os.environ) == before
 
 
 def test_every_ray_process_listens_on_the_loopback_only(ray_cluster: Cluster) -> None:
@@ -142,16 +151,22 @@ def test_oversubscribed_ranks_share_the_cores_and_say_so(
 
 
 def test_ddp_learns_digits_as_one_device_does(execute: Any, make_experiment: Make) -> None:
-    common = {"model": "resnet8", "strategy": ["single", "ddp"], "devices": [1, 2], "global_batch_size": 32}
+    common = {"model": "resnet8", "strategy": ["single", "ddp"], "devices": [1, 2]}
     experiment = make_experiment(
-        {**common, "workload.norm": "batch", "optimizer.lr": 0.1},
+        # statistics of 64 samples are close to those of 128; of 16 and 32 they make another training
+        {**common, "global_batch_size": 128, "workload.norm": "batch", "optimizer.lr": 0.1},
         # at larger steps float32 rounding grows into another training; in float64 the curves are the same at any step
-        cells=[{**common, "workload.norm": "group", "optimizer.lr": 0.001}],
+        cells=[{**common, "global_batch_size": 32, "workload.norm": "group", "optimizer.lr": 0.001}],
         workload_options={"width": 8},
         optimizer={"name": "SGD", "lr": 0.1, "momentum": 0.9},
         schedule={"name": "CosineAnnealingLR", "T_max": 8},
         throughput=None,
-        convergence={"epochs": 8, "seeds": [0, 1, 2], "target": {"metric": "val_accuracy", "at_least": 0.97}},
+        convergence={
+            "epochs": 8,
+            "seeds": [0, 1, 2],
+            "target": {"metric": "val_accuracy", "at_least": 0.97},
+            "only": {"global_batch_size": [32, 128]},
+        },
     )
     results, _ = execute(experiment)
     norms = results.convergence["options"].str.extract(r'"workload.norm": "(\w+)"')[0]

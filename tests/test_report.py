@@ -204,6 +204,27 @@ def test_a_run_in_which_all_failed_still_has_a_report(make_experiment: Make, tmp
     assert "Nothing was measured." in folder.report.read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trials.jsonl", "[1]\n"),
+        ("trials.jsonl", "{}\n"),
+        ("environment.json", '{"a'),
+        ("environment.json", "[]"),
+        ("experiment.yaml", None),
+    ],
+)
+def test_a_damaged_folder_is_one_error_and_nothing_is_written(
+    run_folder: RunFolder, name: str, text: str | None
+) -> None:
+    (run_folder.path / name).unlink()
+    if text is not None:
+        (run_folder.path / name).write_text(text)
+    with pytest.raises(RunFolderError, match="damaged or incomplete"):
+        write_report(run_folder.path)
+    assert not run_folder.report.exists() and not list(run_folder.tables.iterdir())
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         write_report(tmp_path)

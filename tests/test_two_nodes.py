@@ -32,7 +32,7 @@ optimizer: {name: SGD, lr: 0.01}
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    return {**os.environ, **token}
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("RAY_")}, **token}
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def set_apart(rows: pd.DataFrame) -> str:
         words.append("DataParallel on CPU slots is emulated")
     if shared:
         words.append("oversubscribed ranks share a device")
-    return f" Hollow and dotted (rehearsal): {' and '.join(words)}; not a claim about speed." if words else ""
+    return f" Hollow, dotted, pale or starred: {' and '.join(words)}; not a claim about speed." if words else ""
 
 
 def bases(rows: pd.DataFrame) -> str:
@@ -57,7 +57,11 @@ def global_batches(rows: pd.DataFrame) -> str:
 
 
 def memory(rows: pd.DataFrame) -> str:
-    return "allocated on the GPU" if (rows["device"] == "cuda").any() else "the process's resident memory"
+    return (
+        "allocated on the GPU"
+        if (rows["device"] == "cuda").any()
+        else "all of a worker process that is resident, libraries included"
+    )
 
 
 def failures(failed: pd.DataFrame) -> str:

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.labels import settings
+from harness.labels import settings, shown_strategy
 
 STRATEGIES = ("single", "dp", "ddp", "fsdp")
 COLOURS = dict(zip(STRATEGIES, sns.color_palette("colorblind", len(STRATEGIES)), strict=True))
@@ -105,7 +105,8 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
     for strategy in STRATEGIES:
         part = rows[rows["strategy"] == strategy]
         for apart in (False, True):
-            if any(is_apart(row) == apart for _, row in part.iterrows()):
+            first = next((row for row in part.to_dict("records") if is_apart(row) == apart), None)
+            if first is not None:
                 entries.append(
                     Line2D(
                         [],
@@ -114,7 +115,7 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
                         marker=MARKERS[strategy],
                         markerfacecolor="white" if apart else COLOURS[strategy],
                         linestyle=":" if apart else "-",
-                        label=f"{strategy} (rehearsal)" if apart else strategy,
+                        label=shown_strategy(first) if apart else strategy,
                     )
                 )
     return [*entries, Line2D([], [], color="0.45", linestyle="--", label="ideal")] if ideal else entries

@@ -26,7 +26,8 @@ JOINED = ("emulated", "oversubscribed", "nodes")
 def throughput_by_devices(tables: Tables) -> Drawing:
     """Throughput against devices, log2 on both axes, with the ideal line from the stated base."""
     name, title = "throughput", "Throughput against devices"
-    rows = tables.scaling
+    intervals = tables.cells[["cell_id", "low", "high"]].rename(columns={"low": "speed_low", "high": "speed_high"})
+    rows = tables.scaling.merge(intervals, on="cell_id", how="left", validate="one_to_one")
     if rows.empty:
         return Drawing(name, title, "Left out: no cell was measured in the same block as its base.", None)
     facets = facets_of(rows)
@@ -37,8 +38,7 @@ def throughput_by_devices(tables: Tables) -> Drawing:
             ends = np.array([devices, max(group["devices"].max(), devices)], dtype=float)
             axes.plot(ends, speed * ends / devices, color="0.45", linestyle="--", linewidth=1, zorder=1)
         for _, row in part.iterrows():
-            scale = row["throughput_per_s"] / row["speedup"]
-            draw_point(axes, row, row["throughput_per_s"], row["low"] * scale, row["high"] * scale)
+            draw_point(axes, row, row["throughput_per_s"], row["speed_low"], row["speed_high"])
         draw_lines(axes, part, "devices", "throughput_per_s", JOINED, marked=False)
         log2_axis(axes, part["devices"])
         axes.set_yscale("log", base=2)
@@ -48,7 +48,7 @@ def throughput_by_devices(tables: Tables) -> Drawing:
 
     figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
     caption = (
-        f"Geometric mean over blocks; bars are 95 % t intervals of the ratio to the base{captions.one_block(rows)}. "
+        f"Geometric mean over blocks; bars are 95 % t intervals over blocks{captions.one_block(rows)}. "
         f"Dashed: the base times devices. {captions.bases(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
@@ -76,6 +76,7 @@ def efficiency_by_devices(tables: Tables) -> Drawing:
     figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
     caption = (
         f"Speedup over devices, {captions.scaling(rows)}; bars are 95 % intervals, paired by block"
-        f"{captions.one_block(rows)}. {captions.bases(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{captions.one_block(rows)}. Cells on as many devices as their base are in the table. "
+        f"{captions.bases(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)

@@ -45,12 +45,14 @@ def load_class(name: str) -> type[Any]:
         module = importlib.import_module(module_name)
     except HarnessError:
         raise
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() too: a module that is imported must not end the command
         hint = " (the experiment file's folder is on the import path)" if name not in BUILTIN_WORKLOADS else ""
         raise WorkloadError(
             f"workload {name!r}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
         ) from error
-    found = getattr(module, class_name, None)
+    found = vars(module).get(class_name)
     if not inspect.isclass(found):
         classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
         raise WorkloadError(
