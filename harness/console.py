@@ -52,7 +52,9 @@ class ConsoleSink:
         self._now = ""
         self._last: deque[Text] = deque(maxlen=LAST_RESULTS)
         live = console.is_terminal and not quiet
-        self._live = Live(get_renderable=self._display, console=console, transient=True) if live else None
+        # once a second: the display must not take the cores that are being measured
+        options: dict[str, Any] = {"console": console, "transient": True, "refresh_per_second": 1}
+        self._live = Live(get_renderable=self._display, **options) if live else None
 
     def __enter__(self) -> ConsoleSink:
         return self
