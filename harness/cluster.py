@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,6 @@ class Cluster:
     mailbox: Any
     agents: Mapping[str, Any]
     embedded: bool
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def missing_paths(self, paths: Iterable[str]) -> dict[str, list[str]]:
         """Which of these paths each node lacks, by host."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ class Execution:
         recorded = 1 + max((int(line["sitting"]) for line in lines), default=-1)
         self.sitting = max(recorded, len(folder.environment().get("sittings", [])))
         self._pending = pending(plan, lines)
-        self._settled: dict[str, str] = {}
+        self._settled: set[str] = set()
         self._lost: dict[str, int] = {}
         self._out_of_memory: list[Cell] = []
         self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
@@ -45,11 +44,6 @@ class Execution:
     def done(self) -> int:
         """How many planned trials need not be measured again."""
         return len(self._plan.trials) - self.trials
-
-    @property
-    def outcomes(self) -> Mapping[str, str]:
-        """The last outcome of each trial of this sitting, by trial id."""
-        return self._settled
 
     def run(self) -> None:
         """Every pending worker group, in the order of the plan; a failed group goes on in fresh processes."""
@@ -133,7 +127,7 @@ class Execution:
         self._lost[trial.id] = self._lost.get(trial.id, 0) + (result.outcome == "lost")
         again = result.outcome == "lost" and self._lost[trial.id] < self._plan.experiment.limits.attempts
         if not again:
-            self._settled[trial.id] = result.outcome
+            self._settled.add(trial.id)
         if result.outcome == "oom":
             self._out_of_memory.append(trial.cell)
         if group:
