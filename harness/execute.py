@@ -11,9 +11,10 @@ from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.launch import Launcher
 from harness.messages import GroupStarted, TrialResult, TrialStarted
-from harness.plan import Plan, Trial, WorkerGroup
+from harness.plan import Plan
 from harness.record import RunFolder
 from harness.resume import attempts, pending
+from harness.trial import Trial, WorkerGroup
 
 TIME_IS_UP = "time is up: limits.wall was reached"
 

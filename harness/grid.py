@@ -8,7 +8,8 @@ from itertools import product
 from typing import Any
 
 from harness.cell import Cell
-from harness.config import BUILTIN_DEFAULTS, Experiment, Grid
+from harness.config import BUILTIN_DEFAULTS, Experiment
+from harness.config_sections import Grid
 from harness.config_values import as_axis
 from harness.errors import ExperimentError
 from harness.inventory import Machine

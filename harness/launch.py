@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from harness.config import Experiment
 from harness.messages import Message, TrialStarted
-from harness.plan import WorkerGroup
 from harness.ranks import Ranks
+from harness.trial import WorkerGroup
 from harness.worker import Job, TrialFailed, run_group
 
 

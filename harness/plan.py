@@ -6,63 +6,21 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
 
 from harness.cell import Cell
-from harness.config import Convergence, Experiment, Throughput
+from harness.config import Experiment
+from harness.config_sections import Convergence, Throughput
 from harness.errors import ExperimentError
 from harness.feasible import reason_to_skip
 from harness.grid import device_counts, expand
 from harness.inventory import Inventory, Machine, resolve
 from harness.placement import Placement, place
-
-Kind = Literal["throughput", "convergence"]
+from harness.trial import Skip, Trial, WorkerGroup
 
 GROUP_START_S = 12.0
 """Fresh processes until user code runs and their end; 8 to 13 s measured on 2 CPU cores."""
 TRIAL_START_S = 0.5
 """What a trial costs beyond its steps inside a worker group, at most."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One cell in one block, or, for convergence, one cell with one seed."""
-
-    cell: Cell
-    kind: Kind
-    block: int
-    seed: int
-    added: bool = False
-
-    @property
-    def id(self) -> str:
-        repeat = f"b{self.block}" if self.kind == "throughput" else f"s{self.seed}"
-        return f"{self.cell.id}-{repeat}"
-
-    @property
-    def label(self) -> str:
-        repeat = f"block {self.block}" if self.kind == "throughput" else f"seed {self.seed}"
-        return f"{self.cell.label} · {repeat}"
-
-
-@dataclass(frozen=True)
-class WorkerGroup:
-    """Fresh processes that run the trials of one block that need the same placement."""
-
-    id: str
-    block: int
-    placement: Placement
-    device: str
-    oversubscribe: bool
-    trials: tuple[Trial, ...]
-
-
-@dataclass(frozen=True)
-class Skip:
-    """A trial that will not be started, and why."""
-
-    trial: Trial
-    reason: str
 
 
 @dataclass(frozen=True)

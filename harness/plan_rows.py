@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from harness.plan import Plan, Trial
+from harness.plan import Plan
+from harness.trial import Trial
 
 SCHEMA_VERSION = 1
 

@@ -18,9 +18,9 @@ from harness.config import Experiment
 from harness.failures import blamed, from_launch, primary
 from harness.inventory import Machine, Node
 from harness.messages import Message, TrialResult, TrialStarted
-from harness.plan import WorkerGroup
 from harness.ray_watch import Fit, Watch
 from harness.ray_worker import InterfaceTorchConfig, Registration, train
+from harness.trial import WorkerGroup
 from harness.worker import Job
 
 TAKE_S = 1.0

@@ -19,8 +19,8 @@ from ray.train.torch.config import _TorchBackend
 
 from harness.measure.progress import StepCounter, shared_folder
 from harness.node import interface_of
-from harness.plan import WorkerGroup
 from harness.ranks import Ranks
+from harness.trial import WorkerGroup
 from harness.worker import Job, run_group
 
 

@@ -22,9 +22,10 @@ from harness.config import Experiment, parse
 from harness.errors import RunFolderError
 from harness.files import append_line, replace_text
 from harness.messages import TrialResult
-from harness.plan import Plan, Trial
+from harness.plan import Plan
 from harness.plan_rows import plan_content, trial_columns
 from harness.schema import EPOCHS, STEPS, Table
+from harness.trial import Trial
 from harness.yaml_source import read_mapping
 
 

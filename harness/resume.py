@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.cell import Cell
-from harness.plan import Plan, Trial, WorkerGroup
+from harness.plan import Plan
+from harness.trial import Trial, WorkerGroup
 
 
 def pending(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> tuple[WorkerGroup, ...]:

@@ -22,9 +22,9 @@ from harness.measure.convergence import Epochs
 from harness.measure.rows import columns_of, joined, step_columns, window_rows
 from harness.measure.throughput import measure_throughput
 from harness.messages import GroupStarted, Message, Outcome, TrialResult, TrialStarted
-from harness.plan import Trial, WorkerGroup
 from harness.ranks import Ranks
 from harness.training import Training
+from harness.trial import Trial, WorkerGroup
 
 Send = Callable[[Message], bool]
 """Tells the driver and waits until it has it; False asks the group to stop before its next trial."""

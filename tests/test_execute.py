@@ -13,8 +13,9 @@ from harness.config import Experiment
 from harness.events import Event, TrialEnded
 from harness.execute import TIME_IS_UP, Execution
 from harness.messages import GroupStarted, Message, Outcome, TrialResult, TrialStarted
-from harness.plan import Plan, Trial, WorkerGroup, make_plan
+from harness.plan import Plan, make_plan
 from harness.record import RunFolder
+from harness.trial import Trial, WorkerGroup
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

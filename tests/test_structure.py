@@ -18,9 +18,19 @@ MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("files", "inventory", "schema", "stats", "labels", "config_values", "yaml_source", "cell", "messages"),
-    ("config_problems", "schema_text", "present", "analyse", "placement", "ranks", "environment", "loader"),
+    (
+        "config_problems",
+        "config_sections",
+        "schema_text",
+        "present",
+        "analyse",
+        "placement",
+        "ranks",
+        "environment",
+        "loader",
+    ),
     ("config", "feasible", "optimizers", "plots", "strategies", "mailbox"),
-    ("grid", "workloads"),
+    ("grid", "workloads", "trial"),
     ("plan", "training"),
     ("plan_rows", "events", "failures", "resume", "preflight", "measure"),
     ("record", "node", "worker"),
@@ -34,7 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 WITHOUT_TORCH_OR_RAY = """
 errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
-present analyse placement config feasible plots grid plan plan_rows events failures resume record results
+config_sections trial present analyse placement config feasible plots grid plan plan_rows events failures resume record results
 report_content report console mailbox
 """
 

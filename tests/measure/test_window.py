@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config import Throughput
+from harness.config_sections import Throughput
 from harness.measure.throughput import window_length
 from harness.measure.window import HostMarks, measure_window
 
