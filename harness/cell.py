@@ -34,6 +34,7 @@ class Cell:
     precision: str = "fp32"
     compile: bool = False
     oversubscribe: bool = False
+    launcher: str = "ray"
     strategy_options: Options = field(default_factory=dict)
     workload_options: Options = field(default_factory=dict)
     optimizer: Options = field(default_factory=dict)
@@ -85,6 +86,41 @@ class Cell:
             strategy_options={},
             per_device_batch_size=batch,
             global_batch_size=batch or self.global_batch_size,
+        )
+
+    def alone(self) -> Cell:
+        """The bare model on one device at this cell's per-device batch: what one device does of its step."""
+        return self._on_one_device("single", {})
+
+    def wrapped_alone(self) -> Cell:
+        """The same strategy on one device at this cell's per-device batch: what the wrapper itself costs."""
+        return self._on_one_device(self.strategy, self.strategy_options)
+
+    def _on_one_device(self, strategy: str, options: Options) -> Cell:
+        batch = self.per_device_batch_size
+        return replace(
+            self,
+            strategy=strategy,
+            devices=1,
+            nodes=1,
+            oversubscribe=False,
+            strategy_options=options,
+            global_batch_size=batch or self.global_batch_size,
+        )
+
+    def check(self, batch: int) -> Cell:
+        """The cell whose few steps show that this one trains as one device does, at a global batch for all."""
+        share = batch // self.devices if batch % self.devices == 0 else None
+        return replace(
+            self,
+            scaling="strong",
+            per_device_batch_size=share,
+            global_batch_size=batch,
+            precision="fp32",
+            compile=False,
+            loader={},
+            schedule={},
+            launcher="ray",
         )
 
     def at_global_batch_size(self, batch: int) -> Cell:

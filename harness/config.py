@@ -66,6 +66,7 @@ class Experiment(Strict):
     limits: Limits = Limits()
     device: DeviceRequest = "auto"
     oversubscribe: bool = False
+    equivalence: bool = True
     seed: Seed = 0
 
     @model_validator(mode="after")

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from harness.errors import nearest
 
+CHOICES = ("number", "rule")
+"""What pydantic calls the forms of a value that may have two; not a part of the file."""
+
 
 def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line a problem, in the order of the file's keys."""
@@ -18,7 +21,8 @@ def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 
 def _line(problem: Any, model: type[BaseModel]) -> str:
-    path, kind, got = tuple(problem["loc"]), problem["type"], problem["input"]
+    path = tuple(part for part in problem["loc"] if part not in CHOICES)
+    kind, got = problem["type"], problem["input"]
     where = _dotted(path) or "the file"
     if kind == "extra_forbidden":
         allowed = _fields_at(model, path[:-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from harness.config_values import Axis, Batch, Count, Filter, Options, Seconds, Seed, Text, is_option_axis
 
@@ -89,14 +89,54 @@ class Loader(Strict):
     prefetch_factor: Axis[Annotated[int, Field(ge=1, le=1024)]] = (2,)
 
 
-class Throughput(Strict):
-    """How fast: warm-up steps, then windows of at least so many steps and seconds, in so many blocks."""
+class BlockRule(Strict):
+    """As many blocks as a ratio needs for an interval of this half-width (relative), by Stein's two stages."""
 
-    blocks: Annotated[int, Field(ge=1, le=1000)] = 6
+    at_least: Annotated[int, Field(ge=2, le=1000)] = 3
+    at_most: Annotated[int, Field(ge=2, le=1000)]
+    halfwidth: Annotated[float, Field(gt=0, lt=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.at_most < self.at_least:
+            raise ValueError(f"got at_least {self.at_least} and at_most {self.at_most}; at_most must not be less")
+        return self
+
+
+def _is_rule(value: Any) -> str:
+    return "rule" if isinstance(value, dict | BlockRule) else "number"
+
+
+Blocks = Annotated[
+    Annotated[int, Field(ge=1, le=1000), Tag("number")] | Annotated[BlockRule, Tag("rule")],
+    Discriminator(_is_rule),
+]
+
+
+class Throughput(Strict):
+    """How fast: warm-up, then windows of at least so many steps and seconds, in so many blocks.
+
+    The warm-up goes in rounds of ``warmup_steps`` until they are steady, at most ``warmup_rounds``.
+    ``twin``: the base once more in every block, for the noise floor. ``explain``: where the time goes.
+    """
+
+    blocks: Blocks = 6
     warmup_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    warmup_rounds: Annotated[int, Field(ge=2, le=1000)] = 5
     windows: Annotated[int, Field(ge=1, le=1000)] = 3
     window_steps: Annotated[int, Field(ge=2, le=1_000_000)] = 50
     window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 5.0
+    twin: bool = True
+    explain: bool = True
+
+    @property
+    def most_blocks(self) -> int:
+        return self.blocks if isinstance(self.blocks, int) else self.blocks.at_most
+
+    @property
+    def rule(self) -> BlockRule | None:
+        """The rule that decides on the blocks; None where their number is given."""
+        return None if isinstance(self.blocks, int) else self.blocks
 
 
 class Target(Strict):

@@ -30,6 +30,11 @@ from harness.plan import Plan
 from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
 
 LAST_RESULTS = 6
+WHY = {
+    "twin": "of the base once more (twin), for the noise floor",
+    "explain": "to explain where efficiency is lost",
+    "equivalence": "to check that strategies train the same thing",
+}
 COLOURS = {"ok": "green", "skipped": "yellow"}
 
 
@@ -137,7 +142,7 @@ def plan_table(plan: Plan) -> Table:
     """Cells by strategy and devices: how many run, how many are skipped."""
     title = f"Plan of {plan.experiment.name}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for title in ("strategy", "devices", "placement", "cells", "throughput trials", "convergence trials"):
+    for title in ("strategy", "devices", "placement", "cells", "throughput", "convergence", "diagnostic trials"):
         table.add_column(title, justify="left" if title in ("strategy", "placement") else "right")
     by_key: dict[tuple[Any, ...], list[Any]] = {}
     for group in plan.groups:
@@ -147,7 +152,7 @@ def plan_table(plan: Plan) -> Table:
     for (strategy, devices, placement), trials in sorted(by_key.items()):
         kinds = [trial.kind for trial in trials]
         cells = len({trial.cell for trial in trials})
-        numbers = (kinds.count("throughput"), kinds.count("convergence"))
+        numbers = (kinds.count(kind) for kind in ("throughput", "convergence", "diagnostic"))
         table.add_row(strategy, str(devices), placement, str(cells), *map(str, numbers))
     return table
 
@@ -162,9 +167,13 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plural(len(plan.groups), 'worker group')} of fresh processes; "
         f"random order from seed {plan.experiment.seed}.",
     ]
-    added = {trial.cell for trial in plan.trials if trial.added}
+    added = {trial.cell for trial in plan.trials if trial.added and trial.kind != "diagnostic"}
     if added:
         lines.append(f"{plural(len(added), 'cell')} added as the base that ratios need.")
+    purposes = [trial.purpose for trial in plan.trials if trial.purpose]
+    if purposes:
+        what = "; ".join(f"{purposes.count(purpose)} {WHY[purpose]}" for purpose in dict.fromkeys(purposes))
+        lines.append(f"Diagnostic trials: {what}.")
     reasons: dict[str, set[Any]] = {}
     for skip in plan.skips:
         reasons.setdefault(skip.reason, set()).add(skip.trial.cell)

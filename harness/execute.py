@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from harness.blocks import needed_blocks
 from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.launch import Launcher
@@ -16,6 +17,7 @@ from harness.record import RunFolder
 from harness.resume import attempts, pending
 from harness.trial import Trial, WorkerGroup
 
+PRECISE = "precise enough"
 TIME_IS_UP = "time is up: limits.wall was reached"
 
 
@@ -32,6 +34,7 @@ class Execution:
         self._settled: set[str] = set()
         self._lost: dict[str, int] = {}
         self._out_of_memory: list[Cell] = []
+        self._needed: dict[str, int] | None = None
         self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
         wall = plan.experiment.limits.wall
         self._deadline = time.time() + wall if wall else None
@@ -73,11 +76,23 @@ class Execution:
     def _reason_to_skip(self, trial: Trial) -> str | None:
         if self._deadline is not None and time.time() >= self._deadline:
             return TIME_IS_UP
+        if reason := self._precise_enough(trial):
+            return reason
         for cell in self._out_of_memory:
             if _needs_no_less(trial.cell, cell):
                 batch = cell.per_device_batch_size
                 return f"a batch of {batch} per device of the same cell ran out of memory"
         return None
+
+    def _precise_enough(self, trial: Trial) -> str | None:
+        """Set once, when the pilot's blocks are over: looking again after each block would make intervals lie."""
+        rule = self._plan.experiment.throughput.rule if self._plan.experiment.throughput else None
+        if rule is None or not trial.timed or trial.block < rule.at_least:
+            return None
+        if self._needed is None:
+            self._needed = needed_blocks(self._plan.trials, self._folder.lines(), rule)
+        needed = self._needed.get(trial.cell.id, rule.at_most)
+        return f"{PRECISE}: {needed} blocks suffice for {100 * rule.halfwidth:g} %" if trial.block >= needed else None
 
     def _launch(self, group: WorkerGroup) -> None:
         """One launch of a group, until it ends by itself or by its first failure."""

@@ -107,23 +107,31 @@ def batches(
     options: Mapping[str, Any],
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Iterator[Any]:
-    """The batches of these shares, on the device. ``options``: workers, pin_memory, prefetch_factor."""
+    """The batches of these shares, still on the host. ``options``: workers, pin_memory, prefetch_factor."""
     workers = int(options.get("workers", 0))
-    pinned = bool(options.get("pin_memory", True)) and device.type == "cuda"
     loader: DataLoader[Any] = DataLoader(
         SeededDataset(dataset, seed),
         batch_sampler=_Keys(shares),
         num_workers=workers,
-        pin_memory=pinned,
+        pin_memory=_pins(device, options),
         prefetch_factor=int(options.get("prefetch_factor", 2)) if workers else None,
         collate_fn=collate,
     )
-    for batch in loader:
-        yield to_device(batch, device, non_blocking=pinned)
+    yield from loader
+
+
+def copier(device: torch.device, options: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """What brings a batch of ``batches`` to the device; a batch that is there already stays as it is."""
+    pinned = _pins(device, options)
+    return lambda batch: to_device(batch, device, non_blocking=pinned)
+
+
+def _pins(device: torch.device, options: Mapping[str, Any]) -> bool:
+    return bool(options.get("pin_memory", True)) and device.type == "cuda"
 
 
 def resident_batch(batch: Any) -> Iterator[Any]:
-    """One batch that is on the device already, for ever: a step without a loader."""
+    """One batch for ever: a step without a loader."""
     return repeat(batch)
 
 

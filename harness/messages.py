@@ -29,7 +29,8 @@ class TrialResult:
     """What became of a trial. Times are in seconds; ``steps`` and ``epochs`` hold every rank's rows.
 
     ``trial_s`` is the trial's whole time inside its worker group, ``steps_s`` the part of it that was
-    warm-up, windows or training epochs, both on rank 0.
+    warm-up, windows or training epochs, ``parts`` all of it by what it went to, all on rank 0. ``facts`` are
+    further columns of the trial's row; ``checks`` is the update that an equivalence check compares.
     """
 
     trial_id: str
@@ -43,10 +44,13 @@ class TrialResult:
     steps_s: float | None = None
     unit: str | None = None
     parameters: int | None = None
+    facts: Row = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict)
     ranks: tuple[Row, ...] = ()
     windows: tuple[Row, ...] = ()
     steps: Columns = field(default_factory=dict)
     epochs: Columns = field(default_factory=dict)
+    checks: Columns = field(default_factory=dict)
 
 
 Message = GroupStarted | TrialStarted | TrialResult

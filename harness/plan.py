@@ -10,6 +10,7 @@ from itertools import groupby
 from harness.cell import Cell
 from harness.config import Experiment
 from harness.config_sections import Convergence, Throughput
+from harness.diagnostics import explaining, twins, with_checks
 from harness.errors import ExperimentError
 from harness.feasible import reason_to_skip
 from harness.grid import device_counts, expand
@@ -46,7 +47,7 @@ class Plan:
         """The least time this can take: worker groups, windows of their shortest length, no epochs."""
         settings = self.experiment.throughput
         window = settings.windows * settings.window_seconds if settings else 0.0
-        trials = sum(TRIAL_START_S + window * (trial.kind == "throughput") for trial in self.trials)
+        trials = sum(TRIAL_START_S + window * trial.timed for trial in self.trials)
         return GROUP_START_S * len(self.groups) + trials
 
 
@@ -63,14 +64,28 @@ def make_plan(experiment: Experiment, inventory: Inventory) -> Plan:
     reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}
     skips = tuple(Skip(trial, reason) for trial in trials if (reason := reasons[trial.cell]))
     runnable = [trial for trial in trials if reasons[trial.cell] is None]
+    runnable = _with_diagnostics(runnable, experiment, machine)
     return Plan(experiment, inventory, machine, _worker_groups(runnable, experiment.seed), skips)
+
+
+def _with_diagnostics(trials: list[Trial], experiment: Experiment, machine: Machine) -> list[Trial]:
+    """The trials that can run, and those that they need to be believed and explained."""
+    settings = experiment.throughput
+    cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind == "throughput"))
+    more: list[Trial] = []
+    if settings and settings.twin:
+        more += twins(cells, settings.most_blocks, experiment.seed)
+    if settings and settings.explain:
+        more += explaining(cells, settings.most_blocks, experiment.seed)
+    trials = trials + [trial for trial in more if reason_to_skip(trial.cell, machine) is None]
+    return with_checks(trials, experiment.seed) if experiment.equivalence else trials
 
 
 def _throughput_trials(asked: Sequence[Cell], added: Sequence[Cell], settings: Throughput, seed: int) -> list[Trial]:
     return [
         Trial(cell, "throughput", block, seed, added=cell in added_set)
         for added_set in [frozenset(added)]
-        for block in range(settings.blocks)
+        for block in range(settings.most_blocks)
         for cell in (*asked, *added)
     ]
 
@@ -115,33 +130,42 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     groups: list[WorkerGroup] = []
     for block, in_block in groupby(sorted(trials, key=lambda t: t.block), key=lambda t: t.block):
         order = random.Random(f"{seed}:{block}")
-        by_placement: dict[tuple[Placement, bool], list[Trial]] = {}
+        by_placement: dict[tuple[Placement, bool, str, bool], list[Trial]] = {}
         for trial in in_block:
-            key = (place(trial.cell), trial.cell.oversubscribe)
+            cell = trial.cell
+            key = (place(cell), cell.oversubscribe, cell.launcher, trial.purpose == "twin")
             by_placement.setdefault(key, []).append(trial)
         keys = sorted(by_placement)
         order.shuffle(keys)
         for position, key in enumerate(keys):
             members = by_placement[key]
             order.shuffle(members)
-            # epochs come last: a training that fails or runs long costs no timed window of its block
-            members.sort(key=lambda trial: trial.kind == "convergence")
-            placement, oversubscribe = key
+            # checks come first; epochs last: a training that fails or runs long costs no timed window of its block
+            members.sort(key=lambda trial: (trial.kind == "convergence") - (trial.purpose == "equivalence"))
+            placement, oversubscribe, launcher, _ = key
             group_id = f"b{block}-g{position}"
             device = members[0].cell.device
-            groups.append(WorkerGroup(group_id, block, placement, device, oversubscribe, tuple(members)))
+            groups.append(WorkerGroup(group_id, block, placement, device, oversubscribe, tuple(members), launcher))
     return tuple(groups)
 
 
 def only(plan: Plan, wanted: dict[str, object]) -> Plan:
-    """The part of a plan whose cells match a filter, with their bases; raises ExperimentError where none does."""
-    keep = {t.cell for t in _all(plan) if t.cell.matches(wanted)}
-    if not keep:
+    """The part of a plan whose cells match a filter, and what they need; raises ExperimentError where none does."""
+    matching = {t.cell for t in _all(plan) if t.kind != "diagnostic" and t.cell.matches(wanted)}
+    if not matching:
         raise ExperimentError("--only", [f"no cell of {plan.experiment.name} matches {wanted}"])
-    keep |= {cell.base() for cell in keep if cell.per_device_batch_size}
-    groups = (replace(g, trials=tuple(t for t in g.trials if t.cell in keep)) for g in plan.groups)
-    skips = tuple(skip for skip in plan.skips if skip.trial.cell in keep)
+    cells = matching | _bases(matching)
+    explaining = {cell.alone() for cell in cells} | {cell.wrapped_alone() for cell in cells}
+    check_ids = {trial.check_id for trial in plan.trials if trial.cell in cells}
+    checks = {trial.cell for trial in plan.trials if trial.cell.id in check_ids}
+    kept = {"": cells, "twin": cells, "explain": explaining, "equivalence": checks | _bases(checks)}
+    groups = (replace(g, trials=tuple(t for t in g.trials if t.cell in kept[t.purpose])) for g in plan.groups)
+    skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)
     return replace(plan, groups=tuple(group for group in groups if group.trials), skips=skips)
+
+
+def _bases(cells: Iterable[Cell]) -> set[Cell]:
+    return {cell.base() for cell in cells if cell.per_device_batch_size}
 
 
 def _all(plan: Plan) -> list[Trial]:

@@ -9,7 +9,7 @@ from typing import Any
 from harness.plan import Plan
 from harness.trial import Trial
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def trial_columns(trial: Trial) -> dict[str, Any]:
@@ -20,7 +20,11 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
         "trial_id": trial.id,
         "cell_id": cell.id,
         "base_id": base,
+        "check_id": trial.check_id,
+        "alone_id": cell.alone().id if cell.per_device_batch_size else None,
+        "wrapped_id": cell.wrapped_alone().id if cell.per_device_batch_size else None,
         "kind": trial.kind,
+        "purpose": trial.purpose,
         "block": trial.block,
         "seed": trial.seed,
         "added": trial.added,
@@ -36,6 +40,7 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
         "global_batch_size": cell.global_batch_size,
         "precision": cell.precision,
         "compile": cell.compile,
+        "launcher": cell.launcher,
         "oversubscribed": cell.oversubscribe,
         "emulated": cell.emulated,
         "options": json.dumps(cell.options, sort_keys=True),

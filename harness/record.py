@@ -24,9 +24,11 @@ from harness.files import append_line, replace_text
 from harness.messages import TrialResult
 from harness.plan import Plan
 from harness.plan_rows import plan_content, trial_columns
-from harness.schema import EPOCHS, STEPS, Table
+from harness.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.trial import Trial
 from harness.yaml_source import read_mapping
+
+Lines = Sequence[Mapping[str, Any]]
 
 
 class RunFolder:
@@ -113,7 +115,7 @@ class RunFolder:
     def append(self, trial: Trial, result: TrialResult, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Records what became of a trial: its steps or epochs first, then its line. Returns the line."""
         attempt = int(facts["attempt"])
-        columns = result.steps or result.epochs
+        columns = result.steps or result.epochs or result.checks
         if columns:
             self._write_raw(self._raw(trial.id, attempt), columns)
         log = self._write_log(trial.id, attempt, result.detail)
@@ -185,33 +187,39 @@ class RunFolder:
         """The experiment file as it was given."""
         return (self.path / "experiment.yaml").read_text(encoding="utf-8")
 
-    def steps(self, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-        """Every step of the throughput trials among these lines."""
-        return self._compacted(STEPS, "throughput", lines)
+    def steps(self, lines: Lines) -> pd.DataFrame:
+        """Every step of the timed trials among these lines."""
+        timed = [line for line in lines if line["kind"] != "convergence" and line["purpose"] != "equivalence"]
+        return self._compacted(STEPS, timed)
 
-    def epochs(self, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    def epochs(self, lines: Lines) -> pd.DataFrame:
         """Every epoch of the convergence trials among these lines."""
-        return self._compacted(EPOCHS, "convergence", lines)
+        return self._compacted(EPOCHS, [line for line in lines if line["kind"] == "convergence"])
 
-    def compact(self, steps: pd.DataFrame, epochs: pd.DataFrame) -> None:
-        """Writes what was read from raw/ as steps.parquet and epochs.parquet."""
-        for table, frame in ((STEPS, steps), (EPOCHS, epochs)):
+    def checks(self, lines: Lines) -> pd.DataFrame:
+        """The update of every equivalence check among these lines."""
+        return self._compacted(CHECKS, [line for line in lines if line["purpose"] == "equivalence"])
+
+    def compact(self, frames: Mapping[str, pd.DataFrame]) -> None:
+        """Writes what was read from raw/ as steps.parquet, epochs.parquet and checks.parquet."""
+        for table in (STEPS, EPOCHS, CHECKS):
+            frame = frames[table.name]
             partial = self.path / f"{table.name}.partial"
             frame.to_parquet(partial, index=False)
             os.replace(partial, self.path / f"{table.name}.parquet")
 
-    def _compacted(self, table: Table, kind: str, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    def _compacted(self, table: Table, lines: Lines) -> pd.DataFrame:
         """From raw/ where it is there, else from the compacted file, as in a folder that was passed on."""
         compacted = self.path / f"{table.name}.parquet"
         if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
             return table.typed(pd.read_parquet(compacted))
-        return self._from_raw(table, kind, lines)
+        return self._from_raw(table, lines)
 
-    def _from_raw(self, table: Table, kind: str, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    def _from_raw(self, table: Table, lines: Lines) -> pd.DataFrame:
         parts = []
         for line in lines:
             path = self._raw(line["trial_id"], line["attempt"])
-            if line["kind"] == kind and path.exists():
+            if path.exists():
                 part = pq.read_table(path)
                 count = part.num_rows
                 for name in ("trial_id", "attempt"):
@@ -224,6 +232,6 @@ class RunFolder:
 
 def _result_columns(result: TrialResult) -> dict[str, Any]:
     content = asdict(result)
-    for name in ("trial_id", "detail", "steps", "epochs"):
+    for name in ("trial_id", "detail", "steps", "epochs", "checks"):
         del content[name]
     return content

@@ -19,7 +19,7 @@ from harness.record import RunFolder
 from harness.results import Results, load
 
 DPI = 144
-TABLES = ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows")
+TABLES = ("trials", "cells", "scaling", "noise", "convergence", "outcomes", "ranks", "windows")
 
 
 def write_report(run_folder: Path) -> Results:
@@ -27,7 +27,7 @@ def write_report(run_folder: Path) -> Results:
     results = load(run_folder)
     folder = results.folder
     _read(results)
-    folder.compact(results.steps, results.epochs)
+    folder.compact({"steps": results.steps, "epochs": results.epochs, "checks": results.checks})
     for name in TABLES:
         folder.write_table(name, getattr(results, name))
     drawings = _draw(results)
@@ -39,7 +39,7 @@ def write_report(run_folder: Path) -> Results:
 def _read(results: Results) -> None:
     """Reads and analyses everything before anything is written; raises RunFolderError where a file is damaged."""
     try:
-        for name in (*TABLES, "experiment", "environment", "steps", "epochs"):
+        for name in (*TABLES, "experiment", "environment", "steps", "epochs", "checks"):
             getattr(results, name)
         results.folder.source_text()
         content.nodes(results.environment)

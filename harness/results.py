@@ -42,6 +42,10 @@ class Results:
         return self.folder.epochs(self.lines)
 
     @cached_property
+    def checks(self) -> pd.DataFrame:
+        return self.folder.checks(self.lines)
+
+    @cached_property
     def trials(self) -> pd.DataFrame:
         return analyse.trials(self.lines, self.steps)
 
@@ -55,11 +59,20 @@ class Results:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        return analyse.cells(self.trials, self.steps)
+        return analyse.cells(self.trials, self.steps, self._rule["at_least"] if self._rule else None)
 
     @cached_property
     def scaling(self) -> pd.DataFrame:
-        return analyse.scaling(self.trials)
+        return analyse.scaling(self.trials, self._rule)
+
+    @cached_property
+    def noise(self) -> pd.DataFrame:
+        return analyse.noise(self.trials, self._rule)
+
+    @property
+    def _rule(self) -> dict[str, Any] | None:
+        settings = self.experiment.throughput
+        return settings.rule.model_dump() if settings and settings.rule else None
 
     @cached_property
     def convergence(self) -> pd.DataFrame:

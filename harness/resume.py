@@ -39,6 +39,7 @@ def _bases(plan: Plan, missing: list[Trial], done: set[str], failed: set[str]) -
     Where a base failed, its stand-in: the smallest device count of the same strategy that was measured.
     """
     timed = [trial for trial in plan.trials if trial.kind == "throughput"]
+    twins = {(trial.block, trial.cell): trial.id for trial in plan.trials if trial.purpose == "twin"}
     by_cell = {(trial.block, trial.cell): trial for trial in timed}
     stand_ins: dict[tuple[int, Cell], Trial] = {}
     for trial in sorted(timed, key=lambda t: t.cell.devices, reverse=True):
@@ -46,7 +47,8 @@ def _bases(plan: Plan, missing: list[Trial], done: set[str], failed: set[str]) -
             stand_ins[trial.block, _family(trial.cell)] = trial
     found = set()
     for trial in missing:
-        if trial.kind == "throughput" and trial.cell.per_device_batch_size:
+        if trial.timed and trial.cell.per_device_batch_size:
+            found |= {twins.get((trial.block, trial.cell.base()), trial.id)}
             base = by_cell.get((trial.block, trial.cell.base()))
             if base and base.id in failed - done:
                 base = stand_ins.get((trial.block, _family(trial.cell)))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
+from scipy.stats import kendalltau, theilslopes
 from scipy.stats import t as student
 
 LEVEL = 0.95
@@ -20,25 +23,88 @@ class Estimate:
     high: float | None
     n: int
 
+    @property
+    def halfwidth(self) -> float | None:
+        """Of the interval of the logarithm, as a relative size: 0.05 for 'within 5 %'."""
+        return None if self.high is None else self.high / self.value - 1.0
 
-def geometric_mean(values: Sequence[float], level: float = LEVEL) -> Estimate:
+
+def geometric_mean(values: Sequence[float], *, pilot: int | None = None, level: float = LEVEL) -> Estimate:
     """The geometric mean of positive values, with a t interval on their logarithms.
 
-    For throughputs of blocks, or ratios that were paired by block. Raises ValueError where there is no value
-    or one that is not positive.
+    For throughputs of blocks, or ratios that were paired by block. ``pilot``: how many of the first values
+    decided on the number of all; the interval then keeps their standard deviation and degrees of freedom
+    (Stein 1945, Ann. Math. Statist. 16(3)). Raises ValueError where there is no value or one that is not positive.
     """
     if not values or min(values) <= 0:
         raise ValueError(f"needs positive values, got {list(values)}")
     logs = [math.log(value) for value in values]
     n = len(logs)
     mean = sum(logs) / n
-    if n == 1:
-        return Estimate(math.exp(mean), None, None, 1)
-    variance = sum((log - mean) ** 2 for log in logs) / (n - 1)
-    half = float(student.ppf(0.5 + level / 2, n - 1)) * math.sqrt(variance / n)
+    first = logs[: pilot or n]
+    if len(first) < 2:
+        return Estimate(math.exp(mean), None, None, n)
+    half = _t(len(first) - 1, level) * deviation(first) / math.sqrt(n)
     return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
 
 
-def paired_ratio(values: Sequence[float], bases: Sequence[float], level: float = LEVEL) -> Estimate:
+def paired_ratio(
+    values: Sequence[float], bases: Sequence[float], *, pilot: int | None = None, level: float = LEVEL
+) -> Estimate:
     """values / bases, block by block: what all blocks share, such as a slow hour, cancels."""
-    return geometric_mean([value / base for value, base in zip(values, bases, strict=True)], level)
+    ratios = [value / base for value, base in zip(values, bases, strict=True)]
+    return geometric_mean(ratios, pilot=pilot, level=level)
+
+
+def stein_blocks(pilot: Sequence[float], halfwidth: float, level: float = LEVEL) -> int:
+    """How many blocks bring the interval within ``halfwidth`` (relative), given the positive values of a pilot.
+
+    n = max(n0, ceil((t s0 / d)^2)) with the pilot's n0 and the standard deviation s0 of its logarithms, d =
+    log(1 + halfwidth) and t of n0 - 1 degrees of freedom (Stein 1945). Raises ValueError under two values.
+    """
+    if len(pilot) < 2:
+        raise ValueError(f"a pilot needs two values, got {list(pilot)}")
+    logs = [math.log(value) for value in pilot]
+    needed = (_t(len(logs) - 1, level) * deviation(logs) / math.log1p(halfwidth)) ** 2
+    return max(len(logs), math.ceil(needed - 1e-9))
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of a sample, with n - 1."""
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+@lru_cache(maxsize=256)
+def _t(freedom: int, level: float) -> float:
+    return float(student.ppf(0.5 + level / 2, freedom))
+
+
+STEADY_CHANGE = 0.05
+"""How far the medians of two rounds, or the ends of a trend, may lie apart in a steady state."""
+STEADY_NOISE = 0.20
+"""The most that noise may excuse where single steps scatter widely."""
+
+
+def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
+    """Whether the last two rounds of step times are alike and the last shows no trend.
+
+    Alike: their medians differ by at most STEADY_CHANGE, or by no more than their noise, which is taken as the
+    notch 1.57 IQR / sqrt(n) of each (McGill, Tukey and Larsen 1978), up to STEADY_NOISE. No trend: the Theil-Sen
+    line changes by at most STEADY_CHANGE over the round, or Kendall's tau is not significant at 5 %.
+    """
+    if len(rounds) < 2 or min(len(rounds[-1]), len(rounds[-2])) < 2:
+        return False
+    before, last = np.asarray(rounds[-2], dtype=float), np.asarray(rounds[-1], dtype=float)
+    middle = float(np.median(last))
+    noise = min(_notch(before) + _notch(last), STEADY_NOISE * middle)
+    if abs(float(np.median(before)) - middle) > max(STEADY_CHANGE * middle, noise):
+        return False
+    order = np.arange(len(last))
+    change = abs(float(theilslopes(last, order).slope)) * (len(last) - 1)
+    return change <= STEADY_CHANGE * middle or float(kendalltau(order, last).pvalue) > 1 - LEVEL
+
+
+def _notch(values: np.ndarray) -> float:
+    low, high = np.percentile(values, (25, 75))
+    return 1.57 * float(high - low) / math.sqrt(len(values))

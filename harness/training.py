@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from harness.cell import Cell
 from harness.loader import Share
@@ -16,6 +17,10 @@ from harness.ranks import Ranks
 from harness.strategies import STRATEGIES
 from harness.strategies.units import default_units
 from harness.workloads import Workload
+
+
+def _no_mark(point: int) -> None:
+    """Nobody watches."""
 
 
 class Training:
@@ -34,22 +39,30 @@ class Training:
         self.optimizer = make_optimizer(self.model, cell.optimizer)
         self.unit = workload.unit
         self._cell, self._workload, self._ranks = cell, workload, ranks
+        self._alone = False
         torch.manual_seed(seed * 1_000_003 + ranks.rank)  # dropout: each rank its own stream
 
-    def step(self, batch: Any, share: Share) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Any, share: Share, mark: Callable[[int], None] = _no_mark) -> tuple[Tensor, Tensor]:
         """One optimizer step; the sum of this rank's losses and its weight, detached and unread.
+
+        ``mark`` is told the end of each phase, by its number in harness.measure.marks.POINTS.
 
         The gradient is that of (sum of all ranks' losses) / (sum of all ranks' weights). The strategies
         average over ranks, so each rank's loss is scaled by world size / global weight.
         """
         self.optimizer.zero_grad(set_to_none=True)
+        mark(3)
         with self.autocast():
             loss, weight = self._workload.loss(self.model, batch)
         if share.samples == 0:
             loss, weight = loss * 0.0, weight * 0
         scale = self._ranks.world_size / self._global_weight(weight, share)
-        (loss * scale).backward()
+        loss_per_unit = loss * scale
+        mark(4)
+        loss_per_unit.backward()
+        mark(5)
         self.optimizer.step()
+        mark(6)
         return loss.detach(), weight
 
     def evaluate(self, batch: Any, share: Share) -> dict[str, tuple[float, float]]:
@@ -61,6 +74,28 @@ class Training:
                 totals.update(metrics(self.model, batch))
         counts = share.samples > 0
         return {name: (float(total) * counts, float(weight) * counts) for name, (total, weight) in totals.items()}
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, a ddp rank steps by itself: gradients are not exchanged, so parameters drift apart."""
+        no_sync: Callable[[], AbstractContextManager[Any]] = self.model.no_sync  # type: ignore[assignment]
+        self._alone = True
+        try:
+            with no_sync():
+                yield
+        finally:
+            self._alone = False
+
+    def snapshot(self) -> dict[str, Any]:
+        """Parameters, buffers and optimizer state, copied to the host."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        copied: dict[str, Any] = tree_map(_on_host, state)
+        return copied
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Puts back what ``snapshot`` took."""
+        self.model.load_state_dict(snapshot["model"])
+        self.optimizer.load_state_dict(snapshot["optimizer"])
 
     def autocast(self) -> AbstractContextManager[Any]:
         """bfloat16 where the cell asks for it; weights and gradient reduction stay in float32."""
@@ -77,6 +112,8 @@ class Training:
         """The weight of the global batch: known beforehand for samples, summed over the ranks for tokens."""
         if self._workload.unit == "samples":
             return float(share.global_samples)
+        if self._alone:
+            return torch.as_tensor(weight).detach().float() * self._ranks.world_size
         # stays on the device: reading it here would make the host wait for the whole forward pass
         total = torch.as_tensor(weight, device=self._ranks.devices[0]).detach().clone().float()
         if self._ranks.world_size > 1:
@@ -88,6 +125,10 @@ def set_precision(precision: str) -> None:
     """TF32 off everywhere, or on everywhere; autocast is set at each step."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def _on_host(leaf: Any) -> Any:
+    return leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _local(parameter: Tensor) -> Tensor:

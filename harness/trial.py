@@ -8,7 +8,9 @@ from typing import Literal
 from harness.cell import Cell
 from harness.placement import Placement
 
-Kind = Literal["throughput", "convergence"]
+Kind = Literal["throughput", "convergence", "diagnostic"]
+Purpose = Literal["", "twin", "explain", "equivalence"]
+"""Of a diagnostic trial: the base once more, a part of the waterfall, the check before strategies are compared."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +22,25 @@ class Trial:
     block: int
     seed: int
     added: bool = False
+    purpose: Purpose = ""
+    check_id: str | None = None
+    """The cell of the check that shows whether this one trains as one device does."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether its steps are timed in windows."""
+        return self.kind == "throughput" or self.purpose in ("twin", "explain")
 
     @property
     def id(self) -> str:
-        repeat = f"b{self.block}" if self.kind == "throughput" else f"s{self.seed}"
-        return f"{self.cell.id}-{repeat}"
+        repeat = f"s{self.seed}" if self.kind == "convergence" else f"b{self.block}"
+        mark = {"twin": "t", "equivalence": "e"}.get(self.purpose, "")
+        return f"{self.cell.id}-{repeat}{mark}"
 
     @property
     def label(self) -> str:
-        repeat = f"block {self.block}" if self.kind == "throughput" else f"seed {self.seed}"
-        return f"{self.cell.label} · {repeat}"
+        repeat = f"seed {self.seed}" if self.kind == "convergence" else f"block {self.block}"
+        return " · ".join(part for part in (self.cell.label, repeat, self.purpose) if part)
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class WorkerGroup:
     device: str
     oversubscribe: bool
     trials: tuple[Trial, ...]
+    launcher: str = "ray"
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,18 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from harness import environment, workloads
+from harness import environment
 from harness.config import Experiment
 from harness.errors import SkipTrial
 from harness.measure import memory
-from harness.measure.convergence import Epochs
-from harness.measure.rows import columns_of, joined, step_columns, window_rows
-from harness.measure.throughput import measure_throughput
 from harness.messages import GroupStarted, Message, Outcome, TrialResult, TrialStarted
 from harness.ranks import Ranks
-from harness.training import Training
+from harness.scenarios import Scene, finished, play
 from harness.trial import Trial, WorkerGroup
 
 Send = Callable[[Message], bool]
@@ -53,7 +50,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
         if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
             return
         try:
-            result = _run_trial(trial, job.experiment, ranks, advance, cache)
+            result = _run_trial(Scene(trial, job.experiment, ranks, advance, cache))
         except SkipTrial as skip:
             result = TrialResult(trial.id, "skipped", str(skip))
         except BaseException as error:
@@ -112,84 +109,13 @@ def _announce(ranks: Ranks, send: Send) -> None:
         send(GroupStarted(tuple(nodes.values()), tuple(row for row, _ in seen)))
 
 
-def _run_trial(
-    trial: Trial, experiment: Experiment, ranks: Ranks, advance: Callable[[], None], cache: dict[Any, Any]
-) -> TrialResult:
+def _run_trial(scene: Scene) -> TrialResult:
     started_at, start = time.time(), time.perf_counter()
-    _check_placement(trial, ranks)
-    fresh_peak = memory.reset_peak(ranks.devices)
-    workload, datasets = _workload(trial, cache)
-    training = Training(trial.cell, workload, trial.seed, ranks)
-    scenario = _throughput if trial.kind == "throughput" else _convergence
-    measured = scenario(trial, experiment, training, workload, datasets, ranks, advance)
-    peaks = memory.peak(ranks.devices) if fresh_peak else {}
-    return replace(
-        measured,
-        started_at=started_at,
-        trial_s=time.perf_counter() - start,
-        unit=workload.unit,
-        parameters=training.parameters,
-        ranks=tuple(ranks.gather(_rank_row(ranks, peaks))),
-    )
-
-
-def _throughput(
-    trial: Trial,
-    experiment: Experiment,
-    training: Training,
-    workload: Any,
-    datasets: Any,
-    ranks: Ranks,
-    advance: Callable[[], None],
-) -> TrialResult:
-    assert experiment.throughput
-    speed = measure_throughput(
-        training,
-        datasets[0],
-        trial.cell,
-        experiment.throughput,
-        trial.seed,
-        ranks,
-        collate=getattr(workload, "collate", None),
-        advance=advance,
-    )
-    seen = ranks.gather((window_rows(ranks.rank, speed), step_columns(ranks.rank, speed)))
-    return TrialResult(
-        trial.id,
-        *_verdict(speed.finite),
-        steps_s=speed.steps_s,
-        windows=tuple(row for windows, _ in seen for row in windows),
-        steps=joined([steps for _, steps in seen]),
-    )
-
-
-def _convergence(
-    trial: Trial,
-    experiment: Experiment,
-    training: Training,
-    workload: Any,
-    datasets: Any,
-    ranks: Ranks,
-    advance: Callable[[], None],
-) -> TrialResult:
-    assert experiment.convergence
-    epochs = Epochs(training, datasets, trial.cell, trial.seed, ranks, getattr(workload, "collate", None))
-    epochs.run(experiment.convergence, advance)
-    return TrialResult(trial.id, *_verdict(epochs.finite), steps_s=epochs.train_s, epochs=columns_of(epochs.rows))
-
-
-def _verdict(finite: bool) -> tuple[Outcome, str]:
-    return ("ok", "") if finite else ("diverged", "the loss or a parameter stopped being finite")
-
-
-def _workload(trial: Trial, cache: dict[Any, Any]) -> Any:
-    """A workload and its data sets, read once a process for all trials that share them."""
-    cell = trial.cell
-    key = (cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
-    if key not in cache:
-        workload = workloads.build(cell)
-        cache[key] = (workload, workload.datasets())
-    return cache[key]
+    ranks = scene.ranks
+    _check_placement(scene.trial, ranks)
+    result = play(scene)
+    rows = ranks.gather(_rank_row(ranks, scene.rank_facts))
+    return finished(result, scene, started_at, time.perf_counter() - start, rows)
 
 
 def _check_placement(trial: Trial, ranks: Ranks) -> None:
@@ -202,7 +128,7 @@ def _check_placement(trial: Trial, ranks: Ranks) -> None:
         )
 
 
-def _rank_row(ranks: Ranks, peaks: dict[str, Any]) -> dict[str, Any]:
+def _rank_row(ranks: Ranks, facts: dict[str, Any]) -> dict[str, Any]:
     return {
         "rank": ranks.rank,
         "local_rank": ranks.local_rank,
@@ -212,7 +138,7 @@ def _rank_row(ranks: Ranks, peaks: dict[str, Any]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "devices": ", ".join(str(device) for device in ranks.devices),
         "threads": torch.get_num_threads(),
-        **peaks,
+        **facts,
     }
 
 

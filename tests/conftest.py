@@ -24,11 +24,15 @@ def content() -> dict[str, Any]:
 
 @pytest.fixture
 def make_experiment() -> Callable[..., Experiment]:
-    """An experiment from a grid and any other section."""
+    """An experiment from a grid and any other section, by default without diagnostic trials."""
 
-    def make(grid: dict[str, Any] | None = None, **sections: Any) -> Experiment:
+    def make(grid: dict[str, Any] | None = None, *, diagnostics: bool = False, **sections: Any) -> Experiment:
         given = {"per_device_batch_size": 32} if grid is None else grid
-        return config.parse({"name": "test", "grid": given, **sections}, source="test.yaml")
+        timed = sections.pop("throughput", {})
+        plain = {**({"equivalence": False} if not diagnostics else {}), **sections}
+        if timed is not None:
+            timed = {**({"twin": False, "explain": False} if not diagnostics else {}), **timed}
+        return config.parse({"name": "test", "grid": given, "throughput": timed, **plain}, source="test.yaml")
 
     return make
 

@@ -26,7 +26,7 @@ def line(
         {
             "rank": rank,
             "window": number,
-            "warmup": number == 0,
+            "window_kind": "timed" if number else "warmup",
             "duration_s": 100.0 / rate,
             "steps": 10,
             "weight": 100.0,
@@ -41,6 +41,11 @@ def line(
         "cell_id": cell,
         "base_id": base,
         "kind": kind,
+        "purpose": columns.pop("purpose", ""),
+        "check_id": None,
+        "alone_id": None,
+        "wrapped_id": None,
+        "launcher": "ray",
         "block": block,
         "seed": 0,
         "sitting": 0,
@@ -71,6 +76,8 @@ def line(
         "parameters": 1000,
         "started_at": 0.0,
         "trial_s": 3.0,
+        "facts": columns.pop("facts", {"steady": True}),
+        "parts": {"build": 0.5, "warmup": 0.5, "windows": 1.5, "other": 0.5},
         "steps_s": 2.0,
         "ranks": [
             {"rank": rank, "local_rank": rank, "node_rank": 0, "peak_memory_bytes": 1000 + rank}
@@ -92,14 +99,14 @@ def steps_of(lines: list[dict[str, Any]], step_s: float = 0.1) -> pd.DataFrame:
             "rank": window["rank"],
             "window": window["window"],
             "step": step,
-            "warmup": window["warmup"],
-            "step_s": 9.0 if window["warmup"] else step_s,
+            "warmup": window["window_kind"] == "warmup",
+            "step_s": 9.0 if window["window_kind"] == "warmup" else step_s,
             "wait_s": 0.25 * step_s,
             "loss": 1.0,
         }
         for one in lines
         for window in one["windows"]
-        for step in range(1 if window["warmup"] else 10)
+        for step in range(1 if window["window_kind"] == "warmup" else 10)
     ]
     return STEPS.frame(rows)
 

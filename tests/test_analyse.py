@@ -16,7 +16,14 @@ def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def window(rank: int, number: int, duration_s: float, weight: float, warmup: bool = False) -> dict[str, Any]:
-    return {"rank": rank, "window": number, "warmup": warmup, "duration_s": duration_s, "weight": weight, "steps": 1}
+    return {
+        "rank": rank,
+        "window": number,
+        "window_kind": "warmup" if warmup else "timed",
+        "duration_s": duration_s,
+        "weight": weight,
+        "steps": 1,
+    }
 
 
 def test_throughput_is_all_ranks_samples_over_the_slowest_ranks_time() -> None:

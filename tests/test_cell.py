@@ -38,6 +38,7 @@ OTHER: dict[str, Any] = {
     "precision": "bf16",
     "compile": True,
     "oversubscribe": True,
+    "launcher": "torchrun",
     "strategy_options": {"bucket_cap_mb": 1},
     "workload_options": {"width": 3},
     "optimizer": {"name": "SGD", "lr": 0.2},

@@ -70,8 +70,8 @@ def test_all_problems_are_told_at_once() -> None:
         "grid.strategy[0]: got 'dpp'; did you mean 'dp'? (allowed: ddp, dp, fsdp, single)",
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; it should be a valid integer",
-        "limts: unknown key; did you mean 'limits'? (allowed: cells, convergence, device, exclude, grid, limits, "
-        "loader, name, optimizer, oversubscribe, schedule, seed, strategy_options, throughput, workload, "
+        "limts: unknown key; did you mean 'limits'? (allowed: cells, convergence, device, equivalence, exclude, grid, "
+        "limits, loader, name, optimizer, oversubscribe, schedule, seed, strategy_options, throughput, workload, "
         "workload_options)",
     ]
 

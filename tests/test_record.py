@@ -105,7 +105,7 @@ def test_a_folder_without_raw_files_reads_the_compacted_ones(folder: RunFolder, 
     folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
     lines = folder.lines()
     before = folder.steps(lines)
-    folder.compact(before, folder.epochs(lines))
+    folder.compact({"steps": before, "epochs": folder.epochs(lines), "checks": folder.checks(lines)})
     for raw in (folder.path / "raw").iterdir():
         raw.unlink()
     assert folder.steps(lines).equals(before)

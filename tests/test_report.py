@@ -38,7 +38,14 @@ def columns_of_steps(ranks: int) -> dict[str, list[Any]]:
 
 def windows_of(ranks: int) -> tuple[dict[str, Any], ...]:
     return tuple(
-        {"rank": rank, "window": number, "warmup": number == 0, "duration_s": 0.6, "steps": 5, "weight": 40.0}
+        {
+            "rank": rank,
+            "window": number,
+            "window_kind": "timed" if number else "warmup",
+            "duration_s": 0.6,
+            "steps": 5,
+            "weight": 40.0,
+        }
         for rank in range(ranks)
         for number in (0, 1)
     )

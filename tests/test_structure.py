@@ -25,17 +25,20 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "present",
         "analyse",
         "placement",
+        "peaks",
         "ranks",
         "environment",
         "loader",
     ),
     ("config", "feasible", "optimizers", "plots", "strategies", "mailbox"),
     ("grid", "workloads", "trial"),
-    ("plan", "training"),
-    ("plan_rows", "events", "failures", "resume", "preflight", "measure"),
-    ("record", "node", "worker"),
-    ("results", "launch", "cluster", "console", "ray_worker"),
-    ("report_content", "ray_watch", "execute"),
+    ("diagnostics", "training"),
+    ("plan",),
+    ("plan_rows", "events", "failures", "resume", "blocks", "preflight", "measure"),
+    ("record", "node", "scenarios"),
+    ("results", "worker", "cluster", "console"),
+    ("launch", "ray_worker", "report_content"),
+    ("ray_watch", "execute"),
     ("report", "ray_launcher"),
     ("run",),
     ("cli",),
@@ -44,8 +47,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 WITHOUT_TORCH_OR_RAY = """
 errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
-config_sections trial present analyse placement config feasible plots grid plan plan_rows events failures resume record results
-report_content report console mailbox
+config_sections trial present analyse placement peaks config feasible plots grid diagnostics plan
+plan_rows events failures resume blocks record results report_content report console mailbox
 """
 
 

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from harness.cell import Cell
-from harness.config import Convergence
+from harness.config_sections import Convergence
 from harness.errors import SkipTrial
-from harness.loader import Share, batches, epoch_shares, evaluation_shares
-from harness.measure.window import marks_for, measure_window, synchronize
+from harness.loader import Share, batches, copier, epoch_shares, evaluation_shares
+from harness.measure.marks import marks_for
+from harness.measure.window import measure_window, synchronize
 from harness.optimizers import make_schedule
 from harness.ranks import Ranks
 from harness.training import Training
@@ -35,8 +36,9 @@ class Epochs:
         self.samples = len(self.train)  # type: ignore[arg-type]
         if cell.global_batch_size > self.samples:
             raise SkipTrial(f"global batch {cell.global_batch_size} exceeds the {self.samples} training samples")
+        self._copy = copier(ranks.devices[0], cell.loader)
         self.rows: list[dict[str, float]] = []
-        self.train_s = 0.0
+        self.train_s = self.evaluation_s = 0.0
         self.finite = True
 
     def run(self, settings: Convergence, advance: Callable[[], None]) -> None:
@@ -49,8 +51,9 @@ class Epochs:
             shares = self._shares(epoch - 1)
             self.ranks.barrier()
             window = measure_window(
-                lambda batch, shares=shares: self.training.step(batch, next(shares)),  # type: ignore[misc]
+                lambda batch, mark, shares=shares: self.training.step(batch, next(shares), mark),  # type: ignore[misc]
                 source,
+                copy=self._copy,
                 steps=steps,
                 marks=marks_for(self.ranks.devices, steps),
                 synchronize=lambda: synchronize(self.ranks.devices),
@@ -63,22 +66,26 @@ class Epochs:
             finite = float(self.training.finite(list(window.losses[-1:])))
             loss, weight, healthy = self.ranks.sum([losses, weights, finite])
             self.finite = healthy == self.ranks.world_size
-            started = time.perf_counter()
-            validation = self._evaluate(advance) if self.finite else {}
-            self.rows.append(
-                {
-                    "epoch": epoch,
-                    "samples": epoch * self.samples,
-                    "train_s": self.train_s,
-                    "evaluation_s": time.perf_counter() - started,
-                    "train_loss": loss / weight,
-                    **validation,
-                }
-            )
+            self.rows.append(self._row(epoch, loss / weight, advance))
             if not self.finite:
                 return
             if schedule:
                 schedule.step()
+
+    def _row(self, epoch: int, train_loss: float, advance: Callable[[], None]) -> dict[str, float]:
+        """What is known at the end of an epoch, the evaluation included."""
+        started = time.perf_counter()
+        validation = self._evaluate(advance) if self.finite else {}
+        evaluation_s = time.perf_counter() - started
+        self.evaluation_s += evaluation_s
+        return {
+            "epoch": epoch,
+            "samples": epoch * self.samples,
+            "train_s": self.train_s,
+            "evaluation_s": evaluation_s,
+            "train_loss": train_loss,
+            **validation,
+        }
 
     def _evaluate(self, advance: Callable[[], None]) -> dict[str, float]:
         """The mean of the loss and of each metric over the whole validation set, each sample exactly once."""
@@ -92,7 +99,7 @@ class Epochs:
         totals: dict[str, list[float]] = {}
         source = self._batches(self.validation, evaluation_shares(*plan))
         for share, batch in zip(evaluation_shares(*plan), source, strict=True):
-            for name, (total, weight) in self.training.evaluate(batch, share).items():
+            for name, (total, weight) in self.training.evaluate(self._copy(batch), share).items():
                 entry = totals.setdefault(name, [0.0, 0.0])
                 entry[0] += total
                 entry[1] += weight

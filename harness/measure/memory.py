@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from harness.training import Training
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -32,8 +36,27 @@ def peak(devices: Sequence[torch.device]) -> dict[str, int | None]:
         return {
             "peak_memory_bytes": max(torch.cuda.max_memory_allocated(device) for device in devices),
             "peak_reserved_bytes": max(torch.cuda.max_memory_reserved(device) for device in devices),
+            "resident_bytes": _resident_peak(),
         }
-    return {"peak_memory_bytes": _resident_peak(), "peak_reserved_bytes": None}
+    resident = _resident_peak()
+    return {"peak_memory_bytes": resident, "peak_reserved_bytes": None, "resident_bytes": resident}
+
+
+def of_state(training: Training) -> dict[str, int]:
+    """Bytes that this rank holds of parameters, gradients and optimizer state; shards count as what is here."""
+    parameters = list(training.model.parameters())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    state = [leaf for entry in training.optimizer.state.values() for leaf in tree_leaves(entry)]
+    return {
+        "parameter_bytes": _bytes(parameters),
+        "gradient_bytes": _bytes(gradients),
+        "optimizer_bytes": _bytes([leaf for leaf in state if isinstance(leaf, Tensor)]),
+    }
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    local = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
 def _resident_peak() -> int | None:

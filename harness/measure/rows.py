@@ -5,35 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.measure.throughput import Speed
+from harness.measure.stepper import Stretch
 
 Columns = dict[str, list[Any]]
+STEPPED = ("warmup", "timed")
+"""The windows whose single steps are recorded."""
 
 
-def window_rows(rank: int, speed: Speed) -> list[dict[str, Any]]:
-    """One row a window of one rank; window 0 is the warm-up."""
+def window_rows(rank: int, stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+    """One row a window of one rank, with the seconds of each phase."""
     return [
         {
             "rank": rank,
             "window": index,
-            "warmup": index == 0,
-            "duration_s": window.duration_s,
-            "steps": window.steps,
-            "weight": weight,
+            "window_kind": stretch.kind,
+            "duration_s": stretch.window.duration_s,
+            "steps": stretch.window.steps,
+            "weight": stretch.weight,
+            **{f"{phase}_s": seconds for phase, seconds in stretch.window.phases.items()},
+            **{f"host_{phase}_s": seconds for phase, seconds in stretch.window.host_phases.items()},
         }
-        for index, (window, weight) in enumerate(zip(speed.windows, speed.weights, strict=True))
+        for index, stretch in enumerate(stretches)
     ]
 
 
-def step_columns(rank: int, speed: Speed) -> Columns:
+def step_columns(rank: int, stretches: Sequence[Stretch]) -> Columns:
     """One row a step of one rank, in columns; ``loss`` is the mean over the rank's own batch."""
     columns: Columns = {name: [] for name in ("rank", "window", "step", "warmup", "step_s", "wait_s", "loss")}
-    for index, window in enumerate(speed.windows):
+    for index, stretch in enumerate(stretches):
+        if stretch.kind not in STEPPED:
+            continue
+        window = stretch.window
         count = window.steps
         columns["rank"] += [rank] * count
         columns["window"] += [index] * count
         columns["step"] += range(count)
-        columns["warmup"] += [index == 0] * count
+        columns["warmup"] += [stretch.kind == "warmup"] * count
         columns["step_s"] += window.step_s
         columns["wait_s"] += window.wait_s
         pairs = zip(window.losses, window.weights, strict=True)

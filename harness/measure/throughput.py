@@ -1,110 +1,71 @@
-"""How fast a training steps: warm-up, then timed windows of full batches."""
+"""How fast a training steps: warm-up until it is steady, then timed windows of full batches."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Dataset
-
-from harness.cell import Cell
-from harness.config import Throughput
-from harness.errors import SkipTrial, WorkloadError
-from harness.loader import Share, batches, endless_shares, resident_batch
-from harness.measure.window import Window, marks_for, measure_window, synchronize
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.config_sections import Throughput
+from harness.measure import load, marks
+from harness.measure.stepper import Stepper, Stretch
+from harness.stats import is_steady
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One rank's windows; the first is the warm-up. ``finite`` is False where the training diverged."""
+    """One rank's windows, and what was seen around the timed ones.
 
-    windows: tuple[Window, ...]
-    weights: tuple[float, ...]
+    ``finite`` is False where the training diverged, ``steady`` where the warm-up came to its limit. ``phases``:
+    whether the timed windows hold the phases of their steps.
+    """
+
+    stretches: tuple[Stretch, ...]
     finite: bool
+    steady: bool
+    phases: bool
+    load: Mapping[str, Any]
 
     @property
-    def steps_s(self) -> float:
-        return sum(window.duration_s for window in self.windows)
+    def window_steps(self) -> int:
+        """Steps of a timed window."""
+        return self.stretches[-1].window.steps
 
 
-def measure_throughput(
-    training: Training,
-    dataset: Dataset[Any],
-    cell: Cell,
-    settings: Throughput,
-    seed: int,
-    ranks: Ranks,
-    *,
-    collate: Callable[[list[Any]], Any] | None,
-    advance: Callable[[], None],
-) -> Speed:
-    """Warm-up steps, then windows that begin together on every rank. Raises SkipTrial, WorkloadError."""
-    share = _full_share(dataset, cell, ranks)
-    source = _endless_batches(dataset, cell, seed, ranks, collate)
-
-    def window(steps: int) -> Window:
-        ranks.barrier()
-        return measure_window(
-            lambda batch: training.step(batch, share),
-            source,
-            steps=steps,
-            marks=marks_for(ranks.devices, steps),
-            synchronize=lambda: synchronize(ranks.devices),
-            advance=advance,
-        )
-
-    warmup = window(settings.warmup_steps)
-    steps = ranks.broadcast(window_length(settings, warmup.step_s))
-    windows = (warmup, *(window(steps) for _ in range(settings.windows)))
-    weights = tuple(sum(float(weight) for weight in w.weights) for w in windows)
-    if training.unit == "samples":
-        _check_weights(weights, windows, share)
-    flags = ranks.sum([float(training.finite(list(windows[-1].losses)))])
-    return Speed(windows, weights, finite=flags[0] == ranks.world_size)
+def measure_throughput(stepper: Stepper, settings: Throughput) -> Speed:
+    """Warm-up rounds, then windows. Raises WorkloadError."""
+    ranks = stepper.ranks
+    rounds, steady = _warm_up(stepper, settings)
+    pace_s = _pace(rounds[-1].window.step_s)
+    detailed = marks.cost_s(ranks.devices[0]) <= marks.DEAR * pace_s and ranks.devices[0].type != "cuda"
+    steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
+    before = load.read()
+    timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]
+    used = load.between(before, load.read())
+    finite = stepper.training.finite(list(timed[-1].window.losses))
+    flags = ranks.sum([float(finite)])
+    return Speed((*rounds, *timed), flags[0] == ranks.world_size, steady, detailed, used)
 
 
-def window_length(settings: Throughput, warmup_step_s: Sequence[float]) -> int:
-    """Steps a window takes: at least so many, and as many as fill its least seconds at the warm-up's pace.
+def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[Stretch], bool]:
+    """Rounds of warm-up steps until rank 0 finds them steady, or there were ``warmup_rounds``."""
+    rounds: list[Stretch] = []
+    for _ in range(settings.warmup_rounds):
+        rounds.append(stepper.window("warmup", settings.warmup_steps))
+        if stepper.ranks.broadcast(is_steady([stretch.window.step_s for stretch in rounds])):
+            return rounds, True
+    return rounds, False
 
-    The pace is the median of the second half of the warm-up.
-    """
-    later = list(warmup_step_s)[len(warmup_step_s) // 2 :]
-    pace = statistics.median(later) if later else 0.0
-    wanted = math.ceil(settings.window_seconds / pace) if pace > 0 else 0
+
+def window_length(settings: Throughput, pace_s: float) -> int:
+    """Steps a window takes: at least so many, and as many as fill its least seconds at the warm-up's pace."""
+    wanted = math.ceil(settings.window_seconds / pace_s) if pace_s > 0 else 0
     return max(settings.window_steps, wanted)
 
 
-def _full_share(dataset: Dataset[Any], cell: Cell, ranks: Ranks) -> Share:
-    available = len(dataset)  # type: ignore[arg-type]
-    if cell.global_batch_size > available:
-        raise SkipTrial(f"global batch {cell.global_batch_size} exceeds the {available} training samples")
-    return Share((), cell.global_batch_size // ranks.world_size, cell.global_batch_size)
-
-
-def _endless_batches(
-    dataset: Dataset[Any],
-    cell: Cell,
-    seed: int,
-    ranks: Ranks,
-    collate: Callable[[list[Any]], Any] | None,
-) -> Iterator[Any]:
-    shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)  # type: ignore[arg-type]
-    device, options = ranks.devices[0], cell.loader
-    loaded = batches(dataset, shares, seed=seed, device=device, options=options, collate=collate)
-    return resident_batch(next(loaded)) if cell.data == "synthetic_device" else loaded
-
-
-def _check_weights(weights: tuple[float, ...], windows: tuple[Window, ...], share: Share) -> None:
-    """With unit "samples" the harness takes a batch's weight to be its length: here it makes sure."""
-    for weight, window in zip(weights, windows, strict=True):
-        expected = share.samples * window.steps
-        if weight != expected:
-            raise WorkloadError(
-                f"loss() gave a weight of {weight:g} for {expected} samples; with unit 'samples' the weight "
-                "is the length of the batch (unit 'tokens' lets it vary)"
-            )
+def _pace(step_s: Sequence[float]) -> float:
+    """Seconds of a step: the median of the second half of the last warm-up round."""
+    later = list(step_s)[len(step_s) // 2 :]
+    return statistics.median(later) if later else 0.0

@@ -4,67 +4,27 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.measure.marks import Marks
+
 Clock = Callable[[], float]
-Step = Callable[[Any], tuple[Tensor, Any]]
-"""One optimizer step on a batch: (sum of the losses, weight), both detached and unread."""
-
-
-class Marks(Protocol):
-    """The ends of steps, written down without waiting and read after the window."""
-
-    def mark(self) -> None: ...
-
-    def intervals(self) -> list[float]:
-        """Seconds between consecutive marks; may wait for the device."""
-        ...
-
-
-class HostMarks:
-    """Marks by the host's clock: right where the host itself computes."""
-
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self._clock = clock
-        self._times: list[float] = []
-
-    def mark(self) -> None:
-        self._times.append(self._clock())
-
-    def intervals(self) -> list[float]:
-        return [end - start for start, end in pairwise(self._times)]
-
-
-class CudaMarks:
-    """Marks by events on the device's current stream, made beforehand."""
-
-    def __init__(self, device: torch.device, count: int) -> None:
-        self._stream = torch.cuda.current_stream(device)
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
-        self._next = 0
-
-    def mark(self) -> None:
-        self._events[self._next].record(self._stream)
-        self._next += 1
-
-    def intervals(self) -> list[float]:
-        used = self._events[: self._next]
-        if used:
-            used[-1].synchronize()
-        return [start.elapsed_time(end) / 1000.0 for start, end in pairwise(used)]
+Step = Callable[[Any, Callable[[int], None]], tuple[Tensor, Any]]
+"""One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread."""
 
 
 @dataclass(frozen=True)
 class Window:
     """What one rank saw: its whole time, each step's time and the part of it that waited for data (seconds).
 
+    ``phases``: seconds of the whole window by phase, on the clock that the step ran by: the host's on a CPU, the
+    stream's on a GPU, where ``host_phases`` has the host's beside it; empty where they were not marked.
     ``losses`` and ``weights`` are still on the device, one entry a step.
     """
 
@@ -73,15 +33,12 @@ class Window:
     wait_s: Sequence[float]
     losses: Sequence[Tensor]
     weights: Sequence[Any]
+    phases: Mapping[str, float]
+    host_phases: Mapping[str, float]
 
     @property
     def steps(self) -> int:
         return len(self.step_s)
-
-
-def marks_for(devices: Sequence[torch.device], steps: int) -> Marks:
-    """The marks that suit the first device."""
-    return CudaMarks(devices[0], steps + 1) if devices[0].type == "cuda" else HostMarks()
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:
@@ -93,32 +50,36 @@ def synchronize(devices: Sequence[torch.device]) -> None:
 
 def measure_window(
     step: Step,
-    batches: Iterator[Any],
+    fetch: Iterator[Any],
     *,
+    copy: Callable[[Any], Any],
     steps: int,
     marks: Marks,
     synchronize: Callable[[], None],
     advance: Callable[[], None],
     clock: Clock = time.perf_counter,
 ) -> Window:
-    """Takes ``steps`` steps. ``advance`` is called once a step and must not wait."""
-    waits, losses, weights = [], [], []
+    """Takes ``steps`` steps on batches that are fetched and copied. ``advance`` is called once a step, never waits."""
+    losses, weights = [], []
+    mark = marks.mark
     with no_garbage_collection():
         synchronize()
         start = clock()
-        marks.mark()
         for _ in range(steps):
-            asked = clock()
-            batch = next(batches)
-            waits.append(clock() - asked)
-            loss, weight = step(batch)
+            mark(0)
+            batch = next(fetch)
+            mark(1)
+            batch = copy(batch)
+            mark(2)
+            loss, weight = step(batch, mark)
             losses.append(loss)
             weights.append(weight)
-            marks.mark()
             advance()
+        mark(0)
         synchronize()
         duration = clock() - start
-    return Window(duration, marks.intervals(), waits, losses, weights)
+    told = marks.read()
+    return Window(duration, told.step_s, told.wait_s, losses, weights, told.phases, told.host_phases)
 
 
 @contextmanager

@@ -18,7 +18,9 @@ WHISKERS = (5, 95)
 def step_times(tables: Tables) -> Drawing:
     """How the step time of each cell is spread: every timed step of every rank and block."""
     name, title = "step_times", "Step time of each cell"
-    known = tables.trials[tables.trials["outcome"] == "ok"][["trial_id", "attempt", "cell_id"]]
+    known = tables.trials[(tables.trials["outcome"] == "ok") & (tables.trials["kind"] == "throughput")][
+        ["trial_id", "attempt", "cell_id"]
+    ]
     timed = tables.steps[~tables.steps["warmup"]].merge(known, on=["trial_id", "attempt"], validate="many_to_one")
     if timed.empty:
         return Drawing(name, title, "Left out: no step was timed.", None)

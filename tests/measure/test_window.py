@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from harness.config_sections import Throughput
-from harness.measure.throughput import window_length
-from harness.measure.window import HostMarks, measure_window
+from harness.measure.marks import HostMarks
+from harness.measure.throughput import _pace, window_length
+from harness.measure.window import measure_window
+
+IDLE: dict[str, Any] = {"copy": lambda batch: batch, "synchronize": lambda: None, "advance": lambda: None}
 
 
 class FakeClock:
@@ -28,7 +31,7 @@ class FakeClock:
 def run_window(clock: FakeClock, *, step_s: float, wait_s: float, sync_s: float = 0.0, steps: int = 3) -> Any:
     log: list[str] = []
 
-    def step(batch: int) -> tuple[torch.Tensor, int]:
+    def step(batch: int, mark: Any) -> tuple[torch.Tensor, int]:
         clock.now += step_s
         log.append(f"step {batch}")
         return torch.tensor(float(batch)), 1
@@ -45,8 +48,9 @@ def run_window(clock: FakeClock, *, step_s: float, wait_s: float, sync_s: float 
     window = measure_window(
         step,
         source(),
+        copy=lambda batch: batch,
         steps=steps,
-        marks=HostMarks(clock),
+        marks=HostMarks(clock, detailed=False),
         synchronize=synchronize,
         advance=lambda: log.append("advance"),
         clock=clock,
@@ -75,22 +79,38 @@ def test_losses_are_kept_unread() -> None:
 def test_the_garbage_collector_rests_inside_and_is_put_back() -> None:
     seen = []
 
-    def step(batch: Any) -> tuple[torch.Tensor, int]:
+    def step(batch: Any, mark: Any) -> tuple[torch.Tensor, int]:
         seen.append(gc.isenabled())
         return torch.zeros(()), 1
 
     assert gc.isenabled()
-    measure_window(step, iter([0, 1]), steps=2, marks=HostMarks(), synchronize=lambda: None, advance=lambda: None)
+    measure_window(
+        step,
+        iter([0, 1]),
+        steps=2,
+        marks=HostMarks(detailed=False),
+        copy=lambda b: b,
+        synchronize=lambda: None,
+        advance=lambda: None,
+    )
     assert seen == [False, False]
     assert gc.isenabled()
 
 
 def test_it_is_put_back_when_a_step_raises() -> None:
-    def step(batch: Any) -> tuple[torch.Tensor, int]:
+    def step(batch: Any, mark: Any) -> tuple[torch.Tensor, int]:
         raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError, match="boom"):
-        measure_window(step, iter([0]), steps=1, marks=HostMarks(), synchronize=lambda: None, advance=lambda: None)
+        measure_window(
+            step,
+            iter([0]),
+            steps=1,
+            marks=HostMarks(detailed=False),
+            copy=lambda b: b,
+            synchronize=lambda: None,
+            advance=lambda: None,
+        )
     assert gc.isenabled()
 
 
@@ -109,4 +129,4 @@ def test_a_window_lasts_its_least_steps_and_seconds(
     steps: int, seconds: float, warmup: list[float], expected: int
 ) -> None:
     settings = Throughput(window_steps=steps, window_seconds=seconds)
-    assert window_length(settings, warmup) == expected
+    assert window_length(settings, _pace(warmup)) == expected

@@ -1,0 +1,51 @@
+"""What the analyses share: which trials count, what cells have in common, the order of rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from harness.schema import AXES
+from harness.stats import Estimate
+
+Lines = Sequence[Mapping[str, Any]]
+STRATEGIES = ("single", "dp", "ddp", "fsdp")
+"""In the order in which they are shown."""
+FAMILY = tuple(axis for axis in AXES if axis not in ("devices", "nodes", "per_device_batch_size", "global_batch_size"))
+"""What cells share that differ in their device count alone, besides the batch that their scaling holds fixed."""
+
+
+def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
+    """The timed trials of a purpose that ended well; the last where one was measured twice in a sitting.
+
+    Without a purpose those that may enter a headline: neither twins nor what only explains others.
+    """
+    timed = trials["kind"] == "throughput" if not purpose else trials["purpose"] == purpose
+    ok = trials[timed & (trials["outcome"] == "ok")]
+    return ok.drop_duplicates(["cell_id", "block", "sitting"], keep="last")
+
+
+def family(row: pd.Series[Any]) -> tuple[Any, ...]:
+    batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
+    return (*(str(row[axis]) for axis in FAMILY), int(row[batch]))
+
+
+def ends(estimate: Estimate) -> dict[str, Any]:
+    return {"blocks": estimate.n, "low": estimate.low, "high": estimate.high}
+
+
+def order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
+    names = ("model", "data", "precision", "scaling", batch)
+    fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else natural(row[name])) for name in names)
+    return (*fixed, STRATEGIES.index(row["strategy"]), row["devices"], row["nodes"], row["options"])
+
+
+def natural(value: Any) -> Any:
+    """Text so that resnet8 comes before resnet14; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"([0-9]+)", value)]

@@ -1,0 +1,60 @@
+"""Trials and epochs -> where each training ended, and when it reached its target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from harness.analyse.common import order
+from harness.schema import AXES, CONVERGENCE
+
+
+def convergence(trials: pd.DataFrame, epochs: pd.DataFrame, target: Mapping[str, Any] | None) -> pd.DataFrame:
+    """One row a training: where it ended, and when it reached the target, if it did.
+
+    ``target``: {'metric': 'val_accuracy', 'at_least': 0.95} or with 'at_most'; None for no target.
+    """
+    done = trials[(trials["kind"] == "convergence") & trials["outcome"].isin(["ok", "diverged"])]
+    by_trial = {key: group for key, group in epochs.groupby(["trial_id", "attempt"])}
+    rows = []
+    for _, trial in done.iterrows():
+        curve = by_trial.get((trial["trial_id"], trial["attempt"]))
+        if curve is None or curve.empty:
+            continue
+        curve = curve.sort_values("epoch")
+        last = curve.iloc[-1]
+        rows.append(
+            {
+                **{name: trial[name] for name in ("trial_id", "attempt", "cell_id", "seed", *AXES)},
+                "epochs": last["epoch"],
+                **{name: last[name] for name in ("train_loss", "val_loss", "val_accuracy", "train_s")},
+                "best_val_accuracy": curve["val_accuracy"].max(),
+                **_time_to_target(curve, target),
+            }
+        )
+    return CONVERGENCE.frame(sorted(rows, key=order))
+
+
+def _time_to_target(curve: pd.DataFrame, target: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not target:
+        return {}
+    if target["metric"] not in curve:
+        return {"target": f"{target['metric']}: no such metric was recorded"}
+    values = curve[target["metric"]].astype("Float64")
+    at_least = target.get("at_least")
+    reached = values >= at_least if at_least is not None else values <= target["at_most"]
+    sign, bound = (">=", at_least) if at_least is not None else ("<=", target["at_most"])
+    named = {"target": f"{target['metric']} {sign} {bound:g}"}
+    hits = curve[reached.fillna(False).astype(bool)]
+    if hits.empty:
+        return {**named, "reached": False}
+    first = hits.iloc[0]
+    return {
+        **named,
+        "reached": True,
+        "time_to_target_s": first["train_s"],
+        "samples_to_target": first["samples"],
+        "epochs_to_target": first["epoch"],
+    }

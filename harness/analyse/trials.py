@@ -1,0 +1,115 @@
+"""Recorded lines and steps -> trials, cells, outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from harness.analyse.common import Lines, ends, measured, order
+from harness.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS
+from harness.stats import geometric_mean
+
+
+def windows(lines: Lines) -> pd.DataFrame:
+    """Every window of every rank of every recorded trial."""
+    return WINDOWS.frame(_nested(lines, "windows"))
+
+
+def ranks(lines: Lines) -> pd.DataFrame:
+    """Every rank of every recorded trial."""
+    return RANKS.frame(_nested(lines, "ranks"))
+
+
+def throughput(windows: Iterable[Mapping[str, Any]]) -> float | None:
+    """All ranks' samples over the slowest rank's time, summed over the timed windows; None without one.
+
+    Numerator and denominator cover the same steps. Windows begin together, so the slowest rank ends each.
+    """
+    weight = 0.0
+    slowest: dict[int, float] = {}
+    for window in windows:
+        if window["window_kind"] == "timed":
+            weight += window["weight"]
+            number = window["window"]
+            slowest[number] = max(slowest.get(number, 0.0), window["duration_s"])
+    seconds = sum(slowest.values())
+    return weight / seconds if seconds > 0 else None
+
+
+def trials(lines: Lines, steps: pd.DataFrame) -> pd.DataFrame:
+    """One row a trial and attempt, with what follows from its windows and steps."""
+    frame = TRIALS.frame([_trial_row(line) for line in lines])
+    timed = steps[~steps["warmup"]]
+    by_trial = timed.groupby(["trial_id", "attempt"])
+    stats = pd.DataFrame(
+        {
+            "step_s": by_trial["step_s"].median(),
+            "wait_fraction": by_trial["wait_s"].sum() / by_trial["step_s"].sum(),
+        }
+    )
+    kept = frame.drop(columns=["step_s", "wait_fraction"])
+    merged = kept.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
+    # on CUDA the host waits while the device works: its waiting is no part of the device's step
+    merged["wait_fraction"] = merged["wait_fraction"].mask(merged["device"] == "cuda")
+    return TRIALS.typed(merged)
+
+
+def _trial_row(line: Mapping[str, Any]) -> dict[str, Any]:
+    row = {name: value for name, value in line.items() if name not in ("windows", "ranks", "facts", "parts")}
+    peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
+    first = [window for window in line["windows"] if window["rank"] == 0]
+    steps = {kind: sum(w["steps"] for w in first if w["window_kind"] == kind) for kind in ("timed", "warmup")}
+    return {
+        **row,
+        **line["facts"],
+        "throughput_per_s": throughput(line["windows"]),
+        "peak_memory_bytes": max(peaks, default=None),
+        "timed_steps": steps["timed"] or None,
+        "warmup_steps": steps["warmup"] or None,
+    }
+
+
+def cells(trials: pd.DataFrame, steps: pd.DataFrame, pilot: int | None = None) -> pd.DataFrame:
+    """One row a measured cell: its throughput over blocks, its steps, its memory.
+
+    ``pilot``: how many blocks decided on the number of all, where a rule did.
+    """
+    counted = measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
+    keys = counted[["trial_id", "attempt", "cell_id"]]
+    timed = steps[~steps["warmup"]].merge(keys, on=["trial_id", "attempt"], how="inner", validate="many_to_one")
+    by_cell = timed.groupby("cell_id")["step_s"]
+    p5, p50, p95 = (by_cell.quantile(q).to_dict() for q in (0.05, 0.5, 0.95))
+    rows = []
+    for cell_id, group in counted.groupby("cell_id", sort=False):
+        first = group.iloc[0]
+        group = group.sort_values("block")
+        speed = geometric_mean(group["throughput_per_s"].tolist(), pilot=pilot)
+        rows.append(
+            {
+                **{axis: first[axis] for axis in ("cell_id", "added", "parameters", "unit", *AXES)},
+                "throughput_per_s": speed.value,
+                **ends(speed),
+                "per_device_per_s": speed.value / first["devices"],
+                "step_s": p50.get(cell_id),
+                "step_p5_s": p5.get(cell_id),
+                "step_p95_s": p95.get(cell_id),
+                "wait_fraction": group["wait_fraction"].mean(),
+                "peak_memory_bytes": group["peak_memory_bytes"].max(),
+            }
+        )
+    return CELLS.frame(sorted(rows, key=order))
+
+
+def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
+    """How many trials came to which outcome, and why; the last attempt of each counts."""
+    last = trials.drop_duplicates("trial_id", keep="last")
+    counts = last.groupby(["kind", "outcome", "reason"], dropna=False, sort=True).size().reset_index(name="trials")
+    return OUTCOMES.typed(counts)
+
+
+def _nested(lines: Lines, name: str) -> list[dict[str, Any]]:
+    return [
+        {"trial_id": line["trial_id"], "attempt": line["attempt"], **entry} for line in lines for entry in line[name]
+    ]

@@ -1,0 +1,62 @@
+"""How many blocks each cell needs, set once from the first ones (Stein's two stages)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.analyse import throughput
+from harness.config_sections import BlockRule
+from harness.stats import stein_blocks
+from harness.trial import Trial
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dict[str, int]:
+    """Blocks by cell id, from what was recorded of the first ``at_least``.
+
+    What counts is the spread of a cell's ratio to its base; for a cell that is compared with nothing and that
+    nothing is compared with, the spread of its throughput. A base, and what explains a cell, stay until the
+    last cell that needs them.
+    """
+    pilot = _pilot(lines, rule.at_least)
+    cells = {trial.cell for trial in trials if trial.kind == "throughput"}
+    needed: dict[str, int] = {}
+    for cell in cells:
+        base = cell.base() if cell.per_device_batch_size else cell
+        if base != cell:
+            blocks = _needed(_ratios(pilot.get(cell.id, {}), pilot.get(base.id, {})), rule)
+            for user in (cell, base, cell.alone(), cell.wrapped_alone()):
+                needed[user.id] = max(needed.get(user.id, rule.at_least), blocks)
+    for cell in cells:
+        if cell.id not in needed:
+            needed[cell.id] = _needed(_ratios(pilot.get(cell.id, {}), None), rule)
+    return needed
+
+
+def _needed(pilot: Sequence[float], rule: BlockRule) -> int:
+    """All blocks where the pilot holds less than two values."""
+    return min(rule.at_most, stein_blocks(pilot, rule.halfwidth)) if len(pilot) >= 2 else rule.at_most
+
+
+def _pilot(lines: Lines, blocks: int) -> dict[str, dict[tuple[int, int], float]]:
+    """The throughput of each cell by block and sitting, in the first blocks."""
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for line in lines:
+        if line["kind"] == "throughput" and line["outcome"] == "ok" and line["block"] < blocks:
+            speed = throughput(line["windows"])
+            if speed:
+                found.setdefault(line["cell_id"], {})[line["block"], line["sitting"]] = speed
+    return found
+
+
+def _ratios(speeds: Mapping[tuple[int, int], float], bases: Mapping[tuple[int, int], float] | None) -> list[float]:
+    """One value a block: the ratio to the base of the same sitting, or the speed itself."""
+    by_block: dict[int, float] = {}
+    for (block, sitting), speed in sorted(speeds.items()):
+        if bases is None:
+            by_block[block] = speed
+        elif (block, sitting) in bases:
+            by_block[block] = speed / bases[block, sitting]
+    return list(by_block.values())

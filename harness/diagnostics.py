@@ -1,0 +1,61 @@
+"""Trials that nobody asked for by name, because the others need them to be believed and explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from harness.cell import Cell
+from harness.trial import Trial
+
+LEAST_CHECK_BATCH = 8
+
+
+def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
+    """Every base once more in every block: the spread of their ratios is the noise floor."""
+    bases = dict.fromkeys(cell.base() for cell in cells if cell.per_device_batch_size)
+    return [
+        Trial(base, "diagnostic", block, seed, added=True, purpose="twin") for block in range(blocks) for base in bases
+    ]
+
+
+def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
+    """What the waterfall needs beside the grid: one device at the same per-device batch, bare and wrapped."""
+    there = set(cells)
+    wanted: dict[Cell, None] = {}
+    for cell in cells:
+        if cell.devices > 1 and cell.per_device_batch_size:
+            wanted[cell.alone()] = None
+            if cell.strategy == "ddp":
+                wanted[cell.wrapped_alone()] = None
+    return [
+        Trial(cell, "diagnostic", block, seed, added=True, purpose="explain")
+        for block in range(blocks)
+        for cell in wanted
+        if cell not in there
+    ]
+
+
+def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
+    """The trials, each knowing its check, and the checks with what they are compared with, in the first block."""
+    compared = [trial.cell for trial in trials if trial.timed and trial.cell.strategy != "single"]
+    if not compared:
+        return list(trials)
+    batch = check_batch(compared)
+    checks = dict.fromkeys(cell.check(batch) for cell in compared)
+    references = dict.fromkeys(cell.base() for cell in checks)
+    known = [
+        replace(trial, check_id=trial.cell.check(batch).id)
+        if trial.timed and trial.cell.strategy != "single"
+        else trial
+        for trial in trials
+    ]
+    first = min(trial.block for trial in trials)
+    return known + [
+        Trial(cell, "diagnostic", first, seed, added=True, purpose="equivalence") for cell in {**checks, **references}
+    ]
+
+
+def check_batch(cells: Iterable[Cell]) -> int:
+    """A global batch that gives every device of the largest cell two samples."""
+    return max(LEAST_CHECK_BATCH, 2 * max(cell.devices for cell in cells))

@@ -1,0 +1,111 @@
+"""A few steps from the same start on the same global batches: what a strategy adds to the parameters, in short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from harness.cell import Cell
+from harness.errors import SkipTrial
+from harness.loader import batches, copier, endless_shares
+from harness.ranks import Ranks
+from harness.training import Training
+
+STEPS = 3
+BUCKETS = 4096
+"""Numbers that a whole update is folded into; the relative error of a difference's norm is sqrt(2 / BUCKETS) = 2 %."""
+NORMS = (nn.modules.batchnorm._BatchNorm,)
+DROPOUTS = (nn.modules.dropout._DropoutNd,)
+
+
+@dataclass(frozen=True)
+class Update:
+    """The sum of a few optimizer steps over all parameters, folded; ``finite`` False where it is not a number."""
+
+    sketch: list[float]
+    parameters: int
+    finite: bool
+
+
+class Frozen:
+    """A workload whose model has its batch statistics frozen and no dropout: else a split batch trains differently.
+
+    The statistics are those of one small batch, the same on every rank: those of a new model would let a deep net
+    explode.
+    """
+
+    def __init__(self, workload: Any, batch: Any) -> None:
+        self._workload, self._batch = workload, batch
+        self.unit = workload.unit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
+
+    def build_model(self) -> nn.Module:
+        model: nn.Module = self._workload.build_model()
+        norms = [module for module in model.modules() if isinstance(module, NORMS)]
+        if norms:
+            for module in norms:
+                module.momentum = None  # the plain mean of what is seen
+            with torch.no_grad():
+                self._workload.loss(model, self._batch)
+        for part in model.modules():
+            if isinstance(part, (*NORMS, *DROPOUTS)):
+                part.eval()
+            elif isinstance(part, nn.RNNBase | nn.MultiheadAttention):
+                part.dropout = 0.0  # a number there, not a module
+        return model
+
+
+def measure_update(
+    cell: Cell, workload: Any, dataset: Dataset[Any], seed: int, ranks: Ranks, advance: Callable[[], None]
+) -> Update:
+    """This cell's update after STEPS steps. Raises SkipTrial where the data is too small."""
+    samples = len(dataset)  # type: ignore[arg-type]
+    if cell.global_batch_size > samples:
+        raise SkipTrial(f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples")
+    collate = getattr(workload, "collate", None)
+    device = ranks.devices[0]
+
+    def stream(rank: int, world_size: int) -> Any:
+        shares = endless_shares(samples, cell.global_batch_size, seed, rank, world_size)
+        mine = list(islice(shares, STEPS))
+        return zip(mine, batches(dataset, mine, seed=seed, device=device, options={}, collate=collate), strict=True)
+
+    _, whole = next(iter(stream(0, 1)))
+    training = Training(cell, Frozen(workload, whole), seed, ranks)
+    start = _flat(training.model)
+    copy = copier(device, {})
+    for share, batch in stream(ranks.rank, ranks.world_size):
+        training.step(copy(batch), share)
+        advance()
+    update = [after - before for after, before in zip(_flat(training.model), start, strict=True)]
+    sketch = fold(update)
+    return Update(sketch, training.parameters, all(value == value and abs(value) < float("inf") for value in sketch))
+
+
+def fold(tensors: Sequence[Tensor], buckets: int = BUCKETS) -> list[float]:
+    """Every number into one of ``buckets`` sums, with a random sign: a count sketch (Charikar et al. 2002).
+
+    Linear, so that the norm of two sketches' difference estimates that of the difference. Bucket and sign depend
+    on the position alone.
+    """
+    total = torch.zeros(buckets, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(20020708)
+    for tensor in tensors:
+        bucket = torch.randint(buckets, (tensor.numel(),), generator=generator)
+        sign = torch.randint(0, 2, (tensor.numel(),), generator=generator, dtype=torch.float64) * 2 - 1
+        total.index_add_(0, bucket, tensor.double() * sign)
+    return [float(value) for value in total.tolist()]
+
+
+def _flat(model: nn.Module) -> list[Tensor]:
+    """Each parameter whole and flat, on the host; collective where fsdp spread it out."""
+    whole = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())
+    return [tensor.detach().cpu().flatten().clone() for tensor in whole]

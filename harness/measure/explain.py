@@ -1,0 +1,51 @@
+"""After the timed windows: what they do not tell of where the time goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.cell import Cell
+from harness.measure.communication import measure_communication
+from harness.measure.flops import count_flops, first_samples
+from harness.measure.peak_probe import measured_peak
+from harness.measure.stepper import Stepper, Stretch
+from harness.measure.throughput import Speed
+
+PHASE_PART = 4
+"""Windows that mark dear phases take one part in so many of a timed window's steps."""
+FLOPS_SAMPLES = 2
+
+
+def explain(
+    cell: Cell, stepper: Stepper, speed: Speed, workload: Any, cache: dict[Any, Any]
+) -> tuple[list[Stretch], dict[str, Any]]:
+    """Further windows of this rank, and what the trial's row gains; FLOPs and peaks are rank 0's."""
+    stretches: list[Stretch] = []
+    facts: dict[str, Any] = {}
+    steps = speed.window_steps
+    if not speed.phases:
+        stretches.append(stepper.window("phases", max(3, -(-steps // PHASE_PART))))
+    if cell.strategy == "ddp" and stepper.ranks.world_size > 1 and not cell.strategy_options.get("static_graph"):
+        more, told = measure_communication(stepper, steps)
+        stretches += more
+        facts |= told
+    if stepper.ranks.first:
+        facts |= _arithmetic(cell, stepper, workload, cache)
+    return stretches, facts
+
+
+def _arithmetic(cell: Cell, stepper: Stepper, workload: Any, cache: dict[Any, Any]) -> dict[str, Any]:
+    """What the model computes, and what the device can: once a process for each model and precision."""
+    device = stepper.ranks.devices[0]
+    model = ("flops", cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
+    if model not in cache:
+        batch = stepper.copy(first_samples(next(stepper.fetch), FLOPS_SAMPLES))
+        cache[model] = count_flops(workload, batch, device)
+    peak = ("peak", cell.precision)
+    if peak not in cache:
+        cache[peak] = measured_peak(device, cell.precision)
+    return {
+        "flops_per_unit": cache[model].per_unit,
+        "flops_reason": cache[model].reason,
+        "measured_peak_flops_per_s": cache[peak],
+    }

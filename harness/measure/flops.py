@@ -1,0 +1,178 @@
+"""What one sample or token costs in arithmetic: the numerator of MFU, counted once from shapes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from harness.workloads import Workload
+
+Formula = Callable[..., int]
+
+_NATIVE = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
+"""Namespaces whose operators are free unless ``_PRODUCTS`` knows them; an operator of any other may cost anything."""
+
+_PRODUCTS = re.compile(
+    r"rnn|lstm$|gru$|conv(?!ert)|mm(_|$)|\.(add)?mv_?$|matmul|linear(_backward\w*)?$|attention|multi_head"
+    r"|transformer_encoder|trilinear$|cdist|euclidean|_fft_|linalg_(?!vector_norm|_powsum|cross|diagonal)|cholesky"
+)
+"""Names of operators that are no mere pass over their elements: counted by a formula, or missing from the count."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Model FLOPs of forward and backward for one sample or token, a multiply-add being 2; None has its reason."""
+
+    per_unit: float | None
+    reason: str = ""
+
+
+def count_flops(workload: Workload, batch: Any, device: torch.device) -> Flops:
+    """Runs ``workload.loss`` and its backward once on a fresh, bare, eager model; divides by the weight it gave.
+
+    Counted are matrix products, convolutions and attention, causal or not as if it were full, as MFU has it
+    (Chowdhery et al. 2022, appendix B, arXiv 2204.02311). ``batch``: on the device; two samples or more, else
+    batch normalisation may refuse it. Random numbers and grad mode are afterwards as they were. Where the
+    workload raises, out of memory too, that is the reason; KeyboardInterrupt and SystemExit pass. Work that
+    goes round torch's operators, such as a Triton kernel started by hand, cannot be seen.
+    """
+    with _leaving_no_trace(device):
+        try:
+            return _count(workload, batch, device)
+        except Exception as error:
+            return Flops(None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def first_samples(batch: Any, count: int) -> Any:
+    """The batch with its tensors cut to their first ``count`` rows; the whole batch where they differ in length.
+
+    Looks into tuples, lists and mappings. A tensor without dimensions counts as one of another length.
+    """
+    lengths = {tuple(tensor.shape[:1]) for tensor in _tensors(batch)}
+    return _cut(batch, count) if len(lengths) == 1 and () not in lengths else batch
+
+
+def _count(workload: Workload, batch: Any, device: torch.device) -> Flops:
+    model = workload.build_model().to(device)
+    # the watch is the outer mode: it sees what is left once the counter has taken composite operators apart
+    with _Watch() as watch, FlopCounterMode(display=False, custom_mapping=_own_formulas()) as counter:
+        loss, weight = workload.loss(model, batch)
+        watch.in_backward = True
+        loss.backward()
+    total, units = counter.get_total_flops(), float(weight)
+    if watch.uncounted:
+        return Flops(None, f"torch's FLOP counter has no formula for {', '.join(sorted(watch.uncounted))}")
+    if watch.repeated:
+        return Flops(None, "backward repeats forward work (activation checkpointing), which is no model FLOP")
+    if total == 0:
+        return Flops(None, "no matrix product, convolution or attention was seen")
+    if not 0 < units < math.inf:
+        return Flops(None, f"loss() gave a weight of {units:g}")
+    return Flops(total / units)
+
+
+class _Watch(TorchDispatchMode):
+    """Notes what makes a count wrong: operators without a formula, and forward work done again in backward."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.uncounted: set[str] = set()
+        self.in_backward = self.repeated = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = getattr(func, "overloadpacket", func)  # a higher-order operator has no overloads
+        if packet in flop_registry:
+            # backward itself records no gradients; what is run again to be differentiated does
+            self.repeated |= self.in_backward and torch.is_grad_enabled()
+        elif getattr(func, "namespace", None) not in _NATIVE or _PRODUCTS.search(str(packet)):
+            self.uncounted.add(str(packet))
+        return func(*args, **(kwargs or {}))
+
+
+def _own_formulas() -> dict[Any, Formula]:
+    """Formulas in place of torch's, where those count more than model FLOPs."""
+    attention = {
+        packet: _without_scores(formula, query=1 if str(packet).startswith("aten.") else 0)
+        for packet, formula in flop_registry.items()
+        if re.match(r"(aten\.|flex_)\w*attention\w*_backward", str(packet))
+    }
+    return {torch.ops.aten.convolution_backward: _convolution_backward, **attention}
+
+
+def _convolution_backward(
+    grad: Sequence[int],
+    images: Sequence[int],
+    weight: Sequence[int],
+    bias: object,
+    stride: object,
+    padding: object,
+    dilation: object,
+    transposed: bool,
+    output_padding: object,
+    groups: object,
+    needed: Sequence[bool],
+    **_: object,
+) -> int:
+    """As much as the forward pass for each gradient that is needed, input and weight.
+
+    torch (2.15) forgets ``groups`` in the weight's gradient: in a depthwise convolution it counts that once a channel.
+    """
+    positions = math.prod((images if transposed else grad)[2:])
+    return 2 * images[0] * positions * math.prod(weight) * (needed[0] + needed[1])
+
+
+def _without_scores(formula: Formula, *, query: int) -> Formula:
+    """Attention's backward without the product that fused kernels do again, so that every kernel counts the same.
+
+    ``query``: its place among the arguments; key and value follow. Of five products three have the size of a
+    query head (scores again, gradients of query and key), two that of a value head.
+    """
+
+    def counted(*args: Any, **kwargs: Any) -> int:
+        query_size: int = args[query].shape[-1]
+        value_size: int = args[query + 2].shape[-1]
+        kept, all_five = 2 * query_size + 2 * value_size, 3 * query_size + 2 * value_size
+        return formula(*args, **kwargs) * kept // all_five
+
+    counted._get_raw = True  # type: ignore[attr-defined]  # tensors, not their shapes: as torch marks its own
+    return counted
+
+
+@contextmanager
+def _leaving_no_trace(device: torch.device) -> Iterator[None]:
+    """Gradients are recorded inside, whatever the caller's mode; generators and device memory are put back."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []), torch.inference_mode(False), torch.enable_grad():
+        yield
+    if on_gpu:
+        torch.cuda.empty_cache()
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(value)
+
+
+def _cut(batch: Any, count: int) -> Any:
+    if isinstance(batch, Tensor):
+        return batch[:count]
+    if isinstance(batch, Mapping):
+        return {key: _cut(value, count) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        values = [_cut(value, count) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch

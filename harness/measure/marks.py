@@ -1,0 +1,116 @@
+"""Marks at the phases of a step, written down without waiting and read after the window."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+import torch
+
+POINTS = ("start", "fetched", "copied", "cleared", "forward", "backward", "optimizer")
+"""Where a step is marked, by number; the next step's start ends it."""
+HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
+"""What lies between a mark and the next on the host: waiting for data, its copy, our own bookkeeping, training."""
+DEVICE = ("idle", "copy", "rest", "forward", "backward", "optimizer", "rest")
+"""The same on a GPU's stream: while the host waits for data and before it comes back, the stream is idle."""
+PHASES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
+DEAR = 0.01
+"""Part of a step that marking its phases may cost; beyond it they have windows of their own."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds: of each step, of each step's wait, and of the whole window by phase (empty where not marked)."""
+
+    step_s: Sequence[float]
+    wait_s: Sequence[float]
+    phases: Mapping[str, float]
+    host_phases: Mapping[str, float]
+
+
+class Marks(Protocol):
+    """``mark(n)`` notes that a step has come to POINTS[n]."""
+
+    def mark(self, point: int) -> None: ...
+
+    def read(self) -> Timeline:
+        """May wait for the device."""
+        ...
+
+
+class HostMarks:
+    """Marks by the host's clock: right where the host itself computes. ``detailed`` False leaves out the phases."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, detailed: bool = True) -> None:
+        self._clock, self._last = clock, len(POINTS) if detailed else 2
+        self._times: list[float] = []
+
+    def mark(self, point: int) -> None:
+        if point < self._last:
+            self._times.append(self._clock())
+
+    def read(self) -> Timeline:
+        gaps = _gaps(self._times, self._last)
+        step_s, wait_s = gaps.sum(axis=1).tolist(), gaps[:, 0].tolist()
+        return Timeline(step_s, wait_s, _by_phase(HOST, gaps) if self._last > 2 else {}, {})
+
+
+class CudaMarks:
+    """Events on the device's stream: one a step, or with ``detailed`` one a phase; the host's clock beside them."""
+
+    def __init__(self, device: torch.device, steps: int, *, detailed: bool) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._last = len(POINTS) if detailed else 1
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(steps * self._last + 1)]
+        self._next = 0
+        self._host = HostMarks()
+
+    def mark(self, point: int) -> None:
+        if point < self._last:
+            self._events[self._next].record(self._stream)
+            self._next += 1
+        self._host.mark(point)
+
+    def read(self) -> Timeline:
+        self._events[self._next - 1].synchronize()
+        first = self._events[0]
+        times = [first.elapsed_time(event) / 1000.0 for event in self._events[: self._next]]
+        gaps = _gaps(times, self._last)
+        host = self._host.read()
+        phases = _by_phase(DEVICE, gaps) if self._last > 1 else {}
+        return Timeline(gaps.sum(axis=1).tolist(), host.wait_s, phases, host.phases)
+
+
+def marks_for(devices: Sequence[torch.device], steps: int, *, detailed: bool = True) -> Marks:
+    """The marks that suit the first device."""
+    if devices[0].type == "cuda":
+        return CudaMarks(devices[0], steps, detailed=detailed)
+    return HostMarks(detailed=detailed)
+
+
+@cache
+def cost_s(device: torch.device, count: int = 700) -> float:
+    """What marking the phases of one step costs, in seconds, beyond marking its start and its wait."""
+    marks = marks_for((device,), count // len(POINTS))
+    start = time.perf_counter()
+    for _ in range(count // len(POINTS)):
+        for point in range(len(POINTS)):
+            marks.mark(point)
+    per_mark = (time.perf_counter() - start) / count
+    return per_mark * (len(POINTS) - 2)
+
+
+def _gaps(times: Sequence[float], per_step: int) -> np.ndarray:
+    """Seconds from each mark to the next, shape (steps, marks a step)."""
+    return np.diff(np.asarray(times, dtype=np.float64)).reshape(-1, per_step)
+
+
+def _by_phase(names: Sequence[str], gaps: np.ndarray) -> dict[str, float]:
+    sums = gaps.sum(axis=0)
+    return {
+        name: float(sum(sums[i] for i, other in enumerate(names) if other == name)) for name in dict.fromkeys(names)
+    }

@@ -1,0 +1,89 @@
+"""Takes a training's steps in windows that begin together on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.utils.data import Dataset
+
+from harness.cell import Cell
+from harness.errors import SkipTrial, WorkloadError
+from harness.loader import Share, batches, copier, endless_shares, resident_batch
+from harness.measure.marks import marks_for
+from harness.measure.window import Window, measure_window, synchronize
+from harness.ranks import Ranks
+from harness.training import Training
+
+Kind = Literal["warmup", "timed", "phases", "together", "alone"]
+"""What a window is for; only timed ones enter a throughput."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One rank's window, what it was for, and the samples or tokens that the rank trained on in it."""
+
+    kind: Kind
+    window: Window
+    weight: float
+
+
+class Stepper:
+    """One rank's training with its endless stream of full batches. Raises SkipTrial where the data is too small."""
+
+    def __init__(
+        self,
+        training: Training,
+        dataset: Dataset[Any],
+        cell: Cell,
+        seed: int,
+        ranks: Ranks,
+        *,
+        collate: Callable[[list[Any]], Any] | None,
+        advance: Callable[[], None],
+    ) -> None:
+        self.training, self.ranks, self._advance = training, ranks, advance
+        self.share = _full_share(dataset, cell, ranks)
+        shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)  # type: ignore[arg-type]
+        device = ranks.devices[0]
+        self.copy = copier(device, cell.loader)
+        self.fetch: Iterator[Any] = batches(
+            dataset, shares, seed=seed, device=device, options=cell.loader, collate=collate
+        )
+        if cell.data == "synthetic_device":
+            self.fetch = resident_batch(self.copy(next(self.fetch)))
+
+    def window(self, kind: Kind, steps: int, *, detailed: bool = True) -> Stretch:
+        """A window of so many steps; raises WorkloadError where loss() gives weights that are not the batch's."""
+        self.ranks.barrier()
+        training, share = self.training, self.share
+        window = measure_window(
+            lambda batch, mark: training.step(batch, share, mark),
+            self.fetch,
+            copy=self.copy,
+            steps=steps,
+            marks=marks_for(self.ranks.devices, steps, detailed=detailed),
+            synchronize=lambda: synchronize(self.ranks.devices),
+            advance=self._advance,
+        )
+        weight = sum(float(weight) for weight in window.weights)
+        if training.unit == "samples":
+            _check_weight(weight, share.samples * steps)
+        return Stretch(kind, window, weight)
+
+
+def _full_share(dataset: Dataset[Any], cell: Cell, ranks: Ranks) -> Share:
+    available = len(dataset)  # type: ignore[arg-type]
+    if cell.global_batch_size > available:
+        raise SkipTrial(f"global batch {cell.global_batch_size} exceeds the {available} training samples")
+    return Share((), cell.global_batch_size // ranks.world_size, cell.global_batch_size)
+
+
+def _check_weight(weight: float, expected: int) -> None:
+    """With unit "samples" the harness takes a batch's weight to be its length: here it makes sure."""
+    if weight != expected:
+        raise WorkloadError(
+            f"loss() gave a weight of {weight:g} for {expected} samples; with unit 'samples' the weight "
+            "is the length of the batch (unit 'tokens' lets it vary)"
+        )

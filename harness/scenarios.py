@@ -1,0 +1,152 @@
+"""What one rank does for each kind of trial: time steps, train epochs, or check that a strategy trains alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harness import workloads
+from harness.config import Experiment
+from harness.measure import memory
+from harness.measure.convergence import Epochs
+from harness.measure.equivalence import measure_update
+from harness.measure.explain import explain
+from harness.measure.rows import columns_of, joined, step_columns, window_rows
+from harness.measure.stepper import Stepper
+from harness.measure.throughput import measure_throughput
+from harness.messages import Outcome, TrialResult
+from harness.ranks import Ranks
+from harness.training import Training
+from harness.trial import Trial
+
+
+@dataclass
+class Scene:
+    """One trial on one rank, and where its time goes (``parts``, seconds). ``cache`` outlives the trial."""
+
+    trial: Trial
+    experiment: Experiment
+    ranks: Ranks
+    advance: Callable[[], None]
+    cache: dict[Any, Any]
+    parts: dict[str, float] = field(default_factory=dict)
+    rank_facts: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What happens inside counts as this part of the trial."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
+
+    def workload(self) -> Any:
+        """A workload and its data sets, read once a process for all trials that share them."""
+        cell = self.trial.cell
+        key = (cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
+        if key not in self.cache:
+            workload = workloads.build(cell)
+            self.cache[key] = (workload, workload.datasets())
+        return self.cache[key]
+
+
+def play(scene: Scene) -> TrialResult:
+    """The trial's result, as this rank knows it: rows of all ranks, without times and ranks."""
+    if scene.trial.purpose == "equivalence":
+        return _equivalence(scene)
+    return _throughput(scene) if scene.trial.timed else _convergence(scene)
+
+
+def _training(scene: Scene, workload: Any) -> Training:
+    with scene.part("build"):
+        training = Training(scene.trial.cell, workload, scene.trial.seed, scene.ranks)
+    return training
+
+
+def _throughput(scene: Scene) -> TrialResult:
+    settings = scene.experiment.throughput
+    assert settings
+    trial, ranks = scene.trial, scene.ranks
+    with scene.part("build"):
+        workload, datasets = scene.workload()
+    fresh_peak = memory.reset_peak(ranks.devices)
+    training = _training(scene, workload)
+    collate = getattr(workload, "collate", None)
+    stepper = Stepper(training, datasets[0], trial.cell, trial.seed, ranks, collate=collate, advance=scene.advance)
+    speed = measure_throughput(stepper, settings)
+    scene.rank_facts |= {
+        **(memory.peak(ranks.devices) if fresh_peak else {}),
+        **memory.of_state(training),
+        **speed.load,
+    }
+    stretches, facts = list(speed.stretches), {"steady": speed.steady}
+    if settings.explain:
+        with scene.part("explain"):
+            more, told = explain(scene.trial.cell, stepper, speed, workload, scene.cache)
+        stretches += more
+        facts |= told
+    for kind, name in (("warmup", "warmup"), ("timed", "windows")):
+        scene.parts[name] = sum(s.window.duration_s for s in stretches if s.kind == kind)
+    seen = ranks.gather((window_rows(ranks.rank, stretches), step_columns(ranks.rank, stretches)))
+    return TrialResult(
+        trial.id,
+        *_verdict(speed.finite),
+        unit=workload.unit,
+        parameters=training.parameters,
+        steps_s=scene.parts["warmup"] + scene.parts["windows"],
+        facts=facts,
+        windows=tuple(row for windows, _ in seen for row in windows),
+        steps=joined([steps for _, steps in seen]),
+    )
+
+
+def _convergence(scene: Scene) -> TrialResult:
+    settings = scene.experiment.convergence
+    assert settings
+    trial, ranks = scene.trial, scene.ranks
+    with scene.part("build"):
+        workload, datasets = scene.workload()
+    fresh_peak = memory.reset_peak(ranks.devices)
+    training = _training(scene, workload)
+    epochs = Epochs(training, datasets, trial.cell, trial.seed, ranks, getattr(workload, "collate", None))
+    epochs.run(settings, scene.advance)
+    scene.parts |= {"epochs": epochs.train_s, "evaluation": epochs.evaluation_s}
+    scene.rank_facts |= {**(memory.peak(ranks.devices) if fresh_peak else {}), **memory.of_state(training)}
+    return TrialResult(
+        trial.id,
+        *_verdict(epochs.finite),
+        unit=workload.unit,
+        parameters=training.parameters,
+        steps_s=epochs.train_s,
+        epochs=columns_of(epochs.rows),
+    )
+
+
+def _equivalence(scene: Scene) -> TrialResult:
+    with scene.part("build"):
+        workload, datasets = scene.workload()
+    with scene.part("check"):
+        update = measure_update(scene.trial.cell, workload, datasets[0], scene.trial.seed, scene.ranks, scene.advance)
+    return TrialResult(
+        scene.trial.id,
+        *_verdict(update.finite),
+        unit=workload.unit,
+        parameters=update.parameters,
+        steps_s=scene.parts["check"],
+        checks={"bucket": list(range(len(update.sketch))), "update": update.sketch},
+    )
+
+
+def _verdict(finite: bool) -> tuple[Outcome, str]:
+    return ("ok", "") if finite else ("diverged", "the loss or a parameter stopped being finite")
+
+
+def finished(result: TrialResult, scene: Scene, started_at: float, trial_s: float, ranks: Any) -> TrialResult:
+    """The result with its times and ranks."""
+    known = sum(scene.parts.values())
+    parts = {**scene.parts, "other": max(0.0, trial_s - known)}
+    return replace(result, started_at=started_at, trial_s=trial_s, parts=parts, ranks=tuple(ranks))

@@ -1,0 +1,62 @@
+"""What a table is: its columns, each with name, type, unit and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+
+DType = Literal["string", "Int64", "Float64", "boolean"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table. ``unit`` is empty for names, counts and flags."""
+
+    name: str
+    dtype: DType
+    unit: str
+    meaning: str
+
+    @property
+    def label(self) -> str:
+        """For axes and headings: 'throughput (samples/s)'."""
+        words = self.name.removesuffix("_per_s").removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+        return f"{words} ({self.unit})" if self.unit else words
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's name, what one row is, and its columns in order."""
+
+    name: str
+    row: str
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def frame(self, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+        """A typed frame of these rows; what a row lacks is <NA>. Columns the table does not know come last."""
+        return self.typed(pd.DataFrame(list(rows)))
+
+    def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The frame with every column of the table, in its order and type; further columns come last."""
+        extra = [name for name in frame.columns if name not in self.names]
+        columns = {
+            column.name: (
+                frame[column.name] if column.name in frame else pd.Series(pd.NA, index=frame.index, dtype=object)
+            ).astype(column.dtype)
+            for column in self.columns
+        }
+        return pd.DataFrame({**columns, **{name: frame[name] for name in extra}}, index=frame.index)
+
+
+def column(name: str, dtype: DType, meaning: str, unit: str = "") -> Column:
+    return Column(name, dtype, unit, meaning)

@@ -1,0 +1,351 @@
+"""FLOPs of a sample: against formulas worked out by hand, absent where the count would be wrong."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from harness.measure.flops import Flops, count_flops, first_samples
+from harness.workloads.image_classification import ImageClassification
+
+CPU = torch.device("cpu")
+ROWS = torch.ones(4, 8)
+
+
+class Net:
+    """A workload of one model, whose loss is the sum of what it gives."""
+
+    unit = "samples"
+
+    def __init__(self, make: Callable[[], nn.Module], weight: Any = 4) -> None:
+        self.build_model, self.weight = make, weight
+
+    def datasets(self) -> tuple[Any, Any]:
+        raise AssertionError("counting reads no data")
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        given = model(batch)
+        total = given[0] if isinstance(given, tuple) else given
+        return total.sum(), self.weight
+
+
+class Applied(nn.Module):
+    """A linear layer of 8 to 8, then a function of what it gives and its weight."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, 8, bias=False), function
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.function(self.linear(rows), self.linear.weight)
+
+
+def count(make: Callable[[], nn.Module], batch: Any, weight: Any = 4) -> Flops:
+    return count_flops(Net(make, weight), batch, CPU)
+
+
+def applied(function: Callable[[Tensor, Tensor], Tensor]) -> Flops:
+    return count(lambda: Applied(function), ROWS)
+
+
+def by_hand(model: nn.Module, sample: Tensor) -> float:
+    """Forward FLOPs of its convolutions and linear layers, from their own shapes; times three, less the input's."""
+    layers: list[float] = []
+
+    def convolution(layer: nn.Conv2d, _: Any, out: Tensor) -> None:
+        (kernel, _), (height, width) = layer.kernel_size, out.shape[2:]
+        inputs = layer.in_channels / layer.groups
+        layers.append(2 * kernel * kernel * inputs * layer.out_channels * height * width)
+
+    def linear(layer: nn.Linear, _: Any, out: Tensor) -> None:
+        layers.append(2 * layer.in_features * layer.out_features)
+
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(convolution)
+        elif isinstance(layer, nn.Linear):
+            layer.register_forward_hook(linear)
+    with torch.no_grad():
+        model.eval()(sample)
+    return 3 * sum(layers) - layers[0]  # nobody needs the gradient of the images
+
+
+def images(side: int, count: int = 2) -> tuple[Tensor, Tensor]:
+    return torch.ones(count, 3, side, side), torch.zeros(count, dtype=torch.int64)
+
+
+def test_a_linear_layer_by_hand() -> None:
+    # forward 2 x 8 x 5 = 80 a sample; backward as much for the weight, nothing for the input
+    assert count(lambda: nn.Linear(8, 5), ROWS) == Flops(160.0, "")
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize(("model", "width"), [("resnet8", 4), ("resnet8", 16), ("resnet14", 6)])
+def test_the_small_resnets_are_as_by_hand(model: str, width: int, norm: str) -> None:
+    workload = ImageClassification(data="digits", model=model, width=width, norm=norm)
+    flops = count_flops(workload, images(16), CPU)
+    assert flops.per_unit == pytest.approx(by_hand(workload.build_model(), images(16)[0][:1]), rel=1e-9)
+
+
+@pytest.mark.parametrize("side", [32, 72])
+def test_resnet18_is_as_by_hand(side: int) -> None:
+    workload = ImageClassification(data="synthetic", model="resnet18", image_size=side, classes=10)
+    flops = count_flops(workload, images(side), CPU)
+    assert flops.per_unit == pytest.approx(by_hand(workload.build_model(), images(side)[0][:1]), rel=1e-9)
+
+
+def test_a_batch_of_any_size_gives_the_same() -> None:
+    workload = ImageClassification(model="resnet8", width=4)
+    assert count_flops(workload, images(16, 2), CPU) == count_flops(workload, images(16, 5), CPU)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_a_grouped_convolution_costs_one_group_a_channel(groups: int) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=groups))
+
+    flops = count(make, torch.ones(4, 3, 6, 6))
+    # 36 places of 3 x 8 twice, 16 places of 9 x 8 x 8 / groups three times
+    assert flops.per_unit == 2 * 36 * 24 * 2 + 2 * 16 * 9 * 64 / groups * 3
+
+
+def test_a_transposed_convolution_costs_its_kernel_at_each_input() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 4, 3, groups=2))
+
+    flops = count(make, torch.ones(4, 3, 6, 6))
+    assert flops.per_unit == 2 * 36 * 24 * 2 + 2 * 36 * 9 * 8 * 4 / 2 * 3
+
+
+class Attention(nn.Module):
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.inputs, self.causal = nn.Linear(8, 24, bias=False), causal
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        query, key, value = self.inputs(tokens).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+
+
+@pytest.mark.parametrize("backend", ["MATH", "FLASH_ATTENTION"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_by_hand_in_tokens_whatever_the_kernel(backend: str, causal: bool) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.__members__[backend]):
+        flops = count(lambda: Attention(causal), torch.ones(3, 16, 8), weight=torch.tensor(3 * 16))
+    # a token: 2 x 8 x 24 forward and once backward; 2 heads x 16 keys x 4 twice forward, twice that backward
+    assert flops == Flops(2 * 8 * 24 * 2 + 2 * (2 * 2 * 16 * 4) * 3, "")
+
+
+def test_a_frozen_layer_has_no_weight_gradient() -> None:
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+        model[0].requires_grad_(False)
+        return model
+
+    assert count(make, ROWS).per_unit == 128 * 3
+
+
+def test_an_lstm_is_absent() -> None:
+    flops = count(lambda: nn.LSTM(8, 8), torch.ones(5, 4, 8))
+    assert flops.per_unit is None
+    assert flops.reason.startswith("torch's FLOP counter has no formula for aten.")
+    assert "rnn" in flops.reason or "lstm" in flops.reason
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_other_recurrent_nets_are_right_or_absent(kind: type[nn.GRU | nn.RNN]) -> None:
+    flops = count(lambda: kind(8, 8), torch.ones(1, 4, 8))
+    gates = 3 if kind is nn.GRU else 1
+    # one step from a state of zeros: forward and the weights' gradients, of input and state
+    assert flops.per_unit in (None, 2 * (2 * 8 * 8 * gates) * 2)
+
+
+@torch.library.custom_op("harness_test::doubled", mutates_args=())
+def doubled(rows: Tensor) -> Tensor:
+    return rows * 2
+
+
+@torch.library.custom_op("harness_test::tripled", mutates_args=())
+def tripled(rows: Tensor) -> Tensor:
+    return rows * 3
+
+
+for operator in (doubled, tripled):
+    operator.register_autograd(lambda context, grad: grad * 2)
+
+
+def test_a_custom_operator_is_absent() -> None:
+    flops = applied(lambda rows, _: doubled(rows))
+    assert flops == Flops(None, "torch's FLOP counter has no formula for harness_test.doubled")
+
+
+def test_a_custom_operator_with_a_formula_is_counted() -> None:
+    packet = torch.ops.harness_test.tripled
+    register_flop_formula(packet)(lambda shape, *, out_shape=None, **_: math.prod(shape))
+    try:
+        assert applied(lambda rows, _: tripled(rows)) == Flops(2 * 128 + 8, "")
+    finally:
+        del flop_registry[packet]
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda rows, weight: rows @ weight[0], "aten.mv"),
+        (lambda rows, weight: torch.fft.rfft(rows).abs(), "aten._fft_r2c"),
+        (lambda rows, weight: torch.linalg.solve(weight, rows.T), "aten._linalg_solve_ex"),
+        (lambda rows, weight: torch.cdist(rows, weight), "aten._cdist_forward"),
+    ],
+)
+def test_other_products_without_a_formula_are_absent(function: Callable[[Tensor, Tensor], Tensor], name: str) -> None:
+    flops = applied(function)
+    assert flops.per_unit is None and name in flops.reason.split("formula for ")[1].split(", ")
+
+
+def test_passes_over_the_elements_cost_nothing() -> None:
+    def function(rows: Tensor, weight: Tensor) -> Tensor:
+        rows = nn.functional.layer_norm(nn.functional.gelu(rows), (8,)).softmax(-1)
+        rows = nn.functional.dropout(rows, 0.5) / torch.linalg.vector_norm(rows)
+        rows = nn.functional.interpolate(rows[:, None], scale_factor=2, mode="linear")
+        return nn.functional.max_pool1d(rows, 2).sort(-1).values.cumsum(-1)
+
+    assert applied(function) == Flops(256.0, "")
+
+
+def test_a_model_of_passes_alone_is_absent() -> None:
+    flops = count(lambda: nn.EmbeddingBag(10, 8), torch.zeros(4, 2, dtype=torch.int64))
+    assert flops == Flops(None, "no matrix product, convolution or attention was seen")
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_work_is_no_model_work(reentrant: bool) -> None:
+    def function(rows: Tensor, weight: Tensor) -> Tensor:
+        result: Tensor = checkpoint(lambda x: torch.relu(x @ weight) @ weight, rows, use_reentrant=reentrant)
+        return result
+
+    reason = "backward repeats forward work (activation checkpointing), which is no model FLOP"
+    assert applied(function) == Flops(None, reason)
+
+
+def test_a_gradient_in_the_loss_is_model_work() -> None:
+    def function(rows: Tensor, weight: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad((rows @ weight).square().sum(), rows, create_graph=True)
+        return slope
+
+    flops = applied(function)
+    assert flops.reason == "" and flops.per_unit is not None
+
+
+@pytest.mark.parametrize("weight", [0, math.nan, math.inf, torch.tensor(-1)])
+def test_a_weight_that_divides_nothing_is_told(weight: Any) -> None:
+    flops = count(lambda: nn.Linear(8, 5), ROWS, weight)
+    assert flops == Flops(None, f"loss() gave a weight of {float(weight):g}")
+
+
+@pytest.mark.parametrize("error", [ValueError("no\n  luck"), torch.OutOfMemoryError("no luck"), MemoryError("no luck")])
+def test_a_workload_that_raises_is_the_reason(error: Exception) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    reason = f"{type(error).__name__}: no luck"
+    assert applied(fail) == Flops(None, reason)
+    assert count(fail, ROWS) == Flops(None, reason)
+
+
+def test_an_interrupt_passes() -> None:
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        applied(interrupt)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_random_numbers_and_grad_mode_are_as_before(fails: bool) -> None:
+    def function(rows: Tensor, weight: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        torch.set_grad_enabled(not fails)
+        if fails:
+            raise ValueError
+        return nn.functional.dropout(rows, 0.5)
+
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        assert (applied(function).per_unit is None) == fails
+        assert not torch.is_grad_enabled()
+    with torch.inference_mode():
+        assert (applied(function).per_unit is None) == fails
+        assert torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_freed_at_once(fails: bool) -> None:
+    models: list[weakref.ref[nn.Module]] = []
+
+    def make() -> nn.Module:
+        model = nn.Linear(8, 3 if fails else 8)
+        models.append(weakref.ref(model))
+        return nn.Sequential(model, nn.Linear(8, 8))
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert (count(make, ROWS).per_unit is None) == fails
+        assert models[0]() is None
+    finally:
+        gc.enable()
+
+
+class Pair(NamedTuple):
+    rows: Tensor
+    name: str
+
+
+def test_first_samples_cuts_every_tensor() -> None:
+    rows = torch.arange(12).reshape(6, 2)
+    cut = first_samples({"a": (rows, [rows[:, 0], "text"]), "b": Pair(rows, "pair"), "c": None}, 2)
+    assert torch.equal(cut["a"][0], rows[:2]) and cut["a"][1][1] == "text" and cut["c"] is None
+    assert torch.equal(cut["a"][1][0], rows[:2, 0])
+    assert isinstance(cut["b"], Pair) and torch.equal(cut["b"].rows, rows[:2]) and cut["b"].name == "pair"
+    assert torch.equal(first_samples(rows, 100), rows)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.ones(4, 2), torch.ones(5)),
+        [torch.ones(4, 2), torch.tensor(1.0)],
+        {"scale": torch.tensor(1.0)},
+        ("no", "tensors"),
+    ],
+)
+def test_first_samples_leaves_what_it_cannot_cut(batch: Any) -> None:
+    assert first_samples(batch, 2) is batch
+
+
+@pytest.mark.gpu
+def test_a_gpu_counts_as_a_cpu_does_and_leaves_no_trace() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    device = torch.device("cuda", 0)
+    workload = ImageClassification(model="resnet8", width=4)
+    torch.ones(1, device=device)
+    state, allocated = torch.cuda.get_rng_state(device), torch.cuda.memory_allocated(device)
+    on_gpu = count_flops(workload, tuple(tensor.to(device) for tensor in images(16)), device)
+    assert on_gpu == count_flops(workload, images(16), CPU)
+    assert torch.equal(torch.cuda.get_rng_state(device), state)
+    assert torch.cuda.memory_allocated(device) <= allocated + 64 * 2**20

@@ -1,0 +1,538 @@
+"""Telemetry against a fake NVML: which GPU is read, what it tells, what is never claimed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.measure import telemetry
+from harness.measure.telemetry import Nvml, Reading, Telemetry, open_telemetry, summarise, visible_uuids
+
+A, B, C = "GPU-aa11", "GPU-aa22", "GPU-bb33"
+SLICE = "MIG-cc44"
+ME, OTHER = os.getpid(), 10**7
+ALL_BITS = 0x7FF
+
+
+class FakeError(Exception):
+    """Stands for NVMLError."""
+
+
+class LibraryMismatch(Exception):
+    """Stands for NVMLLibraryMismatchError, which is no NVMLError."""
+
+
+@dataclass
+class Gpu:
+    """One device and its answers; an exception among them is raised."""
+
+    uuid: str
+    name: str = "H100"
+    energy: Any = 5_000
+    power: Any = 350_000
+    busy: Any = 75
+    clock: Any = 990
+    max_clock: Any = 1980
+    temperature: Any = 60
+    reasons: Any = 0
+    old_reasons: Any = field(default_factory=FakeError)
+    pids: Any = (ME,)
+    mig: Any = field(default_factory=FakeError)
+    accessible: bool = True
+
+
+def answer(value: Any) -> Any:
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+class FakeNvml:
+    """The functions that telemetry uses, over a list of Gpu; a handle is the Gpu itself."""
+
+    NVMLError = FakeError
+
+    def __init__(self, *gpus: Gpu, slices: Sequence[Gpu] = (), driver: bool = True) -> None:
+        self.gpus, self.slices, self.driver, self.users = list(gpus), list(slices), driver, 0
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise FakeError("Driver Not Loaded")
+        self.users += 1
+
+    def nvmlShutdown(self) -> None:
+        self.users -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
+        gpu = self.gpus[index]
+        return gpu if gpu.accessible else answer(FakeError("Insufficient Permissions"))
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:
+        known = {gpu.uuid: gpu for gpu in (*self.gpus, *self.slices)}
+        return known[uuid] if uuid in known else answer(FakeError("Not Found"))
+
+    def nvmlDeviceGetUUID(self, handle: Gpu) -> str:
+        return handle.uuid
+
+    def nvmlDeviceGetName(self, handle: Gpu) -> str:
+        return handle.name
+
+    def nvmlDeviceGetMigMode(self, handle: Gpu) -> Any:
+        return answer(handle.mig)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Gpu) -> Any:
+        return answer(handle.energy)
+
+    def nvmlDeviceGetPowerUsage(self, handle: Gpu) -> Any:
+        return answer(handle.power)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Gpu) -> Any:
+        return SimpleNamespace(gpu=answer(handle.busy), memory=1)
+
+    def nvmlDeviceGetClockInfo(self, handle: Gpu, kind: int) -> Any:
+        return answer(handle.clock) if kind == 1 else None
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: Gpu, kind: int) -> Any:
+        return answer(handle.max_clock) if kind == 1 else None
+
+    def nvmlDeviceGetTemperature(self, handle: Gpu, sensor: int) -> Any:
+        return answer(handle.temperature) if sensor == 0 else None
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Gpu) -> Any:
+        return answer(handle.reasons)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Gpu) -> Any:
+        return answer(handle.old_reasons)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Gpu) -> Any:
+        return [SimpleNamespace(pid=pid) for pid in answer(handle.pids)]
+
+
+def cuda(*indices: int) -> list[torch.device]:
+    return [torch.device("cuda", index) for index in indices]
+
+
+def opened(
+    nvml: Nvml | None,
+    *devices: int,
+    variables: dict[str, str] | None = None,
+    uuid_of: Callable[[torch.device], str | None] = lambda device: None,
+    own_pids: Sequence[int] = (),
+) -> Telemetry | None:
+    clock = map(float, count(100)).__next__
+    return open_telemetry(cuda(*devices or (0,)), nvml, variables or {}, clock, uuid_of=uuid_of, own_pids=own_pids)
+
+
+def read(nvml: Nvml, *devices: int, **given: Any) -> tuple[Reading, ...]:
+    found = opened(nvml, *devices, **given)
+    assert found is not None
+    return found.read()
+
+
+def read_temperatures(variables: dict[str, str], *devices: int, **given: Any) -> list[int | None]:
+    """Which of four GPUs is which: A, B, C and a slice are 1, 2, 3 and 4 degrees warm."""
+    gpus = [Gpu(uuid, temperature=degrees) for degrees, uuid in enumerate((A, B, C), start=1)]
+    nvml = FakeNvml(*gpus, slices=[Gpu(SLICE, temperature=4)])
+    return [reading.temperature_c for reading in read(nvml, *devices, variables=variables, **given)]
+
+
+# which GPU
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        (None, (A, B, C)),
+        ("", ()),
+        ("0", (A,)),
+        ("2,0", (C, A)),
+        (" 1 , 2 ", (B, C)),
+        ("+1", (B,)),
+        ("1x,2", (B, C)),
+        ("-1", ()),
+        ("0,-1,2", (A,)),
+        ("0,9,1", (A,)),
+        ("0,,1", (A,)),
+        ("none", ()),
+        ("NoDevFiles", ()),
+        (f"{C},{A}", (C, A)),
+        ("GPU-b", (C,)),
+        ("GPU-aa2,GPU-bb", (B, C)),
+        ("GPU-aa", ()),
+        ("GPU-bb,GPU-aa,GPU-aa1", (C,)),
+        ("GPU-dd", ()),
+        (SLICE, (SLICE,)),
+        ("MIG-GPU-aa11/1/0", ("MIG-GPU-aa11/1/0",)),
+        ("0,0", ()),
+        ("GPU-bb,GPU-bb33", ()),
+        (f"{SLICE},{SLICE}", ()),
+    ],
+)
+def test_the_variable_is_read_as_cuda_reads_it(variable: str | None, expected: tuple[str, ...]) -> None:
+    assert visible_uuids(variable, (A, B, C), (A, B, C)) == expected
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, ()), ("0", ()), ("GPU-bb", (C,)), (SLICE, (SLICE,))])
+def test_numbers_name_nothing_where_cudas_order_is_not_known(variable: str | None, expected: tuple[str, ...]) -> None:
+    assert visible_uuids(variable, (A, B, C), ()) == expected
+
+
+def test_without_the_variable_numbers_agree() -> None:
+    assert read_temperatures({}, 0, 1, 2) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("variable", ["2,0", "GPU-bb,GPU-aa1", f"{C},{A}"])
+def test_torchs_number_counts_the_visible(variable: str) -> None:
+    assert read_temperatures({"CUDA_VISIBLE_DEVICES": variable}, 0, 1) == [3, 1]
+
+
+def test_a_slice_is_found_by_its_name() -> None:
+    assert read_temperatures({"CUDA_VISIBLE_DEVICES": SLICE}, 0) == [4]
+
+
+def test_a_named_slice_comes_before_the_gpu_that_torch_tells() -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": SLICE}
+    assert read_temperatures(variables, 0, uuid_of=lambda device: A.removeprefix("GPU-")) == [4]
+
+
+@pytest.mark.parametrize(("uuid", "expected"), [("bb33", 3), ("cc44", 4)])
+def test_what_torch_tells_comes_before_numbers(uuid: str, expected: int) -> None:
+    assert read_temperatures({"CUDA_VISIBLE_DEVICES": "1"}, 0, uuid_of=lambda device: uuid) == [expected]
+
+
+def test_torch_tells_the_uuid_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="H100", uuid="bb33", total_memory=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    found = open_telemetry(cuda(0), FakeNvml(Gpu(A), Gpu(C, temperature=3)), {})
+    assert found is not None
+    assert found.read()[0].temperature_c == 3
+
+
+def test_a_gpu_that_torch_tells_and_nvml_does_not_know_is_not_guessed() -> None:
+    assert opened(FakeNvml(Gpu(A)), 0, uuid_of=lambda device: "ff00") is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, None),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, None),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, 1),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": B}, 2),
+    ],
+)
+def test_numbers_of_unlike_gpus_are_trusted_in_pci_order_only(variables: dict[str, str], expected: int | None) -> None:
+    nvml = FakeNvml(Gpu(A, name="T4", temperature=1), Gpu(B, name="H100", temperature=2))
+    found = opened(nvml, 0, variables=variables)
+    assert (found and found.read()[0].temperature_c) == expected
+
+
+def test_numbers_skip_gpus_that_this_process_may_not_use() -> None:
+    nvml = FakeNvml(Gpu(A, accessible=False), Gpu(B, temperature=2))
+    assert read(nvml, 0)[0].temperature_c == 2
+
+
+def test_a_shared_device_is_read_once() -> None:
+    assert len(read(FakeNvml(Gpu(A)), 0, 0)) == 1
+
+
+# no telemetry
+
+
+def test_a_cpu_has_none() -> None:
+    assert open_telemetry([torch.device("cpu")], FakeNvml(Gpu(A))) is None
+
+
+def test_no_devices_have_none() -> None:
+    assert open_telemetry([], FakeNvml(Gpu(A))) is None
+
+
+def test_without_a_driver_there_is_none() -> None:
+    assert opened(FakeNvml(driver=False)) is None
+
+
+def test_without_pynvml_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert opened(None) is None
+
+
+def test_pynvml_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(Gpu(A)))
+    assert opened(None) is not None
+
+
+def test_some_of_the_devices_are_none_and_nvml_is_given_back() -> None:
+    nvml = FakeNvml(Gpu(A), Gpu(B))
+    assert opened(nvml, 0, 1, variables={"CUDA_VISIBLE_DEVICES": "1"}) is None
+    assert nvml.users == 0
+
+
+def test_nvml_is_given_back_once() -> None:
+    nvml = FakeNvml(Gpu(A))
+    nvml.nvmlInit()  # somebody else's
+    found = opened(nvml)
+    assert found is not None
+    found.close()
+    found.close()
+    assert nvml.users == 1
+
+
+def test_pynvml_has_the_names_that_are_used() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    names = [name for name in vars(Nvml) if name.lower().startswith("nvml")]
+    assert len(names) == 18
+    assert [name for name in names if not hasattr(pynvml, name)] == []
+
+
+# readings
+
+
+def test_a_reading_has_plain_units() -> None:
+    assert read(FakeNvml(Gpu(A, reasons=0x4)))[0] == Reading(
+        time_s=100.0,
+        energy_mj=5_000,
+        power_w=350.0,
+        utilisation=0.75,
+        sm_clock_mhz=990,
+        max_sm_clock_mhz=1980,
+        temperature_c=60,
+        throttle=("sw power cap",),
+        other_pids=(),
+    )
+
+
+@pytest.mark.parametrize("error", [FakeError("Not Supported"), LibraryMismatch(), AttributeError("old pynvml")])
+def test_a_gpu_that_tells_nothing_is_read_nevertheless(error: Exception) -> None:
+    names = ("energy", "power", "busy", "clock", "max_clock", "temperature", "reasons", "old_reasons", "pids")
+    gpu = Gpu(A, **dict.fromkeys(names, error))
+    assert read(FakeNvml(gpu))[0] == Reading(time_s=100.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("energy", "energy_mj"),
+        ("power", "power_w"),
+        ("busy", "utilisation"),
+        ("clock", "sm_clock_mhz"),
+        ("max_clock", "max_sm_clock_mhz"),
+        ("temperature", "temperature_c"),
+        ("reasons", "throttle"),
+        ("pids", "other_pids"),
+    ],
+)
+def test_one_unsupported_query_is_one_missing_value(name: str, column: str) -> None:
+    whole = read(FakeNvml(Gpu(A)))[0]
+    assert read(FakeNvml(replace(Gpu(A), **{name: FakeError()})))[0] == replace(whole, **{column: None})
+
+
+def test_an_older_drivers_name_for_the_reasons_is_asked_too() -> None:
+    assert read(FakeNvml(Gpu(A, reasons=FakeError(), old_reasons=0x20)))[0].throttle == ("sw thermal slowdown",)
+
+
+@pytest.mark.parametrize(
+    ("bits", "expected"),
+    [
+        (0x0, ()),
+        (0x1, ()),  # idle
+        (0x2, ()),  # applications' clocks
+        (0x10, ()),  # sync boost
+        (0x100, ()),  # display clock
+        (0x113, ()),
+        (0x4, ("sw power cap",)),
+        (0x8, ("hw slowdown",)),
+        (0x20, ("sw thermal slowdown",)),
+        (0x40, ("hw thermal slowdown",)),
+        (0x80, ("hw power brake",)),
+        (0x48, ("hw slowdown", "hw thermal slowdown")),
+        (0x5, ("sw power cap",)),
+        (ALL_BITS, tuple(telemetry.THROTTLING.values())),
+    ],
+)
+def test_throttling_is_what_holds_clocks_down(bits: int, expected: tuple[str, ...]) -> None:
+    assert read(FakeNvml(Gpu(A, reasons=bits)))[0].throttle == expected
+
+
+@pytest.mark.parametrize(
+    ("pids", "expected"),
+    [
+        ((ME,), ()),
+        ((ME, OTHER + 1, OTHER), (OTHER, OTHER + 1)),
+        ((ME, ME, OTHER, OTHER), (OTHER,)),
+        ((OTHER,), None),  # another namespace: none of them is ours
+        ((), None),
+    ],
+)
+def test_other_processes_are_known_where_one_of_all_is_ours(
+    pids: tuple[int, ...], expected: tuple[int, ...] | None
+) -> None:
+    assert read(FakeNvml(Gpu(A, pids=pids)))[0].other_pids == expected
+
+
+def test_processes_that_are_said_to_be_ours_are_no_others() -> None:
+    nvml = FakeNvml(Gpu(A, pids=(ME, OTHER, OTHER + 1)))
+    assert read(nvml, own_pids=[OTHER])[0].other_pids == (OTHER + 1,)
+
+
+@pytest.mark.parametrize("gpu", [Gpu(A, mig=[1, 1]), Gpu(SLICE)])
+def test_a_slice_does_not_claim_the_whole_gpus_energy(gpu: Gpu) -> None:
+    reading = read(FakeNvml(gpu))[0]
+    assert (reading.energy_mj, reading.power_w) == (None, None)
+    assert reading.temperature_c == 60
+
+
+def test_a_gpu_that_could_be_divided_but_is_not_tells_its_energy() -> None:
+    assert read(FakeNvml(Gpu(A, mig=[0, 1])))[0].energy_mj == 5_000
+
+
+# columns
+
+
+BEFORE = Reading(100.0, energy_mj=1_000_000, other_pids=())
+AFTER = Reading(
+    120.0,
+    energy_mj=7_000_000,
+    power_w=300.0,
+    utilisation=0.5,
+    sm_clock_mhz=1500,
+    max_sm_clock_mhz=2000,
+    temperature_c=60,
+    throttle=(),
+    other_pids=(),
+)
+
+
+def columns(
+    before: Sequence[Reading] = (BEFORE,),
+    after: Sequence[Reading] = (AFTER,),
+    *,
+    seconds: float = 20.0,
+    shared: bool = False,
+    samples: float = 12_000.0,
+) -> dict[str, Any]:
+    return summarise(before, after, seconds=seconds, shared=shared, samples=samples)
+
+
+def test_one_gpu() -> None:
+    assert columns() == {
+        "gpu_utilisation": 0.5,
+        "power_w": 300.0,
+        "sm_clock_mhz": 1500,
+        "sm_clock_fraction": 0.75,
+        "temperature_c": 60,
+        "throttled": "",
+        "energy_j": 6_000.0,
+        "samples_per_joule": 2.0,
+        "foreign_gpu_processes": 0,
+    }
+
+
+def test_several_gpus_are_averaged_or_the_worst_or_summed() -> None:
+    other = Reading(120.0, 3_000_000, 500.0, 0.7, 1600, 3200, 80, ("hw slowdown", "hw power brake"), ())
+    assert columns([BEFORE, BEFORE], [AFTER, other]) == {
+        "gpu_utilisation": pytest.approx(0.6),
+        "power_w": 400.0,
+        "sm_clock_mhz": 1500,
+        "sm_clock_fraction": 0.5,
+        "temperature_c": 80,
+        "throttled": "hw slowdown, hw power brake",
+        "energy_j": 8_000.0,
+        "samples_per_joule": 1.5,
+        "foreign_gpu_processes": 0,
+    }
+
+
+def test_each_reason_stands_once_in_the_tables_order() -> None:
+    after = [replace(AFTER, throttle=throttle) for throttle in (("hw power brake", "hw slowdown"), ("hw slowdown",))]
+    assert columns([BEFORE, BEFORE], after)["throttled"] == "hw slowdown, hw power brake"
+
+
+@pytest.mark.parametrize(
+    ("column", "missing"),
+    [
+        ("gpu_utilisation", {"utilisation": None}),
+        ("power_w", {"power_w": None}),
+        ("sm_clock_mhz", {"sm_clock_mhz": None}),
+        ("sm_clock_fraction", {"sm_clock_mhz": None}),
+        ("sm_clock_fraction", {"max_sm_clock_mhz": None}),
+        ("sm_clock_fraction", {"max_sm_clock_mhz": 0}),
+        ("temperature_c", {"temperature_c": None}),
+        ("throttled", {"throttle": None}),
+        ("energy_j", {"energy_mj": None}),
+        ("samples_per_joule", {"energy_mj": None}),
+        ("foreign_gpu_processes", {"other_pids": None}),
+    ],
+)
+def test_what_one_device_does_not_tell_is_missing(column: str, missing: dict[str, Any]) -> None:
+    assert columns([BEFORE, BEFORE], [AFTER, replace(AFTER, **missing)])[column] is None
+
+
+def test_no_readings_are_missing_values() -> None:
+    assert set(columns((), ()).values()) == {None}
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(9.99, None), (telemetry.ENERGY_LEAST_S, 6_000.0)])
+def test_short_windows_have_no_energy(seconds: float, expected: float | None) -> None:
+    result = columns(seconds=seconds)
+    assert result["energy_j"] == expected
+    assert result["samples_per_joule"] == (expected and 2.0)
+    assert result["power_w"] == 300.0
+
+
+def test_oversubscribed_gpus_have_no_energy() -> None:
+    result = columns(shared=True)
+    assert (result["energy_j"], result["samples_per_joule"]) == (None, None)
+
+
+@pytest.mark.parametrize("edge", ["before", "after"])
+def test_a_foreign_process_at_either_edge_leaves_no_energy(edge: str) -> None:
+    others = (OTHER,)
+    before = replace(BEFORE, other_pids=others) if edge == "before" else BEFORE
+    after = replace(AFTER, other_pids=others) if edge == "after" else AFTER
+    result = columns([before], [after])
+    assert (result["energy_j"], result["samples_per_joule"], result["foreign_gpu_processes"]) == (None, None, 1)
+
+
+def test_a_foreign_process_on_two_gpus_counts_once() -> None:
+    after = [replace(AFTER, other_pids=(OTHER,)), replace(AFTER, other_pids=(OTHER, OTHER + 1))]
+    assert columns([BEFORE, BEFORE], after)["foreign_gpu_processes"] == 2
+
+
+def test_a_foreign_process_is_told_although_another_gpu_does_not_know() -> None:
+    after = [replace(AFTER, other_pids=None), replace(AFTER, other_pids=(OTHER,))]
+    result = columns([BEFORE, BEFORE], after)
+    assert (result["foreign_gpu_processes"], result["energy_j"]) == (1, None)
+
+
+def test_processes_that_cannot_be_known_do_not_hide_the_energy() -> None:
+    result = columns([replace(BEFORE, other_pids=None)], [replace(AFTER, other_pids=None)])
+    assert (result["foreign_gpu_processes"], result["energy_j"]) == (None, 6_000.0)
+
+
+@pytest.mark.parametrize("counter", [1_000_000, 999_999, 0])
+def test_a_counter_that_does_not_rise_tells_no_energy(counter: int) -> None:
+    result = columns([BEFORE, BEFORE], [AFTER, replace(AFTER, energy_mj=counter)])
+    assert (result["energy_j"], result["samples_per_joule"]) == (None, None)
+
+
+def test_the_whole_way_from_devices_to_columns() -> None:
+    gpus = [Gpu(A, energy=1_000), Gpu(B, energy=2_000)]
+    found = opened(FakeNvml(*gpus), 0, 1, variables={"CUDA_VISIBLE_DEVICES": "1,0"})
+    assert found is not None
+    before = found.read()
+    gpus[0].energy, gpus[1].energy = 3_001_000, 1_002_000
+    result = summarise(before, found.read(), seconds=10.0, shared=False, samples=400.0)
+    assert (result["energy_j"], result["samples_per_joule"]) == (4_000.0, 0.1)
