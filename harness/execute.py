@@ -104,7 +104,8 @@ class Execution:
         with closing(self._launcher.launch(group, deadline=self._deadline)) as messages:
             for message in messages:
                 if isinstance(message, GroupStarted):
-                    ready, start_s = message, time.time() - started
+                    ready = message  # under torchrun each trial has its own: the last stays, the first start counts
+                    start_s = start_s or time.time() - started
                     self._emit(GroupReady(group, start_s))
                 elif isinstance(message, TrialStarted):
                     self._emit(TrialStarting(trials[message.trial_id][1]))
@@ -120,10 +121,11 @@ class Execution:
             {
                 "group_id": group.id,
                 "sitting": self.sitting,
-                "placement": str(group.placement),
+                "placement": str(group),
                 "started_at": started,
                 "start_s": start_s,
                 "whole_s": time.time() - started,
+                "parts": dict(ready.parts) if ready else {},
                 "nodes": list(ready.environments) if ready else [],
                 "ranks": list(ready.ranks) if ready else [],
             }

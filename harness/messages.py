@@ -13,10 +13,14 @@ Columns = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class GroupStarted:
-    """The processes are up: one environment a node, and who runs where (one row a rank)."""
+    """The processes are up: one environment a node, and who runs where (one row a rank).
+
+    ``parts``: seconds of coming up, by what they went to, as far as the launcher knows.
+    """
 
     environments: tuple[Row, ...]
     ranks: tuple[Row, ...]
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

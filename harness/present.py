@@ -71,9 +71,9 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
             shown_strategy(row),
             devices,
             speed(row["throughput_per_s"]),
-            "1" if is_base else f"{row['speedup']:.2f}",
+            "1" if is_base else _number(row["speedup"]),
             "base" if is_base else percent(row["efficiency"]),
-            "" if is_base else _percents(row["efficiency_low"], row["efficiency_high"]),
+            "" if is_base else _percents(row["efficiency_low"], row["efficiency_high"], row["excluded"]),
             str(row["blocks"]),
             _base(row),
         )
@@ -175,7 +175,13 @@ def counts(values: Sequence[str]) -> str:
     return ", ".join(f"{count} {value}" for value, count in tally.items())
 
 
-def _percents(low: Any, high: Any) -> str:
+def _number(value: Any) -> str:
+    return "-" if pd.isna(value) else f"{value:.2f}"
+
+
+def _percents(low: Any, high: Any, excluded: Any) -> str:
+    if not pd.isna(excluded):
+        return "trains otherwise"
     return "one block" if pd.isna(low) else f"{100 * low:.0f} to {100 * high:.0f} %"
 
 

@@ -15,11 +15,26 @@ from harness.errors import HarnessError, RunFolderError
 from harness.files import replace_text
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, outcome_table, scaling_table
+from harness.present_belief import agreement_table, doubt_table, ledger_table, memory_table, noise_table
 from harness.record import RunFolder
 from harness.results import Results, load
 
 DPI = 144
-TABLES = ("trials", "cells", "scaling", "noise", "convergence", "outcomes", "ranks", "windows")
+TABLES = (
+    "trials",
+    "cells",
+    "scaling",
+    "noise",
+    "agreement",
+    "waterfall",
+    "phases",
+    "host_phases",
+    "convergence",
+    "outcomes",
+    "ledger",
+    "ranks",
+    "windows",
+)
 
 
 def write_report(run_folder: Path) -> Results:
@@ -55,6 +70,9 @@ def _draw(results: Results) -> list[Drawing]:
         trials=results.trials,
         cells=results.cells,
         scaling=results.scaling,
+        noise=results.noise,
+        waterfall=results.waterfall,
+        phases=results.phases,
         convergence=results.convergence,
         steps=results.steps,
         epochs=results.epochs,
@@ -90,6 +108,12 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         experiment_text=results.folder.source_text(),
         scaling=scaling_table(results.scaling),
         scaling_words=content.scaling_words(results.scaling),
+        noise=noise_table(results.noise),
+        noise_words=content.noise_words(results.noise),
+        agreement=agreement_table(results.agreement),
+        doubts=doubt_table(results.trials),
+        memory=memory_table(results.cells, results.ranks, results.trials),
+        ledger=ledger_table(results.ledger),
         figures=[_figure(drawing, images) for drawing in drawings],
         convergence=convergence_table(results.convergence),
         convergence_words=content.convergence_words(results),

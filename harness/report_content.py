@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.config_sections import Throughput
 from harness.labels import rate_unit, spread_options
 from harness.present import counts, duration, plural, speed
 from harness.results import Results
@@ -54,13 +55,54 @@ def findings(results: Results) -> list[str]:
         )
     if (last["outcome"] == "ok").sum() == 0:
         found.append("Nothing was measured.")
+    found += _disagreements(results.agreement) + _noise(results)
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
         found.append("One block was measured: there is no interval, and nothing is known of the spread between runs.")
     return found
 
 
+def _disagreements(agreement: pd.DataFrame) -> list[str]:
+    found = []
+    bad = agreement[agreement["agrees"].eq(False).fillna(False)]
+    for row in bad.to_dict("records"):
+        found.append(f"{row['strategy']} x{row['devices']} {row['reason']}: its cells have no ratios.")
+    unknown = agreement[agreement["agrees"].isna()]
+    if not unknown.empty:
+        who = ", ".join(f"{row['strategy']} x{row['devices']}" for row in unknown.to_dict("records"))
+        found.append(f"Whether {who} train what one device trains could not be checked ({unknown['reason'].iloc[0]}).")
+    return found
+
+
+def _noise(results: Results) -> list[str]:
+    noise = results.noise
+    wrong = noise[noise["excludes_one"].fillna(False)]
+    if not wrong.empty:
+        worst = wrong.iloc[(wrong["ratio"].astype(float) - 1).abs().argmax()]
+        return [
+            f"The base and its twin, which are the same, differ: {worst['ratio']:.3f} ({worst['low']:.3f} to "
+            f"{worst['high']:.3f}). By chance one in twenty does; {plural(len(noise), 'pair')} here. If it stays, "
+            "worker groups do not run alike on this machine."
+        ]
+    if noise.empty and not results.cells.empty and results.experiment.throughput:
+        return ["No base was measured twice: the noise floor is unknown."]
+    return []
+
+
+def noise_words(noise: pd.DataFrame) -> str:
+    if noise.empty:
+        return ""
+    known = noise[noise["low"].notna()]
+    widest = max((max(abs(row["low"] - 1), abs(row["high"] - 1)) for row in known.to_dict("records")), default=None)
+    floor = f" Differences under {100 * widest:.0f} % may be noise." if widest is not None else ""
+    return (
+        "The base was measured twice in every block, the second time in a worker group of its own. Both are the same, "
+        f"so their ratio should be 1: how far its interval reaches is the noise floor of this study.{floor}"
+    )
+
+
 def asked(results: Results) -> list[tuple[str, str]]:
     experiment, trials = results.experiment, results.trials
+    trials = trials[trials["kind"] != "diagnostic"]
     asked = [("workload", experiment.workload)]
     for axis in AXES:
         if axis in ("workload", "options", "emulated", "oversubscribed", "device"):
@@ -77,14 +119,21 @@ def asked(results: Results) -> list[tuple[str, str]]:
         asked.append(
             (
                 "throughput",
-                f"{t.blocks} blocks; {t.warmup_steps} warm-up steps, then {t.windows} windows of at least "
-                f"{t.window_steps} steps and {t.window_seconds:g} s",
+                f"{_blocks(t)}; warm-up in rounds of {t.warmup_steps} steps until steady, at most {t.warmup_rounds}, "
+                f"then {t.windows} windows of at least {t.window_steps} steps and {t.window_seconds:g} s",
             )
         )
     if experiment.convergence:
         c = experiment.convergence
         asked.append(("convergence", f"{c.epochs} epochs, seeds {', '.join(map(str, c.seeds))}"))
     return asked
+
+
+def _blocks(settings: Throughput) -> str:
+    rule = settings.rule
+    if rule is None:
+        return plural(settings.most_blocks, "block")
+    return f"{rule.at_least} to {rule.at_most} blocks, for intervals within {100 * rule.halfwidth:g} %"
 
 
 def _sorted(values: list[Any]) -> list[Any]:

@@ -47,7 +47,8 @@ class Results:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        return analyse.trials(self.lines, self.steps)
+        trials = analyse.trials(self.lines, self.steps)
+        return trials.assign(doubts=analyse.doubts(trials, self.steps, self.windows, self.ranks, self.environment))
 
     @cached_property
     def windows(self) -> pd.DataFrame:
@@ -63,7 +64,27 @@ class Results:
 
     @cached_property
     def scaling(self) -> pd.DataFrame:
-        return analyse.scaling(self.trials, self._rule)
+        return analyse.scaling(self.trials, self._rule, analyse.disagreeing(self.agreement))
+
+    @cached_property
+    def agreement(self) -> pd.DataFrame:
+        return analyse.agreement(self.trials, self.checks)
+
+    @cached_property
+    def waterfall(self) -> pd.DataFrame:
+        return analyse.waterfall(self.trials, self.windows, self.scaling)
+
+    @cached_property
+    def phases(self) -> pd.DataFrame:
+        return analyse.phases(self.trials, self.windows)
+
+    @cached_property
+    def host_phases(self) -> pd.DataFrame:
+        return analyse.host_phases(self.trials, self.windows)
+
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        return analyse.ledger(self.lines, self.environment)
 
     @cached_property
     def noise(self) -> pd.DataFrame:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from harness.schema import DERIVED, RECORDED, Table
+from harness.schema.doubts import DOUBTS
 
 HEAD = """# Results
 
-One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `harness/schema.py`.
+One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `harness/schema/`.
 
 | file | what it holds |
 |---|---|
@@ -14,8 +15,8 @@ One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `h
 | `plan.json` | the plan: machine, worker groups, order, what was skipped and why |
 | `environment.json` | each worker group's nodes (hardware, versions, threads, variables), and each sitting of the run |
 | `trials.jsonl` | one line a trial, written when it ended: a trial is finished when its line is on disk |
-| `raw/<trial>-<attempt>.parquet` | every rank's steps, or the epochs, of one trial |
-| `steps.parquet`, `epochs.parquet` | the same, gathered from `raw/` |
+| `raw/<trial>-<attempt>.parquet` | every rank's steps, the epochs or the check's update of one trial |
+| `steps.parquet`, `epochs.parquet`, `checks.parquet` | the same, gathered from `raw/` |
 | `tables/*.csv`, `figures/*.png`, `*.svg`, `report.html` | rebuilt by `python -m harness.report RUN_FOLDER` |
 | `logs/` | the whole traceback of each trial that failed |
 
@@ -26,6 +27,8 @@ One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `h
 def as_markdown() -> str:
     """The page: where things are, then every table with its columns, units and meanings."""
     parts = [HEAD, "\n## Recorded\n", *map(_section, RECORDED), "\n## Derived\n", *map(_section, DERIVED)]
+    parts += ["\n## Doubts\n\n| doubt | what it means |\n|---|---|\n"]
+    parts += [f"| {name} | {meaning} |\n" for name, meaning in DOUBTS.items()]
     return "".join(parts)
 
 

@@ -48,6 +48,16 @@ def geometric_mean(values: Sequence[float], *, pilot: int | None = None, level: 
     return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
 
 
+def mean_interval(values: Sequence[float], level: float = LEVEL) -> Estimate:
+    """The mean of values that may be negative, with a t interval; no interval with one value."""
+    n = len(values)
+    mean = sum(values) / n
+    if n < 2:
+        return Estimate(mean, None, None, n)
+    half = _t(n - 1, level) * deviation(values) / math.sqrt(n)
+    return Estimate(mean, mean - half, mean + half, n)
+
+
 def paired_ratio(
     values: Sequence[float], bases: Sequence[float], *, pilot: int | None = None, level: float = LEVEL
 ) -> Estimate:

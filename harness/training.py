@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -95,7 +96,8 @@ class Training:
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Puts back what ``snapshot`` took."""
         self.model.load_state_dict(snapshot["model"])
-        self.optimizer.load_state_dict(snapshot["optimizer"])
+        # a copy: the optimizer keeps the tensors that it is given, and steps in them
+        self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """bfloat16 where the cell asks for it; weights and gradient reduction stay in float32."""

@@ -137,6 +137,7 @@ def _rank_row(ranks: Ranks, facts: dict[str, Any]) -> dict[str, Any]:
         "address": ranks.address,
         "host": socket.gethostname(),
         "devices": ", ".join(str(device) for device in ranks.devices),
+        "device_model": environment.describe(ranks.devices[0])["model"],
         "threads": torch.get_num_threads(),
         **facts,
     }

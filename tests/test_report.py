@@ -94,7 +94,7 @@ def run_folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
     plan = make_plan(experiment, laptop())
     folder = RunFolder.create(tmp_path, experiment, plan, "name: test # <b>as given</b>\n")
     folder.set_sitting(0, {"started_at": 1.7e9, "git_commit": "abcdef1234567890", "wall_s": 90.0})
-    folder.add_environment({"group_id": "b0-g0", "nodes": [NODE], "ranks": []})
+    folder.add_environment({"group_id": "b0-g0", "sitting": 0, "whole_s": 30.0, "nodes": [NODE], "ranks": []})
     failing = next(trial.id for trial in plan.trials if trial.kind == "throughput" and trial.block == 1)
     for number, trial in enumerate(plan.trials):
         ranks = trial.cell.devices

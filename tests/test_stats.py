@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from harness.stats import geometric_mean, paired_ratio
+from harness.stats import geometric_mean, is_steady, mean_interval, paired_ratio, stein_blocks
 
 
 def test_one_value_has_no_interval() -> None:
@@ -62,3 +62,63 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(n: int) -> None:
         estimate = paired_ratio(cell, base)
         covered += (estimate.low or 0) <= 1.7 <= (estimate.high or 0)
     assert 0.93 <= covered / 2000 <= 0.97
+
+
+def test_steins_number_of_blocks_by_hand() -> None:
+    # logs 0, 0.1, 0.2: s0 = 0.1, t(0.975, 2) = 4.302653; d = log(1.1) = 0.0953102; (t s0 / d)^2 = 20.38
+    pilot = [math.exp(0.0), math.exp(0.1), math.exp(0.2)]
+    assert stein_blocks(pilot, 0.1) == 21
+
+
+def test_a_quiet_pilot_needs_no_more_blocks() -> None:
+    assert stein_blocks([1.0, 1.0, 1.0, 1.0], 0.05) == 4
+    with pytest.raises(ValueError, match="two values"):
+        stein_blocks([1.0], 0.05)
+
+
+def test_the_two_stage_interval_keeps_the_pilots_spread_and_degrees_of_freedom() -> None:
+    logs = [0.0, 0.1, 0.2, 5.0, -5.0]
+    estimate = geometric_mean([math.exp(log) for log in logs], pilot=3)
+    half = 4.302653 * 0.1 / math.sqrt(5)
+    assert estimate.n == 5
+    assert math.log(estimate.high or 0) - math.log(estimate.value) == pytest.approx(half, rel=1e-6)
+
+
+def test_a_two_stage_interval_is_as_narrow_as_asked() -> None:
+    generator = random.Random(3)
+    for _ in range(50):
+        values = [math.exp(generator.gauss(0, 0.1)) for _ in range(2000)]
+        needed = stein_blocks(values[:3], 0.05)
+        if needed <= 2000:
+            estimate = geometric_mean(values[:needed], pilot=3)
+            assert estimate.halfwidth is not None
+            assert estimate.halfwidth <= 0.05 + 1e-9
+
+
+def test_the_mean_of_shares_may_be_negative() -> None:
+    estimate = mean_interval([-0.1, 0.1])
+    assert estimate.value == pytest.approx(0.0)
+    assert estimate.high == pytest.approx(12.7062 * math.sqrt(0.02) / math.sqrt(2), rel=1e-4)
+    assert mean_interval([0.5]).low is None
+
+
+FLAT = [1.0, 1.01, 0.99, 1.0, 1.02, 0.98]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "steady"),
+    [
+        ([], False),
+        ([FLAT], False),
+        ([FLAT, FLAT], True),
+        ([[9.0, 1.0, 1.0, 1.0, 1.0, 1.0], FLAT], True),  # one dear first step moves no median
+        ([[2.0, 1.9, 2.1, 2.0, 2.0, 2.0], FLAT], False),
+        ([[1.0 - 0.04, 1.0, 1.0, 1.0, 1.0, 1.04], [1.04, 1.04, 1.04, 1.04, 1.04, 1.04]], True),
+        ([FLAT, [1.3, 1.2, 1.1, 1.0, 0.9, 0.8]], False),  # a trend, though the medians nearly agree
+        ([[0.5, 1.5, 0.7, 1.3, 0.9, 1.1], [0.6, 1.6, 0.8, 1.2, 1.0, 1.3]], True),  # alike within their noise
+        ([[0.2, 3.0, 0.3, 2.9, 0.4, 2.8], [0.5, 9.0, 0.7, 8.0, 0.6, 8.5]], False),  # noise excuses 20 % at most
+        ([[1.0], [1.0]], False),
+    ],
+)
+def test_a_steady_state_is_told_from_a_warm_up(rounds: list[list[float]], steady: bool) -> None:
+    assert is_steady(rounds) is steady

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+from harness.analyse.agreement import agreement, disagreeing
+from harness.analyse.doubts import doubts
+from harness.analyse.phases import host_phases, ledger, phases
 from harness.analyse.ratios import noise, scaling
 from harness.analyse.training import convergence
 from harness.analyse.trials import cells, outcomes, ranks, throughput, trials, windows
+from harness.analyse.waterfall import waterfall
 
-__all__ = ["cells", "convergence", "noise", "outcomes", "ranks", "scaling", "throughput", "trials", "windows"]
+__all__ = [
+    "agreement",
+    "cells",
+    "convergence",
+    "disagreeing",
+    "doubts",
+    "host_phases",
+    "ledger",
+    "noise",
+    "outcomes",
+    "phases",
+    "ranks",
+    "scaling",
+    "throughput",
+    "trials",
+    "waterfall",
+    "windows",
+]

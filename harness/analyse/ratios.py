@@ -8,18 +8,21 @@ from typing import Any
 import pandas as pd
 
 from harness.analyse.common import ends, family, measured, order
+from harness.analyse.doubts import tally
 from harness.schema import AXES, NOISE, SCALING
 from harness.stats import geometric_mean, paired_ratio
 
+RATIOS = ("speedup", "low", "high", "precise", "efficiency", "efficiency_low", "efficiency_high")
 Rule = Mapping[str, Any] | None
 """The rule that set the number of blocks, as the file has it: at_least, at_most, halfwidth; None for a number."""
 
 
-def scaling(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
+def scaling(trials: pd.DataFrame, rule: Rule = None, excluded: Mapping[str, str] | None = None) -> pd.DataFrame:
     """Speedup and efficiency of each measured cell against its base, paired by block and sitting.
 
     The base is the planned one; where it could not run, the smallest device count of the same strategy that
-    did. A cell without either has no row: ratios never mix bases.
+    did. A cell without either has no row: ratios never mix bases. ``excluded``: why cells have no ratio, by the
+    id of the check that shows it.
     """
     by_cell = {str(cell_id): group for cell_id, group in measured(trials).groupby("cell_id", sort=False)}
     smallest = _smallest_of_family(by_cell)
@@ -29,11 +32,23 @@ def scaling(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
         base_id = first["base_id"] if first["base_id"] in by_cell else smallest.get(family(first))
         if base_id is None or pd.isna(base_id):
             continue
-        row = _against(group, by_cell[str(base_id)], rule)
-        if row is not None:
-            named = {axis: first[axis] for axis in ("unit", *AXES)}
-            rows.append({"cell_id": cell_id, "base_id": base_id, **named, **row})
+        base = by_cell[str(base_id)]
+        row = _against(group, base, rule)
+        if row is None:
+            continue
+        reason = (excluded or {}).get(str(first["check_id"]))
+        if reason:
+            row |= {**dict.fromkeys(RATIOS), "excluded": reason}
+        named = {axis: first[axis] for axis in ("unit", *AXES)}
+        rows.append({"cell_id": cell_id, "base_id": base_id, **named, **row, "doubts": _doubts(group, base)})
     return SCALING.frame(sorted(rows, key=order))
+
+
+def _doubts(group: pd.DataFrame, base: pd.DataFrame) -> str | None:
+    own, of_base = tally(group["doubts"]), tally(base["doubts"])
+    if group["cell_id"].iloc[0] == base["cell_id"].iloc[0]:
+        return own
+    return "; ".join(part for part in (own, of_base and f"base: {of_base}") if part) or None
 
 
 def noise(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:

@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 
 from harness.analyse.common import Lines, ends, measured, order
+from harness.analyse.doubts import tally
+from harness.peaks import peak_flops
 from harness.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS
 from harness.stats import geometric_mean
 
@@ -64,6 +66,7 @@ def _trial_row(line: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **row,
         **line["facts"],
+        "device_model": line["ranks"][0].get("device_model") if line["ranks"] else None,
         "throughput_per_s": throughput(line["windows"]),
         "peak_memory_bytes": max(peaks, default=None),
         "timed_steps": steps["timed"] or None,
@@ -97,9 +100,26 @@ def cells(trials: pd.DataFrame, steps: pd.DataFrame, pilot: int | None = None) -
                 "step_p95_s": p95.get(cell_id),
                 "wait_fraction": group["wait_fraction"].mean(),
                 "peak_memory_bytes": group["peak_memory_bytes"].max(),
+                **_arithmetic(first, speed.value, group["measured_peak_flops_per_s"]),
+                "doubts": tally(group["doubts"]),
             }
         )
     return CELLS.frame(sorted(rows, key=order))
+
+
+def _arithmetic(trial: pd.Series[Any], speed: float, probes: pd.Series[Any]) -> dict[str, Any]:
+    """What one device computes, and what part that is of its peak: MFU as Chowdhery et al. 2022 define it."""
+    if pd.isna(trial["flops_per_unit"]):
+        return {}
+    achieved = float(trial["flops_per_unit"]) * speed / float(trial["devices"])
+    known = None if pd.isna(trial["device_model"]) else peak_flops(trial["device_model"], trial["precision"])
+    probe = probes.dropna()
+    return {
+        "achieved_flops_per_s": achieved,
+        "mfu": achieved / known.flops_per_s if known else None,
+        "peak_source": known.source if known else None,
+        "of_measured_peak": achieved / float(probe.max()) if len(probe) else None,
+    }
 
 
 def outcomes(trials: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from harness.cell import Cell
 from harness.measure.communication import measure_communication
 from harness.measure.flops import count_flops, first_samples
 from harness.measure.peak_probe import measured_peak
+from harness.measure.profiled import measure_collectives
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed
 
@@ -29,6 +30,8 @@ def explain(
         more, told = measure_communication(stepper, steps)
         stretches += more
         facts |= told
+    if cell.strategy == "fsdp" or (cell.strategy == "dp" and cell.devices > 1):
+        facts |= measure_collectives(cell.strategy, stepper)
     if stepper.ranks.first:
         facts |= _arithmetic(cell, stepper, workload, cache)
     return stretches, facts

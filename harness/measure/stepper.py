@@ -54,6 +54,11 @@ class Stepper:
         if cell.data == "synthetic_device":
             self.fetch = resident_batch(self.copy(next(self.fetch)))
 
+    def step(self) -> None:
+        """One step that nobody times."""
+        self.training.step(self.copy(next(self.fetch)), self.share)
+        self._advance()
+
     def window(self, kind: Kind, steps: int, *, detailed: bool = True) -> Stretch:
         """A window of so many steps; raises WorkloadError where loss() gives weights that are not the batch's."""
         self.ranks.barrier()

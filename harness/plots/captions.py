@@ -69,3 +69,17 @@ def failures(failed: pd.DataFrame) -> str:
         return ""
     counts = failed.groupby("outcome").size()
     return "Crosses: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + " (trials)."
+
+
+def noise(noise: pd.DataFrame) -> str:
+    if noise["low"].notna().any():
+        return " Grey band: the base against its twin in another worker group, the noise floor."
+    return ""
+
+
+def excluded(rows: pd.DataFrame) -> str:
+    return " Hatched: does not train as one device does." if rows["excluded"].notna().any() else ""
+
+
+def left_out(count: int) -> str:
+    return f" {count} cells have no ratio: they do not train as one device does." if count else ""

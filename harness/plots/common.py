@@ -13,6 +13,7 @@ matplotlib.use("Agg")  # figures are files: no screen is needed, or taken where 
 
 import pandas as pd
 import seaborn as sns
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -44,6 +45,9 @@ class Tables:
     trials: pd.DataFrame
     cells: pd.DataFrame
     scaling: pd.DataFrame
+    noise: pd.DataFrame
+    waterfall: pd.DataFrame
+    phases: pd.DataFrame
     convergence: pd.DataFrame
     steps: pd.DataFrame
     epochs: pd.DataFrame
@@ -78,7 +82,7 @@ def panels(
     facets: Sequence[tuple[str, pd.DataFrame]],
     draw: Callable[[Axes, pd.DataFrame], None],
     *,
-    legend: Sequence[Line2D],
+    legend: Sequence[Artist],
     height: float = PANEL[1],
 ) -> Figure:
     columns = min(len(facets), 2 if len(facets) in (2, 4) else 3)
@@ -94,9 +98,14 @@ def panels(
     return figure
 
 
-def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
     if handles:
-        figure.legend(handles=list(handles), loc="outside upper center", ncols=len(handles), frameon=False)
+        figure.legend(
+            handles=list(handles),
+            loc="outside upper center",
+            ncols=min(len(handles), int(figure.get_figwidth() // 1.1)),
+            frameon=False,
+        )
 
 
 def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
@@ -127,6 +136,8 @@ def draw_point(axes: Axes, row: Any, value: float, low: Any, high: Any) -> None:
         error = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
         axes.errorbar(row["devices"], value, yerr=error, color=COLOURS[strategy], capsize=3, linewidth=1.2, zorder=3)
     face = "white" if is_apart(row) else COLOURS[strategy]
+    if not pd.isna(row.get("excluded", pd.NA)):  # hatched: it does not train what the others train
+        axes.plot(row["devices"], value, marker="$////$", markersize=15, color="0.25", zorder=5)
     axes.plot(
         row["devices"],
         value,

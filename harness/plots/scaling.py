@@ -49,7 +49,8 @@ def throughput_by_devices(tables: Tables) -> Drawing:
     figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
     caption = (
         f"Geometric mean over blocks; bars are 95 % t intervals over blocks{captions.one_block(rows)}. "
-        f"Dashed: the base times devices. {captions.bases(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"Dashed: the base times devices. {captions.bases(rows)}{captions.excluded(rows)}{captions.set_apart(rows)}"
+        f"{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 
@@ -58,6 +59,8 @@ def efficiency_by_devices(tables: Tables) -> Drawing:
     """Scaling efficiency against devices, with its interval and the ideal at 1."""
     name, title = "efficiency", "Scaling efficiency against devices"
     rows = tables.scaling[tables.scaling["devices"] != tables.scaling["base_devices"]]
+    left_out = rows["efficiency"].isna()
+    rows = rows[~left_out]
     if rows.empty:
         return Drawing(name, title, "Left out: nothing was measured on another device count than its base.", None)
     facets = facets_of(rows)
@@ -65,6 +68,8 @@ def efficiency_by_devices(tables: Tables) -> Drawing:
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
         axes.axhline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
+        for low, high in noise_of(tables.noise, part):
+            axes.axhspan(low, high, color="0.85", zorder=0)
         for _, row in part.iterrows():
             draw_point(axes, row, row["efficiency"], row["efficiency_low"], row["efficiency_high"])
         draw_lines(axes, part, "devices", "efficiency", JOINED, marked=False)
@@ -77,6 +82,13 @@ def efficiency_by_devices(tables: Tables) -> Drawing:
     caption = (
         f"Speedup over devices, {captions.scaling(rows)}; bars are 95 % intervals, paired by block"
         f"{captions.one_block(rows)}. Cells on as many devices as their base are in the table. "
-        f"{captions.bases(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{captions.bases(rows)}{captions.noise(tables.noise)}{captions.left_out(int(left_out.sum()))}"
+        f"{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
+
+
+def noise_of(noise: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[float, float]]:
+    """The noise floors of the bases of these rows."""
+    mine = noise[noise["cell_id"].isin(rows["base_id"]) & noise["low"].notna()]
+    return [(float(row["low"]), float(row["high"])) for row in mine.to_dict("records")]

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-from harness.schema.derived import CELLS, CONVERGENCE, NOISE, OUTCOMES, SCALING
+from harness.schema.derived import (
+    AGREEMENT,
+    CELLS,
+    CONVERGENCE,
+    HOST_PHASES,
+    LEDGER,
+    NOISE,
+    OUTCOMES,
+    PHASES,
+    SCALING,
+    WATERFALL,
+)
 from harness.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, STEPS, TRIALS, WINDOWS
 from harness.schema.table import Column, Table
 
 __all__ = [
+    "AGREEMENT",
     "AXES",
     "CELLS",
     "CHECKS",
     "CONVERGENCE",
     "DERIVED",
     "EPOCHS",
+    "HOST_PHASES",
+    "LEDGER",
     "NOISE",
     "OUTCOMES",
+    "PHASES",
     "RANKS",
     "RECORDED",
     "SCALING",
     "STEPS",
     "TRIALS",
+    "WATERFALL",
     "WINDOWS",
     "Column",
     "Table",
 ]
 
 RECORDED = (TRIALS, WINDOWS, RANKS, STEPS, EPOCHS, CHECKS)
-DERIVED = (CELLS, SCALING, NOISE, CONVERGENCE, OUTCOMES)
+DERIVED = (CELLS, SCALING, NOISE, AGREEMENT, WATERFALL, PHASES, HOST_PHASES, CONVERGENCE, OUTCOMES, LEDGER)
 AXES = tuple(column.name for column in AXIS_COLUMNS)

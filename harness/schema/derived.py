@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.schema.recorded import AXIS_COLUMNS, TRIAL_COLUMNS
+from harness.schema.recorded import AXIS_COLUMNS, HOST_PHASE_COLUMNS, PHASE_COLUMNS, TRIAL_COLUMNS
 from harness.schema.table import Table
 from harness.schema.table import column as _c
 
@@ -29,6 +29,11 @@ CELLS = Table(
         _c("wait_fraction", "Float64", "part of the timed steps spent waiting for data; <NA> on CUDA"),
         _c("peak_memory_bytes", "Int64", "largest over blocks and ranks", "bytes"),
         _c("parameters", "Int64", "parameters of the model"),
+        _c("achieved_flops_per_s", "Float64", "model FLOPs of one device, forward and backward", "FLOP/s"),
+        _c("mfu", "Float64", "of the published dense peak of the device in this precision; <NA> where that is unknown"),
+        _c("peak_source", "string", "where that peak was published"),
+        _c("of_measured_peak", "Float64", "achieved over what a matrix product reached on one device of it"),
+        _c("doubts", "string", "of its trials, with the number of blocks they are in"),
     ),
 )
 
@@ -46,6 +51,8 @@ SCALING = Table(
         _c("throughput_per_s", "Float64", "geometric mean over the paired blocks", "samples/s"),
         _c("speedup", "Float64", "throughput over the base's, geometric mean over blocks"),
         *_INTERVAL,
+        _c("excluded", "string", "why it has no ratio: it does not train as one device does"),
+        _c("doubts", "string", "of the cell or, marked so, of its base"),
         _c("precise", "boolean", "the interval is as narrow as throughput.blocks asks; <NA> without a rule"),
         _c("efficiency", "Float64", "speedup over (devices / devices of the base)"),
         _c("efficiency_low", "Float64", "lower end of its 95 % interval"),
@@ -65,6 +72,71 @@ NOISE = Table(
         _c("ratio", "Float64", "the twin's throughput over the base's, geometric mean over blocks"),
         *_INTERVAL,
         _c("excludes_one", "boolean", "the interval leaves out 1, as it does by chance in one study of twenty"),
+    ),
+)
+
+AGREEMENT = Table(
+    "agreement",
+    "the check of one strategy against one device: the same few steps, fp32, without batch statistics and dropout",
+    (
+        _c("cell_id", "string", "cell of the check"),
+        _c("base_id", "string", "one device's check"),
+        *AXIS_COLUMNS,
+        _c("difference", "Float64", "norm of the difference of both updates over that of one device's"),
+        _c("agrees", "boolean", "at most 1 %; <NA> where it could not be checked"),
+        _c("reason", "string", "why not, or why it is unknown"),
+    ),
+)
+
+PHASES = Table(
+    "phases",
+    "one cell's step by phase, in seconds a step; the phases add up",
+    (
+        _c("cell_id", "string", "hash of the cell's resolved content"),
+        *AXIS_COLUMNS,
+        _c("step_s", "Float64", "mean over ranks and blocks", "s"),
+        *PHASE_COLUMNS,
+    ),
+)
+
+HOST_PHASES = Table(
+    "host_phases",
+    "what the host did meanwhile, where a GPU computes; not to be added to the GPU's phases",
+    (
+        _c("cell_id", "string", "hash of the cell's resolved content"),
+        *AXIS_COLUMNS,
+        _c("step_s", "Float64", "mean over ranks and blocks", "s"),
+        *HOST_PHASE_COLUMNS,
+    ),
+)
+
+WATERFALL = Table(
+    "waterfall",
+    "one part of the step of one cell on several devices; the shares of a cell add up to 1",
+    (
+        _c("cell_id", "string", "hash of the cell's resolved content"),
+        _c("base_id", "string", "cell whose step is the ideal"),
+        *AXIS_COLUMNS,
+        _c("position", "Int64", "place in the order in which parts are taken from the ideal"),
+        _c("part", "string", "ideal (the efficiency that is left), or what was lost"),
+        _c("part_s", "Float64", "seconds of a step, mean over blocks", "s"),
+        _c("share", "Float64", "part of the measured step, mean over blocks"),
+        _c("blocks", "Int64", "blocks that it rests on (n)"),
+        _c("low", "Float64", "lower end of the share's 95 % interval over blocks"),
+        _c("high", "Float64", "upper end of the share's 95 % interval over blocks"),
+    ),
+)
+
+LEDGER = Table(
+    "ledger",
+    "seconds of one part of a trial, of a worker group beside its trials, or of a sitting beside its groups",
+    (
+        _c("level", "string", "trial, group or run"),
+        _c("sitting", "Int64", "which call of the command"),
+        _c("group_id", "string", "worker group"),
+        _c("trial_id", "string", "trial"),
+        _c("part", "string", "what the time went to"),
+        _c("seconds", "Float64", "how long", "s"),
     ),
 )
 

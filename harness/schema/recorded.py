@@ -55,6 +55,7 @@ TRIALS = Table(
         *AXIS_COLUMNS,
         _c("unit", "string", "what throughput counts: samples or tokens"),
         _c("parameters", "Int64", "parameters of the model"),
+        _c("device_model", "string", "what the devices are"),
         _c("throughput_per_s", "Float64", "all ranks' samples over the slowest rank's time", "samples/s"),
         _c("step_s", "Float64", "median step time over the timed steps of all ranks", "s"),
         _c("wait_fraction", "Float64", "part of the timed steps spent waiting for data; <NA> on CUDA"),
@@ -70,6 +71,13 @@ TRIALS = Table(
         _c("flops_per_unit", "Float64", "forward and backward of one sample or token, a multiply-add being 2", "FLOP"),
         _c("flops_reason", "string", "why that is absent"),
         _c("measured_peak_flops_per_s", "Float64", "a matrix product on one device in this precision", "FLOP/s"),
+        _c("dp_replicate_s", "Float64", "profiled: copying the model to the devices, a step", "s"),
+        _c("dp_scatter_s", "Float64", "profiled: splitting the batch", "s"),
+        _c("dp_gather_s", "Float64", "profiled: joining the outputs", "s"),
+        _c("dp_reduce_s", "Float64", "profiled: adding up the gradients", "s"),
+        _c("fsdp_all_gather_s", "Float64", "profiled: gathering parameters, a step, overlapped or not", "s"),
+        _c("fsdp_reduce_scatter_s", "Float64", "profiled: reducing and scattering gradients", "s"),
+        _c("doubts", "string", "what speaks against the number, by name; results/README.md explains them"),
         _c("ddp_communication_s", "Float64", "DDP's own clock: first bucket ready to last reduced, a step", "s"),
         _c("ddp_exposed_s", "Float64", "what of it lies after the end of backward's computing", "s"),
         _c("started_at", "Float64", "start of the trial", "s since 1970"),
@@ -78,7 +86,7 @@ TRIALS = Table(
     ),
 )
 
-_PHASES = (
+PHASE_COLUMNS = (
     _c("wait_s", "Float64", "waiting for data, on a CPU", "s"),
     _c("idle_s", "Float64", "a GPU's stream idle before the step's first kernel", "s"),
     _c("copy_s", "Float64", "copying the batch to the device", "s"),
@@ -87,7 +95,7 @@ _PHASES = (
     _c("optimizer_s", "Float64", "optimizer step", "s"),
     _c("rest_s", "Float64", "clearing gradients and the harness's own bookkeeping", "s"),
 )
-_HOST_PHASES = (
+HOST_PHASE_COLUMNS = (
     _c("host_wait_s", "Float64", "host's clock beside a GPU's: waiting for data", "s"),
     _c("host_copy_s", "Float64", "starting the copy", "s"),
     _c("host_forward_s", "Float64", "starting the forward pass", "s"),
@@ -111,8 +119,8 @@ WINDOWS = Table(
         _c("duration_s", "Float64", "between the two device syncs", "s"),
         _c("steps", "Int64", "optimizer steps"),
         _c("weight", "Float64", "samples or tokens that this rank trained on"),
-        *_PHASES,
-        *_HOST_PHASES,
+        *PHASE_COLUMNS,
+        *HOST_PHASE_COLUMNS,
     ),
 )
 
@@ -128,6 +136,7 @@ RANKS = Table(
         _c("address", "string", "the node's network address"),
         _c("host", "string", "name of the machine"),
         _c("devices", "string", "devices this rank drives"),
+        _c("device_model", "string", "their model"),
         _c("threads", "Int64", "torch's intra-op threads"),
         _c("peak_memory_bytes", "Int64", "allocated on the GPU, or resident on a CPU", "bytes"),
         _c("peak_reserved_bytes", "Int64", "held by the GPU's allocator", "bytes"),

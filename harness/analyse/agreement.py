@@ -1,0 +1,59 @@
+"""Checks -> whether each strategy trains what one device trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.analyse.common import order
+from harness.schema import AGREEMENT, AXES
+
+AGREES = 0.01
+"""The largest relative difference of two updates that rounding is given; a wrong share or scale gives 0.1 and more."""
+
+
+def agreement(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
+    """Each check against one device's: the norm of the difference of both updates over the norm of one device's.
+
+    Both updates are the sum of the same few steps from the same start on the same global batches, folded alike.
+    """
+    ran = trials[trials["purpose"] == "equivalence"].drop_duplicates("trial_id", keep="last")
+    by_trial = {key: part.sort_values("bucket")["update"] for key, part in checks.groupby(["trial_id", "attempt"])}
+    updates = {
+        row["cell_id"]: np.asarray(by_trial[row["trial_id"], row["attempt"]], dtype=float)
+        for row in ran.to_dict("records")
+        if row["outcome"] == "ok" and (row["trial_id"], row["attempt"]) in by_trial
+    }
+    failed = {row["cell_id"]: f"{row['outcome']}: {row['reason']}" for row in ran.to_dict("records")}
+    rows = []
+    for row in ran[ran["cell_id"] != ran["base_id"]].to_dict("records"):
+        named = {axis: row[axis] for axis in ("cell_id", "base_id", *AXES)}
+        rows.append({**named, **_verdict(row["cell_id"], row["base_id"], updates, failed)})
+    return AGREEMENT.frame(sorted(rows, key=order))
+
+
+def disagreeing(agreement: pd.DataFrame) -> dict[str, str]:
+    """Why a check's cells may not be compared, by the check's cell id; those that could not be checked may."""
+    bad = agreement[agreement["agrees"].eq(False).fillna(False)]
+    return {str(row["cell_id"]): str(row["reason"]) for row in bad.to_dict("records")}
+
+
+def _verdict(cell_id: str, base_id: str, updates: dict[str, Any], failed: dict[str, str]) -> dict[str, Any]:
+    for name, which in (("the check", cell_id), ("one device's check", base_id)):
+        if which not in updates:
+            return {"reason": f"unknown: {name} ended as {failed.get(which, 'nothing: it was not run')}"}
+    mine, alone = updates[cell_id], updates[base_id]
+    norm = float(np.linalg.norm(alone))
+    if norm == 0:
+        return {"reason": "unknown: one device's parameters did not change"}
+    difference = float(np.linalg.norm(mine - alone)) / norm
+    agrees = difference <= AGREES
+    return {
+        "difference": difference,
+        "agrees": agrees,
+        "reason": None
+        if agrees
+        else f"does not train as one device does: its update differs by {100 * difference:.3g} %",
+    }

@@ -1,0 +1,155 @@
+"""What speaks against a number, by name: each with the threshold that it crosses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.schema.doubts import FOREIGN_CORES, SLOW_RANK, WIDE_SPREAD
+
+ENVIRONMENT_KEYS = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads")
+PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
+"""Those that name what a worker group was given, and so differ between groups rightly."""
+
+Key = tuple[Hashable, ...]
+"""(trial id, attempt)."""
+
+
+def doubts(
+    trials: pd.DataFrame,
+    steps: pd.DataFrame,
+    windows: pd.DataFrame,
+    ranks: pd.DataFrame,
+    environment: Mapping[str, Any],
+) -> pd.Series[str]:
+    """For each row of ``trials`` its doubts, joined by '; '; empty where there are none."""
+    ok = trials[trials["outcome"] == "ok"]
+    spread = _spread(steps)
+    slow = slow_ranks(windows)
+    by_trial = {key: part for key, part in ranks.groupby(["trial_id", "attempt"])}
+    machines = {key: _machine(part) for key, part in by_trial.items()}
+    settings = _environments(environment)
+    bases = {(row["cell_id"], row["block"], row["sitting"]): row for row in ok.to_dict("records") if not row["purpose"]}
+    found: list[str] = []
+    for row in trials.to_dict("records"):
+        key = (row["trial_id"], row["attempt"])
+        names: list[str] = []
+        if row["outcome"] == "ok" and row["throughput_per_s"] is not pd.NA:
+            names += _own(row, spread.get(key), slow.get(key), by_trial.get(key))
+            base = bases.get((row["base_id"], row["block"], row["sitting"]))
+            if base is not None and base["trial_id"] != row["trial_id"]:
+                names += _beside(machines.get(key), machines.get((base["trial_id"], base["attempt"])))
+                if settings.get((row["group_id"], row["sitting"])) != settings.get((base["group_id"], base["sitting"])):
+                    names.append("environment differs from the base's")
+        found.append("; ".join(names))
+    return pd.Series(found, index=trials.index, dtype="string")
+
+
+def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
+    """The rank whose own step, without gradient exchange, is longest by more than SLOW_RANK, where there is one."""
+    alone = windows[windows["window_kind"] == "alone"]
+    found: dict[Key, int] = {}
+    for key, part in alone.groupby(["trial_id", "attempt"]):
+        sums = part.groupby("rank")[["duration_s", "steps"]].sum()
+        own = (sums["duration_s"] / sums["steps"]).astype(float)
+        if len(own) > 1 and own.max() > SLOW_RANK * own.median():
+            found[_key(key)] = int(str(own.idxmax()))
+    return found
+
+
+def _own(row: Mapping[Hashable, Any], spread: float | None, slow: int | None, ranks: pd.DataFrame | None) -> list[str]:
+    """What a trial's own record says against it."""
+    names = []
+    if not pd.isna(row["steady"]) and not row["steady"]:
+        names.append("no steady state")
+    if spread is not None and spread > WIDE_SPREAD:
+        names.append("wide spread")
+    if slow is not None:
+        names.append(f"slow rank {slow}")
+    if ranks is not None:
+        names += _of_load(ranks)
+    return names
+
+
+def _of_load(ranks: pd.DataFrame) -> list[str]:
+    names = []
+    foreign = [cores for _, node in ranks.groupby("node_rank") if (cores := foreign_cores(node)) is not None]
+    if foreign and max(foreign) > FOREIGN_CORES:
+        names.append("foreign load")
+    if (ranks["swapped_bytes"].fillna(0) > 0).any():
+        names.append("memory swapped")
+    if "throttled" in ranks and ranks["throttled"].fillna("").ne("").any():
+        names.append("clocks throttled")
+    if "foreign_gpu_processes" in ranks and (ranks["foreign_gpu_processes"].fillna(0) > 0).any():
+        names.append("foreign load on the GPU")
+    return names
+
+
+def foreign_cores(node: pd.DataFrame) -> float | None:
+    """Cores that other processes kept busy on one node: its processor time less its ranks', over the time."""
+    known = node.dropna(subset=["watched_s", "node_cpu_s", "own_cpu_s"])
+    if known.empty or known["watched_s"].max() <= 0:
+        return None
+    busy = float(known["node_cpu_s"].max()) - float(known["own_cpu_s"].sum())
+    return max(0.0, busy / float(known["watched_s"].max()))
+
+
+def _beside(mine: Mapping[str, Any] | None, base: Mapping[str, Any] | None) -> list[str]:
+    """What differs between a trial's machines and its base's."""
+    if mine is None or base is None:
+        return []
+    names = []
+    if mine["threads"] != base["threads"]:
+        names.append("threads differ from the base's")
+    if mine["models"] != base["models"]:
+        names.append("other devices than the base's")
+    if not base["hosts"] <= mine["hosts"]:
+        names.append("other hosts than the base's")
+    return names
+
+
+def _machine(ranks: pd.DataFrame) -> dict[str, Any]:
+    return {
+        "threads": set(ranks["threads"].dropna().tolist()),
+        "models": set(ranks["device_model"].dropna().tolist()),
+        "hosts": set(ranks["host"].dropna().tolist()),
+    }
+
+
+def _environments(environment: Mapping[str, Any]) -> dict[tuple[str, int], str]:
+    """What each worker group's nodes were like and how they were set, as text to compare."""
+    return {
+        (group["group_id"], group["sitting"]): json.dumps(sorted({_signature(node) for node in group["nodes"]}))
+        for group in environment.get("groups", [])
+        if group.get("nodes")
+    }
+
+
+def _key(index: Any) -> Key:
+    return tuple(index)
+
+
+def _signature(node: Mapping[str, Any]) -> str:
+    variables = {k: v for k, v in (node.get("variables") or {}).items() if k not in PLACEMENT_VARIABLES}
+    return json.dumps([*(node.get(key) for key in ENVIRONMENT_KEYS), variables], sort_keys=True)
+
+
+def tally(doubts: pd.Series[Any]) -> str | None:
+    """'wide spread (2 of 3)': each doubt of a cell's trials, with how many of them have it; None without one."""
+    names = [name for text in doubts.fillna("") for name in str(text).split("; ") if name]
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    return "; ".join(f"{name} ({count} of {len(doubts)})" for name, count in counts.items()) or None
+
+
+def _spread(steps: pd.DataFrame) -> dict[Key, float]:
+    timed = steps[~steps["warmup"]]
+    by_trial = timed.groupby(["trial_id", "attempt"])["step_s"]
+    quartiles = by_trial.quantile(np.array([0.25, 0.5, 0.75])).unstack()
+    if quartiles.empty:
+        return {}
+    spread = (quartiles[0.75] - quartiles[0.25]) / quartiles[0.5]
+    return {_key(key): float(value) for key, value in spread.items()}

@@ -1,0 +1,66 @@
+"""Windows and parts -> where a step goes, and where the run's time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from harness.analyse.common import Lines, measured, order
+from harness.schema import AXES, HOST_PHASES, LEDGER, PHASES
+
+NAMES = ("wait_s", "idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s", "rest_s")
+HOST_NAMES = tuple(f"host_{name}" for name in NAMES if name != "idle_s")
+
+
+def phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
+    """One row a measured cell: seconds of its step by phase, the mean over ranks and blocks; they add up to the step.
+
+    From the timed windows, or, where marking the phases costs too much, from windows of their own.
+    """
+    return PHASES.frame(_by_cell(trials, windows, NAMES))
+
+
+def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
+    """What the host did meanwhile where a GPU computes: a second clock, not to be added to the first."""
+    return HOST_PHASES.frame(_by_cell(trials, windows, HOST_NAMES))
+
+
+def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    known = windows[windows["window_kind"].isin(["timed", "phases"]) & windows[f"{names[-1]}"].notna()]
+    counted = measured(trials)
+    merged = known.merge(counted[["trial_id", "attempt", "cell_id"]], on=["trial_id", "attempt"], how="inner")
+    sums = merged.groupby("cell_id")[["steps", "duration_s", *names]].sum()
+    firsts = {row["cell_id"]: row for row in counted.drop_duplicates("cell_id").to_dict("records")}
+    rows = []
+    for cell_id, total in sums.iterrows():
+        seconds = {name: float(total[name]) / float(total["steps"]) for name in names}
+        axes = {axis: firsts[cell_id][axis] for axis in ("cell_id", *AXES)}
+        rows.append({**axes, "step_s": sum(seconds.values()), **seconds})
+    return sorted(rows, key=order)
+
+
+def ledger(lines: Lines, environment: Mapping[str, Any]) -> pd.DataFrame:
+    """Every second that is known: parts of trials, of worker groups beside their trials, of sittings beside those."""
+    rows = []
+    in_group: dict[tuple[Any, Any], float] = {}
+    for line in lines:
+        key = (line["sitting"], line["group_id"])
+        in_group[key] = in_group.get(key, 0.0) + (line["trial_s"] or 0.0)
+        where = {"level": "trial", "sitting": line["sitting"], "group_id": line["group_id"]}
+        for part, seconds in line["parts"].items():
+            rows.append({**where, "trial_id": line["trial_id"], "part": part, "seconds": seconds})
+    groups: dict[Any, float] = {}
+    for group in environment.get("groups", []):
+        where = {"level": "group", "sitting": group["sitting"], "group_id": group["group_id"]}
+        groups[group["sitting"]] = groups.get(group["sitting"], 0.0) + group["whole_s"]
+        parts = dict(group.get("parts") or {})
+        left = group["whole_s"] - in_group.pop((group["sitting"], group["group_id"]), 0.0) - sum(parts.values())
+        for part, seconds in {**parts, "between trials and end": left}.items():
+            rows.append({**where, "part": part, "seconds": seconds})
+    for number, sitting in enumerate(environment.get("sittings", [])):
+        if "wall_s" in sitting:
+            beside = sitting["wall_s"] - groups.get(number, 0.0)
+            rows.append({"level": "run", "sitting": number, "part": "plan, Ray, records", "seconds": beside})
+    return LEDGER.frame(rows)

@@ -1,0 +1,186 @@
+"""Windows -> where the efficiency of each cell is lost, part by part, from the ideal to what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+import pandas as pd
+
+from harness.analyse.common import measured, order
+from harness.schema import AXES, WATERFALL
+from harness.stats import mean_interval
+
+PARTS = (
+    "smaller batch",
+    "wrapper",
+    "side by side",
+    "slowest rank",
+    "exposed communication",
+    "replicate",
+    "scatter",
+    "gather",
+    "reduce",
+    "all-gather",
+    "reduce-scatter",
+    "waiting for data",
+    "rest",
+)
+"""In the order in which they are taken from the ideal; a strategy has those that apply to it."""
+PROFILED = {
+    "replicate": "dp_replicate_s",
+    "scatter": "dp_scatter_s",
+    "gather": "dp_gather_s",
+    "reduce": "dp_reduce_s",
+    "all-gather": "fsdp_all_gather_s",
+    "reduce-scatter": "fsdp_reduce_scatter_s",
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One trial's seconds a step: of the slowest rank, and its wait; by rank for ddp's windows alone and together."""
+
+    step_s: float
+    wait_s: float
+    alone_s: Mapping[int, float]
+    together_s: float | None
+
+
+def waterfall(trials: pd.DataFrame, windows: pd.DataFrame, scaling: pd.DataFrame) -> pd.DataFrame:
+    """One row a part of a cell on several devices: its share of the step, the mean over blocks.
+
+    With T the measured step and T_ideal that of the base, scaled to this batch and these devices, efficiency is
+    T_ideal / T, and each part's share is its seconds over T: all add up to 1. Parts may be negative.
+    """
+    timings = _timings(windows)
+    every = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
+    known = {
+        (row["cell_id"], row["block"], row["sitting"]): row
+        for row in every.to_dict("records")
+        if (row["trial_id"], row["attempt"]) in timings
+    }
+    bases = {row["cell_id"]: row for row in scaling.to_dict("records") if row["base_strategy"] == "single"}
+    rows: list[dict[str, Any]] = []
+    for cell_id, group in measured(trials).groupby("cell_id", sort=False):
+        first = group.iloc[0].to_dict()
+        base = bases.get(cell_id)
+        if first["devices"] == 1 or base is None or pd.isna(base["efficiency"]):
+            continue
+        blocks = [found for row in group.to_dict("records") if (found := _block(row, base["base_id"], known, timings))]
+        if blocks:
+            rows += _rows(first, str(base["base_id"]), blocks)
+    return WATERFALL.frame(sorted(rows, key=lambda row: (*order(row), row["position"])))
+
+
+def _block(
+    row: Mapping[Hashable, Any], base_id: Any, known: Mapping[Any, Any], timings: Mapping[Any, Timing]
+) -> dict[str, float] | None:
+    """Seconds of each part in one block, 'ideal' and 'step' among them; None where a part's cell is not there."""
+
+    def of(cell_id: Any) -> Timing | None:
+        found = known.get((cell_id, row["block"], row["sitting"]))
+        return timings.get((found["trial_id"], found["attempt"])) if found is not None else None
+
+    mine, base, alone = of(row["cell_id"]), of(base_id), of(row["alone_id"])
+    base_row = known.get((base_id, row["block"], row["sitting"]))
+    if mine is None or base is None or alone is None or base_row is None:
+        return None
+    ideal = base.step_s * row["global_batch_size"] / base_row["global_batch_size"] / row["devices"]
+    parts = {"smaller batch": alone.step_s - ideal} if row["scaling"] == "strong" else {}
+    if row["strategy"] == "ddp":
+        wrapped = of(row["wrapped_id"])
+        if wrapped is None or mine.together_s is None:
+            return None
+        parts |= _of_ddp(mine, alone, wrapped)
+    else:
+        parts |= {part: row[column] for part, column in PROFILED.items() if not pd.isna(row.get(column, pd.NA))}
+    parts["waiting for data"] = mine.wait_s - alone.wait_s
+    parts["rest"] = mine.step_s - ideal - sum(parts.values())
+    return {"ideal": ideal, "step": mine.step_s, **parts}
+
+
+def _of_ddp(mine: Timing, alone: Timing, wrapped: Timing) -> dict[str, float]:
+    """ddp's parts, waiting for data taken out of each."""
+    own = list(mine.alone_s.values())
+    assert mine.together_s is not None
+    return {
+        "wrapper": (wrapped.step_s - wrapped.wait_s) - (alone.step_s - alone.wait_s),
+        "side by side": median(own) - (wrapped.step_s - wrapped.wait_s),
+        "slowest rank": max(own) - median(own),
+        "exposed communication": mine.together_s - max(own),
+    }
+
+
+def _rows(first: Mapping[Hashable, Any], base_id: str, blocks: list[dict[str, float]]) -> list[dict[str, Any]]:
+    named = {axis: first[axis] for axis in ("cell_id", *AXES)}
+    rows = []
+    for position, part in enumerate(("ideal", *PARTS)):
+        if part not in blocks[0]:
+            continue
+        shares = [block[part] / block["step"] for block in blocks]
+        share = mean_interval(shares)
+        rows.append(
+            {
+                **named,
+                "base_id": base_id,
+                "position": position,
+                "part": part,
+                "part_s": mean(block[part] for block in blocks),
+                "share": share.value,
+                "blocks": share.n,
+                "low": share.low,
+                "high": share.high,
+            }
+        )
+    return rows
+
+
+def _timings(windows: pd.DataFrame) -> dict[tuple[Hashable, Hashable], Timing]:
+    """Seconds a step of every trial that was timed."""
+    rows: dict[tuple[Hashable, Hashable], list[dict[Hashable, Any]]] = {}
+    for row in windows.to_dict("records"):
+        rows.setdefault((row["trial_id"], row["attempt"]), []).append(row)
+    return {key: timing for key, part in rows.items() if (timing := _timing(part))}
+
+
+def _timing(rows: list[dict[Hashable, Any]]) -> Timing | None:
+    """Windows begin together: the slowest rank ends each, and what it waited is the step's wait."""
+    timed = _slowest(rows, "timed")
+    if not timed:
+        return None
+    steps = sum(row["steps"] for row in timed)
+    waits = [0.0 if pd.isna(row["wait_s"]) else row["wait_s"] for row in timed]
+    alone: dict[int, list[dict[Hashable, Any]]] = {}
+    for row in rows:
+        if row["window_kind"] == "alone":
+            alone.setdefault(int(row["rank"]), []).append(row)
+    together = _slowest(rows, "together")
+    return Timing(
+        sum(row["duration_s"] for row in timed) / steps,
+        sum(waits) / steps,
+        {rank: _net_step_s(part) for rank, part in alone.items()},
+        _net_step_s(together) if together else None,
+    )
+
+
+def _slowest(rows: list[dict[Hashable, Any]], kind: str) -> list[dict[Hashable, Any]]:
+    """The slowest rank's row of each window of a kind."""
+    slowest: dict[int, dict[Hashable, Any]] = {}
+    for row in rows:
+        if row["window_kind"] == kind:
+            number = int(row["window"])
+            if number not in slowest or row["duration_s"] > slowest[number]["duration_s"]:
+                slowest[number] = row
+    return list(slowest.values())
+
+
+def _net_step_s(rows: list[dict[Hashable, Any]]) -> float:
+    """Seconds a step without the wait for data."""
+    waits = sum(0.0 if pd.isna(row["wait_s"]) else row["wait_s"] for row in rows)
+    total = sum(row["duration_s"] for row in rows) - waits
+    steps = sum(row["steps"] for row in rows)
+    return float(total / steps) if steps else math.nan

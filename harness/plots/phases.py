@@ -1,0 +1,64 @@
+"""Where each cell's step goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from harness.plots import captions
+from harness.plots.common import Drawing, Tables, facets_of, is_apart, panels
+
+NAMES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
+TONES = dict(zip(NAMES, sns.color_palette("Greys", len(NAMES) + 2)[1:-1], strict=True))
+"""Shades, not colours: colour means strategy."""
+HATCHES = {"wait": "xx", "idle": "..", "copy": "--", "backward": "//"}
+
+
+def step_phases(tables: Tables) -> Drawing:
+    """Seconds of a step by phase, stacked; one bar a cell."""
+    name, title = "phases", "Where a step goes"
+    rows = tables.phases
+    if rows.empty:
+        return Drawing(name, title, "Left out: no phases were marked.", None)
+    facets = facets_of(rows)
+    present = [phase for phase in NAMES if rows[f"{phase}_s"].fillna(0).gt(0).any()]
+
+    def draw(axes: Axes, part: pd.DataFrame) -> None:
+        left = np.zeros(len(part))
+        for phase in present:
+            width = part[f"{phase}_s"].fillna(0).astype(float).to_numpy() * 1000
+            axes.barh(
+                range(len(part)),
+                width,
+                left=left,
+                height=0.7,
+                color=TONES[phase],
+                hatch=HATCHES.get(phase),
+                edgecolor="0.25",
+                linewidth=0.4,
+            )
+            left += width
+        axes.set_yticks(range(len(part)), [_label(row) for row in part.to_dict("records")])
+        axes.invert_yaxis()
+        axes.set_xlabel("step time (ms)")
+
+    handles: list[Any] = [
+        Patch(facecolor=TONES[phase], hatch=HATCHES.get(phase), edgecolor="0.25", label=phase) for phase in present
+    ]
+    figure = panels(facets, draw, legend=handles, height=0.9 + 0.32 * max(len(part) for _, part in facets))
+    clock = "the GPU's stream, partitioned by events" if (rows["device"] == "cuda").any() else "the host's clock"
+    caption = (
+        f"Mean over ranks and blocks, by {clock}; the phases add up to the step. Backward holds the communication that "
+        f"it waits for.{captions.set_apart(rows)}{captions.cut(facets)}"
+    )
+    return Drawing(name, title, caption, figure)
+
+
+def _label(row: Any) -> str:
+    nodes = f" on {row['nodes']} nodes" if row["nodes"] != 1 else ""
+    return f"{row['strategy']} x{row['devices']}{nodes}{'*' * is_apart(row)}"

@@ -1,0 +1,70 @@
+"""Where the efficiency of each cell is lost: from the ideal down to what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from harness.labels import settings
+from harness.plots import captions
+from harness.plots.common import COLOURS, MOST_FACETS, Drawing, Tables, is_apart, panels
+
+ROW_HEIGHT = 0.27
+
+
+def efficiency_waterfall(tables: Tables) -> Drawing:
+    """One panel a cell on several devices: each part of the loss where it is taken from what is left."""
+    name, title = "waterfall", "Where the efficiency goes"
+    rows = tables.waterfall
+    if rows.empty:
+        return Drawing(name, title, "Left out: no cell on several devices has the trials that explain it.", None)
+    names = settings(rows)
+    rows = rows.assign(facet=[_title(row, name) for row, name in zip(rows.to_dict("records"), names, strict=True)])
+    facets = [(str(facet), part) for facet, part in rows.groupby("facet", sort=False)][:MOST_FACETS]
+    tallest = max(len(part) for _, part in facets)
+    figure = panels(facets, _draw, legend=[], height=1.1 + ROW_HEIGHT * (tallest + 1))
+    caption = (
+        "From 100 % down to the efficiency that was measured: each bar is the share of the step that a part takes, "
+        "hatched where it is a gain; thin lines are 95 % intervals over blocks. Side by side: the same step on all "
+        "devices at once, no gradients exchanged. dp's and fsdp's collectives come from profiled steps, overlapped "
+        f"or not, and the rest makes up for it.{captions.set_apart(rows)}{captions.cut(facets)}"
+    )
+    return Drawing(name, title, caption, figure)
+
+
+def _title(row: Any, setting: str) -> str:
+    nodes = f" on {row['nodes']} nodes" if row["nodes"] != 1 else ""
+    return f"{row['strategy']} x{row['devices']}{nodes}{'*' * is_apart(row)}, {setting}"
+
+
+def _draw(axes: Axes, part: pd.DataFrame) -> None:
+    colour = COLOURS[str(part["strategy"].iloc[0])]
+    left = 1.0
+    labels, records = [], part.to_dict("records")
+    ideal = next(row for row in records if row["part"] == "ideal")
+    lost = [row for row in records if row["part"] != "ideal"]
+    for y, row in enumerate(lost):
+        end = left - row["share"]
+        axes.barh(
+            y,
+            left - end,
+            left=end,
+            height=0.7,
+            color=(*colour, 0.55),
+            edgecolor=colour,
+            hatch="////" if row["share"] < 0 else None,
+        )
+        if not pd.isna(row["low"]):
+            axes.plot([left - row["high"], left - row["low"]], [y, y], color="0.25", linewidth=1)
+        labels.append(f"{row['part']}  {100 * row['share']:.1f} %")
+        left = end
+    y = len(lost)
+    axes.barh(y, ideal["share"], height=0.7, color=colour)
+    labels.append(f"efficiency  {100 * ideal['share']:.1f} %")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=0)
+    axes.set_xlim(min(0.0, left), max(1.05, *(1.0 - row["share"] for row in lost)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")

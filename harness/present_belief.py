@@ -1,0 +1,131 @@
+"""Tables on how far the numbers can be believed, and where the time goes, as rows of text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from harness.labels import rate_unit, settings, shown_strategy
+from harness.present import Heading, Line, TextTable, duration, speed
+from harness.schema.doubts import DOUBTS
+
+
+def noise_table(noise: pd.DataFrame) -> TextTable:
+    """Each base against its twin."""
+    unit = rate_unit(noise)
+    columns = (
+        Heading("setting"),
+        Heading(f"base ({unit})", True),
+        Heading(f"twin ({unit})", True),
+        Heading("twin / base", True),
+        Heading("its 95 % interval", True),
+        Heading("n", True),
+    )
+    rows = [
+        Line(
+            (
+                name,
+                speed(row["throughput_per_s"]),
+                speed(row["twin_throughput_per_s"]),
+                f"{row['ratio']:.3f}",
+                "one block" if pd.isna(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}",
+                str(row["blocks"]),
+            ),
+            "base" if row["excludes_one"] is True else "",
+        )
+        for name, row in zip(settings(noise), noise.to_dict("records"), strict=True)
+    ]
+    return TextTable(columns, tuple(rows))
+
+
+def agreement_table(agreement: pd.DataFrame) -> TextTable:
+    """Whether each strategy trains what one device trains."""
+    columns = (
+        Heading("strategy"),
+        Heading("model"),
+        Heading("global batch", True),
+        Heading("update differs by", True),
+        Heading("verdict"),
+    )
+    rows = [
+        Line(
+            (
+                f"{shown_strategy(row)} x{row['devices']}",
+                "" if pd.isna(row["model"]) else str(row["model"]),
+                str(row["global_batch_size"]),
+                "-" if pd.isna(row["difference"]) else f"{100 * row['difference']:.2g} %",
+                "as one device" if _is(row["agrees"]) else str(row["reason"]),
+            )
+        )
+        for row in agreement.to_dict("records")
+    ]
+    return TextTable(columns, tuple(rows))
+
+
+def doubt_table(trials: pd.DataFrame) -> TextTable:
+    """Each doubt with how many timed trials have it, and what it means."""
+    timed = trials[trials["throughput_per_s"].notna() & (trials["outcome"] == "ok")]
+    names = [name for text in timed["doubts"].fillna("") for name in str(text).split("; ") if name]
+    rows = []
+    for name in dict.fromkeys(sorted(names, key=names.count, reverse=True)):
+        known = next((doubt for doubt in sorted(DOUBTS, key=len, reverse=True) if name.startswith(doubt)), name)
+        rows.append(Line((name, f"{names.count(name)} of {len(timed)}", DOUBTS.get(known, ""))))
+    return TextTable((Heading("doubt"), Heading("timed trials", True), Heading("what it means")), tuple(rows))
+
+
+def ledger_table(ledger: pd.DataFrame) -> TextTable:
+    """Where the run's time went, the largest part first."""
+    levels = {"trial": "in trials", "group": "worker groups beside their trials", "run": "beside worker groups"}
+    total = float(ledger["seconds"].sum())
+    sums = ledger.groupby(["level", "part"], sort=False)["seconds"].sum().sort_values(ascending=False)
+    rows = [
+        Line((levels[row["level"]], row["part"], duration(row["seconds"]), f"{100 * row['seconds'] / total:.1f} %"))
+        for row in sums.reset_index().to_dict("records")
+        if row["seconds"] >= 0.0005 * total
+    ]
+    columns = (Heading("where"), Heading("part"), Heading("time", True), Heading("of all", True))
+    return TextTable(columns, tuple(rows))
+
+
+def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
+    """Peak memory of the fullest rank of each cell, and what of it is known."""
+    columns = (
+        Heading("setting"),
+        Heading("strategy"),
+        Heading("devices", True),
+        Heading("peak", True),
+        Heading("parameters", True),
+        Heading("gradients", True),
+        Heading("optimizer", True),
+        Heading("rest", True),
+    )
+    parts = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+    keys = trials[trials["kind"] == "throughput"][["trial_id", "attempt", "cell_id"]]
+    merged = ranks.merge(keys, on=["trial_id", "attempt"], how="inner").dropna(subset=["peak_memory_bytes"])
+    fullest = {
+        row["cell_id"]: row
+        for row in merged.sort_values("peak_memory_bytes").drop_duplicates("cell_id", keep="last").to_dict("records")
+    }
+    rows = []
+    for name, cell in zip(settings(cells), cells.to_dict("records"), strict=True):
+        rank = fullest.get(cell["cell_id"])
+        if rank is None or pd.isna(rank["parameter_bytes"]):
+            continue
+        known = [float(rank[part]) for part in parts]
+        sizes = [rank["peak_memory_bytes"], *known, max(0.0, rank["peak_memory_bytes"] - sum(known))]
+        rows.append(Line((name, shown_strategy(cell), str(cell["devices"]), *(_size(size) for size in sizes))))
+    return TextTable(columns, tuple(rows))
+
+
+def _size(count: float) -> str:
+    """'1.5 GiB', '79 KiB'."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
+
+
+def _is(value: Any) -> bool:
+    return not pd.isna(value) and bool(value)

@@ -1,0 +1,218 @@
+"""Noise floor, agreement and doubts from hand-made records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness import analyse
+from harness.analyse.doubts import foreign_cores, slow_ranks, tally
+from harness.schema import CHECKS, RANKS, WINDOWS
+from harness.schema.doubts import DOUBTS
+from tests.records import line, steps_of
+
+
+def twin(block: int, rate: float) -> dict[str, Any]:
+    one = line("single", block=block, rates=(rate,), purpose="twin", kind="diagnostic")
+    return {**one, "trial_id": f"single-b{block}t", "windows": line("single", rates=(rate,))["windows"]}
+
+
+def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    trials = analyse.trials(lines, steps_of(lines))
+    return trials
+
+
+def test_the_noise_floor_pairs_the_twin_with_its_base_by_block() -> None:
+    lines = [line("single", block=b, rates=(100.0 * (b + 1),)) for b in range(3)]
+    lines += [twin(b, 110.0 * (b + 1)) for b in range(3)]
+    noise = analyse.noise(trials_of(lines))
+    assert noise["ratio"].tolist() == pytest.approx([1.1])
+    assert noise["blocks"].tolist() == [3]
+    assert noise["excludes_one"].tolist() == [True]
+
+
+def test_a_floor_that_holds_one_is_no_finding_and_one_block_knows_nothing() -> None:
+    lines = [line("single", block=b) for b in range(3)] + [twin(0, 99.0), twin(1, 101.0), twin(2, 100.0)]
+    assert analyse.noise(trials_of(lines))["excludes_one"].tolist() == [False]
+    assert analyse.noise(trials_of([lines[0], lines[3]]))["excludes_one"].isna().all()
+
+
+def test_a_twin_stays_out_of_the_headlines() -> None:
+    lines = [line("single"), twin(0, 500.0)]
+    trials = trials_of(lines)
+    assert analyse.cells(trials, steps_of(lines))["throughput_per_s"].tolist() == pytest.approx([100.0])
+    assert analyse.scaling(trials).shape[0] == 1
+
+
+def check(cell: str, base: str, outcome: str = "ok") -> dict[str, Any]:
+    one = line(cell, base=base, kind="diagnostic", purpose="equivalence", outcome=outcome)
+    return {**one, "trial_id": f"{cell}-b0e", "windows": []}
+
+
+def checks_of(updates: dict[str, list[float]]) -> pd.DataFrame:
+    return CHECKS.frame(
+        {"trial_id": f"{cell}-b0e", "attempt": 1, "bucket": i, "update": value}
+        for cell, values in updates.items()
+        for i, value in enumerate(values)
+    )
+
+
+LINES = [check("single", "single"), check("ddp2", "single")]
+
+
+def test_updates_that_differ_by_rounding_agree() -> None:
+    found = analyse.agreement(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [3.0, 4.001]}))
+    assert found["difference"].tolist() == pytest.approx([0.001 / 5])
+    assert found["agrees"].tolist() == [True]
+    assert analyse.disagreeing(found) == {}
+
+
+def test_updates_that_differ_are_named_with_their_difference() -> None:
+    found = analyse.agreement(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [6.0, 8.0]}))
+    assert analyse.disagreeing(found) == {"ddp2": "does not train as one device does: its update differs by 100 %"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "updates", "reason"),
+    [
+        ([LINES[0], check("ddp2", "single", "error")], {"single": [1.0]}, "the check ended as error: because of error"),
+        ([check("single", "single", "oom"), LINES[1]], {"ddp2": [1.0]}, "one device's check ended as oom: because"),
+        (LINES, {"single": [0.0], "ddp2": [1.0]}, "one device's parameters did not change"),
+    ],
+)
+def test_what_cannot_be_checked_says_so_and_is_not_excluded(lines: Any, updates: Any, reason: str) -> None:
+    found = analyse.agreement(trials_of(lines), checks_of(updates))
+    assert found["agrees"].isna().all()
+    assert found["reason"].iloc[0].startswith(f"unknown: {reason}")
+    assert analyse.disagreeing(found) == {}
+
+
+def test_a_pair_that_disagrees_has_no_ratio_but_its_speed_and_the_reason() -> None:
+    lines = [line("single"), line("ddp2", rates=(90.0, 90.0), check_id="c")]
+    row = analyse.scaling(trials_of(lines), None, {"c": "because"}).to_dict("records")[1]
+    assert row["excluded"] == "because"
+    assert pd.isna(row["speedup"])
+    assert pd.isna(row["efficiency"])
+    assert row["throughput_per_s"] == pytest.approx(180.0)
+
+
+def doubts_of(lines: list[dict[str, Any]], environment: dict[str, Any] | None = None) -> list[str]:
+    trials = trials_of(lines)
+    found = analyse.doubts(trials, steps_of(lines), analyse.windows(lines), analyse.ranks(lines), environment or {})
+    return [str(value) for value in found]
+
+
+def with_ranks(one: dict[str, Any], **columns: Any) -> dict[str, Any]:
+    return {**one, "ranks": [{**rank, "node_rank": 0, **columns} for rank in one["ranks"]]}
+
+
+WATCHED = {"watched_s": 1.0, "own_cpu_s": 1.0, "node_cpu_s": 1.1, "swapped_bytes": 0, "threads": 1, "host": "a"}
+
+
+def test_a_healthy_trial_has_no_doubts() -> None:
+    assert doubts_of([with_ranks(line("single"), **WATCHED)]) == [""]
+
+
+@pytest.mark.parametrize(
+    ("columns", "doubt"),
+    [
+        ({"node_cpu_s": 1.9}, "foreign load"),
+        ({"swapped_bytes": 4096}, "memory swapped"),
+        ({"throttled": "thermal"}, "clocks throttled"),
+        ({"foreign_gpu_processes": 1}, "foreign load on the GPU"),
+    ],
+)
+def test_what_the_ranks_saw_becomes_a_doubt(columns: dict[str, Any], doubt: str) -> None:
+    assert doubts_of([with_ranks(line("single"), **{**WATCHED, **columns})]) == [doubt]
+
+
+@pytest.mark.parametrize(
+    ("columns", "doubt"),
+    [
+        ({"threads": 4}, "threads differ from the base's"),
+        ({"device_model": "B"}, "other devices than the base's"),
+        ({"host": "z"}, "other hosts than the base's"),
+    ],
+)
+def test_what_differs_from_the_base_becomes_a_doubt(columns: dict[str, Any], doubt: str) -> None:
+    base = with_ranks(line("single"), **WATCHED, device_model="A")
+    other = with_ranks(
+        line("ddp2", rates=(50.0, 50.0)), **{**WATCHED, "device_model": "A", "own_cpu_s": 0.5, **columns}
+    )
+    assert doubts_of([base, other]) == ["", doubt]
+
+
+def test_a_cell_that_spans_the_bases_host_and_another_has_no_doubt_for_it() -> None:
+    base = with_ranks(line("single"), **WATCHED)
+    other = line("ddp2", rates=(50.0, 50.0))
+    other["ranks"] = [
+        {**rank, **WATCHED, "host": host, "node_rank": n}
+        for n, (rank, host) in enumerate(zip(other["ranks"], "ab", strict=True))
+    ]
+    assert doubts_of([base, other]) == ["", ""]
+
+
+def test_worker_groups_with_another_environment_are_told_apart_but_not_by_their_gpus() -> None:
+    lines = [line("single", group_id="g0"), line("ddp2", rates=(1.0, 1.0), group_id="g1")]
+
+    def environment(**other: Any) -> dict[str, Any]:
+        node = {"cpu": "x", "variables": {"CUDA_VISIBLE_DEVICES": "0"}}
+        return {
+            "groups": [
+                {"group_id": "g0", "sitting": 0, "whole_s": 1.0, "nodes": [node]},
+                {"group_id": "g1", "sitting": 0, "whole_s": 1.0, "nodes": [{**node, **other}]},
+            ]
+        }
+
+    assert doubts_of(lines, environment(variables={"CUDA_VISIBLE_DEVICES": "0,1"})) == ["", ""]
+    assert doubts_of(lines, environment(cpu="y")) == ["", "environment differs from the base's"]
+
+
+def test_no_steady_state_and_a_wide_spread() -> None:
+    assert doubts_of([line("single", facts={"steady": False})]) == ["no steady state"]
+    one = line("single")
+    steps = steps_of([one])
+    steps["step_s"] = [9.0, *([0.1, 0.2] * 5)]
+    found = analyse.doubts(trials_of([one]), steps, analyse.windows([one]), analyse.ranks([one]), {})
+    assert found.tolist() == ["wide spread"]
+
+
+def alone(rank: int, seconds: float) -> dict[str, Any]:
+    return {
+        "trial_id": "t",
+        "attempt": 1,
+        "rank": rank,
+        "window": 3,
+        "window_kind": "alone",
+        "duration_s": seconds,
+        "steps": 10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slow"), [([1.0, 1.0], None), ([1.0, 1.1], None), ([1.0, 1.6], 1), ([1.0, 1.5, 1.0, 1.0], 1)]
+)
+def test_the_slow_rank_is_named(seconds: list[float], slow: int | None) -> None:
+    windows = WINDOWS.frame(alone(rank, value) for rank, value in enumerate(seconds))
+    assert slow_ranks(windows) == ({} if slow is None else {("t", 1): slow})
+
+
+def test_foreign_cores_are_the_nodes_time_less_all_its_ranks() -> None:
+    ranks = RANKS.frame([{"watched_s": 2.0, "own_cpu_s": 1.5, "node_cpu_s": 4.0}] * 2)
+    assert foreign_cores(ranks) == pytest.approx((4.0 - 3.0) / 2.0)
+
+
+def test_doubts_are_tallied_over_blocks() -> None:
+    assert (
+        tally(pd.Series(["wide spread", "", "wide spread; foreign load"]))
+        == "wide spread (2 of 3); foreign load (1 of 3)"
+    )
+    assert tally(pd.Series(["", ""])) is None
+
+
+def test_every_doubt_that_is_raised_is_explained() -> None:
+    text = " ".join(DOUBTS)
+    for name in ("no steady state", "wide spread", "slow rank", "foreign load", "memory swapped", "clocks throttled"):
+        assert name in text

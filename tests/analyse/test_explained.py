@@ -1,0 +1,151 @@
+"""Phases, ledger and waterfall from hand-made windows, with numbers a reader can check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness import analyse
+from tests.records import line, steps_of
+
+STEPS = 10
+
+
+def window(kind: str, rank: int, number: int, step_s: float, wait_s: float = 0.0) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "window": number,
+        "window_kind": kind,
+        "duration_s": STEPS * step_s,
+        "steps": STEPS,
+        "weight": 100.0,
+        "wait_s": STEPS * wait_s,
+        "copy_s": 0.0,
+        "forward_s": STEPS * (step_s - wait_s) / 4,
+        "backward_s": STEPS * (step_s - wait_s) / 2,
+        "optimizer_s": STEPS * (step_s - wait_s) / 8,
+        "rest_s": STEPS * (step_s - wait_s) / 8,
+    }
+
+
+def trial(cell: str, windows: list[dict[str, Any]], **columns: Any) -> dict[str, Any]:
+    ranks = len({one["rank"] for one in windows})
+    return {**line(cell, rates=(1.0,) * ranks, **columns), "windows": windows}
+
+
+def study(block: int = 0, *, single_s: float = 0.10, **ddp: Any) -> list[dict[str, Any]]:
+    """single: 100 ms a step; ddp on one: 105; on two: alone 110 and 120, together 150 and waiting 10 more."""
+    two = [
+        *(window("timed", rank, 2, 0.160, 0.010) for rank in (0, 1)),
+        window("alone", 0, 3, 0.110),
+        window("alone", 1, 3, 0.120),
+        *(window("together", rank, 4, 0.160, 0.010) for rank in (0, 1)),
+    ]
+    return [
+        trial("single", [window("timed", 0, 2, single_s)], block=block, alone_id="single", wrapped_id="single"),
+        trial("ddp1", [window("timed", 0, 2, 0.105)], block=block, strategy="ddp", devices=1, alone_id="single"),
+        trial("ddp2", two, block=block, strategy="ddp", alone_id="single", wrapped_id="ddp1", **ddp),
+    ]
+
+
+def waterfall_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    trials = analyse.trials(lines, steps_of(lines))
+    trials["doubts"] = ""
+    return analyse.waterfall(trials, analyse.windows(lines), analyse.scaling(trials))
+
+
+def test_ddps_parts_by_hand_and_they_add_up() -> None:
+    rows = waterfall_of(study())
+    seconds = dict(zip(rows["part"], rows["part_s"], strict=True))
+    assert seconds == pytest.approx(
+        {
+            "ideal": 0.100,
+            "wrapper": 0.005,
+            "side by side": 0.010,
+            "slowest rank": 0.005,
+            "exposed communication": 0.030,
+            "waiting for data": 0.010,
+            "rest": 0.0,
+        },
+        abs=1e-9,
+    )
+    assert rows["share"].sum() == pytest.approx(1.0)
+    assert rows["share"].iloc[0] == pytest.approx(0.100 / 0.160)
+
+
+def test_the_ideal_share_is_the_efficiency() -> None:
+    lines = study()
+    trials = analyse.trials(lines, steps_of(lines)).assign(doubts="")
+    efficiency = analyse.scaling(trials).set_index("cell_id").loc["ddp2", "efficiency"]
+    assert waterfall_of(lines)["share"].iloc[0] == pytest.approx(float(efficiency))
+
+
+def test_shares_carry_an_interval_over_blocks() -> None:
+    rows = waterfall_of(study(0) + study(1, single_s=0.104))
+    ideal = rows[rows["part"] == "ideal"].iloc[0]
+    assert ideal["blocks"] == 2
+    assert ideal["low"] < ideal["share"] < ideal["high"]
+    wrapper = rows[rows["part"] == "wrapper"].iloc[0]
+    assert wrapper["share"] == pytest.approx((0.005 + 0.001) / 2 / 0.160)
+
+
+def test_a_part_may_be_negative() -> None:
+    rows = waterfall_of(study(single_s=0.12))
+    assert rows.set_index("part").loc["wrapper", "share"] == pytest.approx(-0.015 / 0.160)
+    assert rows["share"].sum() == pytest.approx(1.0)
+
+
+def test_without_what_explains_it_a_cell_is_left_out() -> None:
+    lines = study()
+    assert waterfall_of([lines[0], lines[2]]).empty
+    assert waterfall_of(lines[:2]).empty
+
+
+def test_strong_scaling_names_the_smaller_batch() -> None:
+    strong = {"scaling": "strong", "global_batch_size": 20}
+    two = [window("timed", rank, 2, 0.070) for rank in (0, 1)]
+    lines = [
+        trial("single", [window("timed", 0, 2, 0.100)], **strong, per_device_batch_size=20, alone_id="single"),
+        trial(
+            "small",
+            [window("timed", 0, 2, 0.060)],
+            base="small",
+            strategy="single",
+            kind="diagnostic",
+            purpose="explain",
+        ),
+        trial("fsdp2", two, strategy="fsdp", **strong, alone_id="small", facts={"fsdp_all_gather_s": 0.004}),
+    ]
+    lines[1]["windows"] = [window("timed", 0, 2, 0.060)]
+    seconds = waterfall_of(lines).set_index("part")["part_s"].to_dict()
+    assert seconds == pytest.approx(
+        {"ideal": 0.05, "smaller batch": 0.01, "all-gather": 0.004, "waiting for data": 0.0, "rest": 0.006}, abs=1e-9
+    )
+
+
+def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
+    lines = study()
+    trials = analyse.trials(lines, steps_of(lines)).assign(doubts="")
+    phases = analyse.phases(trials, analyse.windows(lines)).set_index("cell_id")
+    two = phases.loc["ddp2"]
+    assert two["step_s"] == pytest.approx(0.160)
+    assert two["wait_s"] == pytest.approx(0.010)
+    assert two["backward_s"] == pytest.approx(0.075)
+    assert analyse.host_phases(trials, analyse.windows(lines)).empty
+
+
+def test_the_ledger_counts_every_second_once() -> None:
+    lines = [line("single"), line("ddp2", rates=(1.0, 1.0))]  # 3 s each, all of it in parts
+    environment = {
+        "groups": [{"group_id": "b0-g0", "sitting": 0, "whole_s": 20.0, "parts": {"worker start": 9.0}}],
+        "sittings": [{"wall_s": 25.0}],
+    }
+    ledger = analyse.ledger(lines, environment)
+    assert ledger["seconds"].sum() == pytest.approx(25.0)
+    assert ledger[ledger["level"] == "group"].set_index("part")["seconds"].to_dict() == {
+        "worker start": 9.0,
+        "between trials and end": 5.0,
+    }
+    assert ledger[ledger["level"] == "run"]["seconds"].tolist() == [5.0]

@@ -1,0 +1,45 @@
+"""Phases from marks, with a clock that moves one second a mark."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+import torch
+
+from harness.measure.marks import DEVICE, HOST, POINTS, HostMarks, cost_s, marks_for
+
+
+def ticking(*, detailed: bool, steps: int = 2) -> HostMarks:
+    clock = count(0.0, 1.0)
+    marks = HostMarks(lambda: next(clock), detailed=detailed)
+    for _ in range(steps):
+        for point in range(len(POINTS)):
+            marks.mark(point)
+    marks.mark(0)
+    return marks
+
+
+def test_phases_add_up_to_the_steps() -> None:
+    told = ticking(detailed=True).read()
+    assert told.step_s == [7.0, 7.0]
+    assert told.wait_s == [1.0, 1.0]
+    assert told.phases == {"wait": 2.0, "copy": 2.0, "rest": 4.0, "forward": 2.0, "backward": 2.0, "optimizer": 2.0}
+    assert sum(told.phases.values()) == pytest.approx(sum(told.step_s))
+
+
+def test_without_detail_only_the_step_and_its_wait_are_marked() -> None:
+    told = ticking(detailed=False).read()
+    assert told.step_s == [2.0, 2.0]  # two marks a step
+    assert told.wait_s == [1.0, 1.0]
+    assert told.phases == {}
+
+
+def test_every_gap_between_marks_has_a_name_on_both_clocks() -> None:
+    assert len(HOST) == len(DEVICE) == len(POINTS)
+
+
+def test_marking_costs_little_and_is_measured_once() -> None:
+    cpu = torch.device("cpu")
+    assert 0 < cost_s(cpu) == cost_s(cpu) < 1e-3
+    assert isinstance(marks_for((cpu,), 3), HostMarks)

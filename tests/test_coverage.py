@@ -1,0 +1,30 @@
+"""The intervals hold the truth as often as they say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from harness.stats import paired_ratio
+from tests.benchmarks.coverage import BLOCKS, DRIFT, MUST_COVER, TRUTH, coverage, lognormal
+
+
+@pytest.mark.parametrize("two_stage", [False, True], ids=["fixed", "two-stage"])
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("noise", MUST_COVER)
+def test_the_interval_covers_the_truth_in_93_to_97_of_100_studies(noise: str, blocks: int, two_stage: bool) -> None:
+    assert 0.93 <= coverage(MUST_COVER[noise], blocks, two_stage) <= 0.97
+
+
+def test_pairing_takes_the_drift_between_blocks_out() -> None:
+    random = np.random.default_rng(5)
+    noise = lognormal(0.01)
+    drift = np.exp(DRIFT * random.standard_normal(6))
+    bases, speeds = drift * noise(random, 6), TRUTH * drift * noise(random, 6)
+    paired = paired_ratio(speeds.tolist(), bases.tolist())
+    mixed = paired_ratio(speeds.tolist(), bases[::-1].tolist())
+    assert paired.high is not None
+    assert mixed.high is not None
+    assert math.log(paired.high / paired.value) < math.log(mixed.high / mixed.value) / 3

@@ -1,0 +1,97 @@
+"""Twins, what explains a cell, and the checks: which trials are added, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.config import Experiment
+from harness.plan import make_plan, only
+from tests.conftest import gpu_cluster, laptop
+
+Make = Callable[..., Experiment]
+WEAK = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
+STRONG = {"strategy": "ddp", "devices": [2, 4], "global_batch_size": 64}
+
+
+def test_every_block_has_a_twin_of_every_base_in_a_group_of_its_own(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 3}), laptop())
+    twins = [trial for trial in plan.trials if trial.purpose == "twin"]
+    assert len(twins) == 3 * 2
+    for group in plan.groups:
+        purposes = {trial.purpose for trial in group.trials}
+        assert purposes == {"twin"} or "twin" not in purposes
+    assert all(trial.cell == trial.cell.base() for trial in twins)
+
+
+def test_a_twin_has_an_id_of_its_own(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(WEAK, diagnostics=True), laptop())
+    ids = [trial.id for trial in plan.trials]
+    assert len(ids) == len(set(ids))
+
+
+def test_weak_scaling_needs_nothing_to_be_explained_but_what_the_grid_lacks(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 1}), laptop())
+    assert not [trial for trial in plan.trials if trial.purpose == "explain"]
+    without = {**WEAK, "devices": [2]}
+    plan = make_plan(make_experiment({**without, "strategy": "ddp"}, diagnostics=True), laptop())
+    explaining = {(t.cell.strategy, t.cell.devices) for t in plan.trials if t.purpose == "explain"}
+    assert explaining == {("ddp", 1)}
+
+
+def test_strong_scaling_is_explained_by_one_device_at_the_smaller_batch(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(STRONG, diagnostics=True, throughput={"blocks": 1}), gpu_cluster())
+    explaining = {
+        (t.cell.strategy, t.cell.devices, t.cell.global_batch_size) for t in plan.trials if t.purpose == "explain"
+    }
+    assert explaining == {("single", 1, 32), ("ddp", 1, 32), ("single", 1, 16), ("ddp", 1, 16)}
+
+
+def test_each_strategy_and_device_count_is_checked_once_in_the_first_block(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 3}), laptop())
+    checks = [trial for trial in plan.trials if trial.purpose == "equivalence"]
+    assert {(t.cell.strategy, t.cell.devices, t.cell.global_batch_size, t.block) for t in checks} == {
+        ("single", 1, 8, 0),
+        ("ddp", 1, 8, 0),
+        ("ddp", 2, 8, 0),
+    }
+
+
+def test_checks_open_their_group_and_epochs_close_it(make_experiment: Make) -> None:
+    experiment = make_experiment(WEAK, diagnostics=True, convergence={"epochs": 1})
+    for group in make_plan(experiment, laptop()).groups:
+        ranks = [(t.kind == "convergence") - (t.purpose == "equivalence") for t in group.trials]
+        assert ranks == sorted(ranks)
+
+
+def test_a_cell_knows_its_check_whatever_its_batch_and_precision(make_experiment: Make) -> None:
+    grid = {**WEAK, "precision": ["fp32", "bf16"]}
+    plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 1}), laptop())
+    checks = {t.cell.id for t in plan.trials if t.purpose == "equivalence"}
+    ids = {
+        t.check_id for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "ddp" and t.cell.devices == 2
+    }
+    assert len(ids) == 1
+    assert ids < checks
+    assert {t.check_id for t in plan.trials if t.cell.strategy == "single"} == {None}
+
+
+def test_only_takes_along_what_its_cells_need(make_experiment: Make) -> None:
+    whole = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 1}), laptop())
+    part = only(whole, {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8})
+    seen = {(t.cell.strategy, t.cell.devices, t.cell.global_batch_size, t.purpose) for t in part.trials}
+    assert seen == {
+        ("ddp", 2, 16, ""),
+        ("single", 1, 8, ""),
+        ("single", 1, 8, "twin"),
+        ("ddp", 2, 8, "equivalence"),
+        ("single", 1, 8, "equivalence"),
+    }
+
+
+@pytest.mark.parametrize("switch", ["twin", "explain"])
+def test_each_can_be_switched_off(make_experiment: Make, switch: str) -> None:
+    experiment = make_experiment(STRONG, diagnostics=True, throughput={switch: False}, equivalence=False)
+    assert switch not in {trial.purpose for trial in make_plan(experiment, gpu_cluster()).trials}
+    assert "equivalence" not in {trial.purpose for trial in make_plan(experiment, gpu_cluster()).trials}
