@@ -141,7 +141,8 @@ class Cell:
             else f"global batch {self.global_batch_size}"
         )
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        parts = [f"{self.strategy} x{self.devices}{nodes}", self.model, batch, self.precision]
+        launcher = self.launcher if self.launcher != "ray" else None
+        parts = [f"{self.strategy} x{self.devices}{nodes}", self.model, batch, self.precision, launcher]
         return " · ".join(part for part in parts if part)
 
 

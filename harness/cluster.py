@@ -161,7 +161,7 @@ def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
             timeout=120,
         )
         shares = [_ray_share(node, raw["Resources"]) for node, raw in zip(described, alive, strict=True)]
-        inventory = Inventory(tuple(node for node in shares if node.cores or node.gpus))
+        inventory = Inventory(tuple(node for node in shares if node.cores or node.gpus), attached=True)
     else:
         only = inventory.nodes[0]
         inventory = Inventory((Node(**{**vars(only), "node_id": here, "address": alive[0]["NodeManagerAddress"]}),))

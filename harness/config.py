@@ -16,8 +16,18 @@ from pydantic import (
 
 from harness import yaml_source
 from harness.config_problems import describe
-from harness.config_sections import Convergence, Grid, Limits, Loader, StrategyOptions, Strict, Throughput
+from harness.config_sections import (
+    Convergence,
+    Grid,
+    LauncherName,
+    Limits,
+    Loader,
+    StrategyOptions,
+    Strict,
+    Throughput,
+)
 from harness.config_values import (
+    Axis,
     Filter,
     Options,
     Seed,
@@ -65,6 +75,7 @@ class Experiment(Strict):
     convergence: Convergence | None = None
     limits: Limits = Limits()
     device: DeviceRequest = "auto"
+    launcher: Axis[LauncherName] = ("ray",)
     oversubscribe: bool = False
     equivalence: bool = True
     seed: Seed = 0

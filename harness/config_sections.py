@@ -10,6 +10,7 @@ from harness.config_values import Axis, Batch, Count, Filter, Options, Seconds, 
 
 StrategyName = Literal["single", "dp", "ddp", "fsdp"]
 PrecisionName = Literal["fp32", "tf32", "bf16"]
+LauncherName = Literal["ray", "torchrun"]
 
 
 class Strict(BaseModel):
@@ -175,3 +176,8 @@ class Limits(Strict):
     wall: Seconds | None = None
     trial: Seconds = 600.0
     attempts: Annotated[int, Field(ge=1, le=100)] = 2
+
+    @property
+    def collective_s(self) -> int:
+        """How long a collective waits for its peers: beyond the hang limit, which knows more about where they stand."""
+        return int(2 * self.trial + 60)

@@ -21,6 +21,7 @@ AXES = (
     "global_batch_size",
     "precision",
     "compile",
+    "launcher",
 )
 MAX_DEVICES = 65_536
 MAX_BATCH = 2**24

@@ -28,6 +28,7 @@ from harness.events import (
 )
 from harness.plan import Plan
 from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
+from harness.present_belief import belief_lines
 
 LAST_RESULTS = 6
 WHY = {
@@ -92,9 +93,7 @@ class ConsoleSink:
     def _follow(self, event: Event) -> None:
         match event:
             case GroupStarting(group):
-                self._now = (
-                    f"starting {group.placement} for {plural(len(group.trials), 'trial')} of block {group.block}"
-                )
+                self._now = f"starting {group} for {plural(len(group.trials), 'trial')} of block {group.block}"
                 self._say(self._now, live=False)
             case GroupReady(group, start_s):
                 self._now = f"worker group {group.id} is up after {start_s:.1f} s"
@@ -120,6 +119,8 @@ class ConsoleSink:
         self._console.print(
             f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
         )
+        for text in belief_lines(event.tables["noise"], trials):
+            self._console.print(text, highlight=False)
         self._console.print(f"Report: {event.report}", highlight=False, soft_wrap=True)
 
     def _done(self) -> tuple[int, int]:
@@ -147,7 +148,7 @@ def plan_table(plan: Plan) -> Table:
     by_key: dict[tuple[Any, ...], list[Any]] = {}
     for group in plan.groups:
         for trial in group.trials:
-            key = (trial.cell.strategy, trial.cell.devices, str(group.placement))
+            key = (trial.cell.strategy, trial.cell.devices, str(group))
             by_key.setdefault(key, []).append(trial)
     for (strategy, devices, placement), trials in sorted(by_key.items()):
         kinds = [trial.kind for trial in trials]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ COLLATERAL = (
     "timed out waiting",
 )
 """What a healthy rank's collective says when a peer is gone."""
+_DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
+"""How torchrun names a rank that died."""
 COLLATERAL_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 
 
@@ -56,6 +59,22 @@ def from_launch(
         outcome, reason, named, detail = _classify(error)
     for trial_id in trial_ids:
         yield TrialResult(trial_id, outcome, reason, error_type=named, detail=detail)
+
+
+def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) -> TrialResult:
+    """A row for a trial whose torchrun ended without a word from its ranks; ``output`` is what they printed last.
+
+    ``code`` is torchrun's own; None where it was given up because no rank came up.
+    """
+    if not came_up:
+        what = "nothing was heard of them in time" if code is None else f"torchrun ended with exit code {code}"
+        return TrialResult(trial_id, "error", f"the worker processes did not start: {what}", detail=output)
+    named = _DIED.findall(output)
+    if not named:
+        return TrialResult(trial_id, "lost", f"torchrun itself ended (exit code {code})", detail=output)
+    rank, status = (int(number) for number in named[-1])  # the last is what torchrun calls the root cause
+    means = f"signal {-status}" if status < 0 else f"exit code {status}"
+    return TrialResult(trial_id, "lost", f"a worker process died (rank {rank}: {means})", detail=output)
 
 
 def _classify(error: BaseException | None) -> tuple[Outcome, str, str, str]:

@@ -24,6 +24,15 @@ def _strategy_applies(cell: Cell, machine: Machine) -> str | None:
     return None
 
 
+def _launcher_applies(cell: Cell, machine: Machine) -> str | None:
+    """torchrun takes the devices of the driver's machine; a cluster's scheduler would not know that they are taken."""
+    if cell.launcher == "torchrun" and cell.nodes > 1:
+        return f"torchrun, the control, runs on one node, not on {cell.nodes}"
+    if cell.launcher == "torchrun" and not machine.alone:
+        return "torchrun, the control, runs on this machine alone, not in a cluster"
+    return None
+
+
 def _splits_evenly(cell: Cell, machine: Machine) -> str | None:
     if cell.devices % cell.nodes:
         return f"{cell.devices} devices do not split evenly over {cell.nodes} nodes"
@@ -66,6 +75,7 @@ def _needs_cuda(cell: Cell, machine: Machine) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     _strategy_applies,
+    _launcher_applies,
     _splits_evenly,
     _enough_devices,
     _batch_divides,

@@ -63,6 +63,7 @@ def _fixed_axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]
         "batch": grid.per_device_batch_size or grid.global_batch_size or (),
         "precision": grid.precision,
         "compile": grid.compile,
+        "launcher": experiment.launcher,
     }
 
 
@@ -98,6 +99,7 @@ def _cell(point: Mapping[str, Any], weak: bool, experiment: Experiment, machine:
         precision=point["precision"],
         compile=point["compile"],
         oversubscribe=oversubscribed,
+        launcher=point["launcher"],
         strategy_options=_section(point, strategy),
         workload_options=_section(point, "workload"),
         optimizer=_section(point, "optimizer"),

@@ -24,10 +24,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The nodes of a cluster, or of an assumed one."""
+    """The nodes of a cluster, or of an assumed one. ``attached``: a cluster that was there before the run."""
 
     nodes: tuple[Node, ...]
     assumed: bool = False
+    attached: bool = False
 
     @classmethod
     def assume(cls, nodes: int, gpus: int, cores: int = 64) -> Inventory:
@@ -49,13 +50,17 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Machine:
-    """An inventory as one experiment sees it: the kind of device, how many a node, threads for each."""
+    """An inventory as one experiment sees it: the kind of device, how many a node, threads for each.
+
+    ``alone``: one machine with the driver on it and nobody who shares it out, not a cluster.
+    """
 
     device: str
     threads_per_device: int
     devices_per_node: tuple[int, ...]
     compiler: bool
     cpus_per_device: float = 1.0
+    alone: bool = True
 
     @property
     def devices(self) -> int:
@@ -93,4 +98,5 @@ def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int])
         threads = max(1, cores // most)
         per_node = tuple(n.cores // threads for n in nodes)
         cpus = float(threads)
-    return Machine(device, threads, per_node, all(n.compiler for n in nodes), cpus)
+    alone = len(nodes) == 1 and not inventory.attached
+    return Machine(device, threads, per_node, all(n.compiler for n in nodes), cpus, alone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,25 @@ class Launcher(Protocol):
         after ``deadline`` (unix time). Closing the generator ends the processes.
         """
         ...
+
+
+@dataclass(frozen=True)
+class ByLauncher:
+    """Hands each group to the launcher that its cells name."""
+
+    launchers: Mapping[str, Launcher]
+
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        return self.launchers[group.launcher].launch(group, deadline=deadline)
+
+
+def process_variables(group: WorkerGroup, threads_per_device: int) -> dict[str, str]:
+    """What every launcher sets in the environment of a group's processes before they import anything."""
+    threads = str(threads_per_device)
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    if group.device == "cpu":
+        variables["CUDA_VISIBLE_DEVICES"] = ""  # a CPU trial on a GPU machine must not see its GPUs
+    return variables
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "machine": asdict(plan.machine),
         "order_seed": plan.experiment.seed,
         "groups": [
-            {"id": g.id, "block": g.block, "placement": str(g.placement), "trials": [t.id for t in g.trials]}
-            for g in plan.groups
+            {"id": g.id, "block": g.block, "placement": str(g), "trials": [t.id for t in g.trials]} for g in plan.groups
         ],
         "skipped": [{**trial_columns(skip.trial), "reason": skip.reason} for skip in plan.skips],
     }

@@ -13,30 +13,37 @@ from harness.schema.doubts import DOUBTS
 
 def noise_table(noise: pd.DataFrame) -> TextTable:
     """Each base against its twin."""
-    unit = rate_unit(noise)
-    columns = (
-        Heading("setting"),
-        Heading(f"base ({unit})", True),
-        Heading(f"twin ({unit})", True),
-        Heading("twin / base", True),
-        Heading("its 95 % interval", True),
-        Heading("n", True),
+    return _ratio_table(noise, "base", "throughput_per_s", "twin", "twin_throughput_per_s", "twin / base")
+
+
+def parity_table(parity: pd.DataFrame) -> TextTable:
+    """Each cell under Ray against the same cell under torchrun."""
+    return _ratio_table(
+        parity, "torchrun", "control_throughput_per_s", "Ray", "throughput_per_s", "Ray / torchrun", cells=True
     )
-    rows = [
-        Line(
-            (
-                name,
-                speed(row["throughput_per_s"]),
-                speed(row["twin_throughput_per_s"]),
-                f"{row['ratio']:.3f}",
-                "one block" if pd.isna(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}",
-                str(row["blocks"]),
-            ),
-            "base" if row["excludes_one"] is True else "",
-        )
-        for name, row in zip(settings(noise), noise.to_dict("records"), strict=True)
-    ]
-    return TextTable(columns, tuple(rows))
+
+
+def _ratio_table(
+    rows: pd.DataFrame,
+    first: str,
+    first_column: str,
+    second: str,
+    second_column: str,
+    ratio: str,
+    *,
+    cells: bool = False,
+) -> TextTable:
+    """Two throughputs and their ratio with its interval; rows whose interval excludes 1 are set off."""
+    unit = rate_unit(rows)
+    titles = (f"{first} ({unit})", f"{second} ({unit})", ratio, "its 95 % interval", "n")
+    columns = (Heading("cell" if cells else "setting"), *(Heading(title, True) for title in titles))
+    lines = []
+    for name, row in zip(settings(rows), rows.to_dict("records"), strict=True):
+        named = f"{shown_strategy(row)} x{row['devices']}, {name}" if cells else name
+        interval = "one block" if pd.isna(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
+        numbers = (speed(row[first_column]), speed(row[second_column]), f"{row['ratio']:.3f}", interval)
+        lines.append(Line((named, *numbers, str(row["blocks"])), "base" if _is(row["excludes_one"]) else ""))
+    return TextTable(columns, tuple(lines))
 
 
 def agreement_table(agreement: pd.DataFrame) -> TextTable:
@@ -129,3 +136,16 @@ def _size(count: float) -> str:
 
 def _is(value: Any) -> bool:
     return not pd.isna(value) and bool(value)
+
+
+def belief_lines(noise: pd.DataFrame, trials: pd.DataFrame) -> list[str]:
+    """The noise floor and the doubts in a line each, for the end of a run."""
+    lines = []
+    known = noise[noise["low"].notna()]
+    if not known.empty:
+        floors = ", ".join(f"{row['low']:.3f} to {row['high']:.3f}" for row in known.to_dict("records"))
+        lines.append(f"Noise floor (the base against its twin, 95 %): {floors}.")
+    doubts = doubt_table(trials).rows
+    if doubts:
+        lines.append(f"Doubts, by timed trials: {'; '.join(f'{line.cells[0]} ({line.cells[1]})' for line in doubts)}.")
+    return lines

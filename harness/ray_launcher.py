@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
+import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,10 +19,12 @@ from harness.cluster import Cluster
 from harness.config import Experiment
 from harness.failures import blamed, from_launch, primary
 from harness.inventory import Machine, Node
-from harness.messages import Message, TrialResult, TrialStarted
-from harness.ray_watch import Fit, Watch
-from harness.ray_worker import InterfaceTorchConfig, Registration, train
+from harness.launch import process_variables
+from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
+from harness.ray_watch import Fit, ask_agents
+from harness.ray_worker import InterfaceTorchConfig, train
 from harness.trial import WorkerGroup
+from harness.watch import ComingUp, Registration, Watch
 from harness.worker import Job
 
 TAKE_S = 1.0
@@ -52,11 +56,12 @@ class RayLauncher:
         number = next(self._launches)
         ray.get(self.cluster.mailbox.open.remote(number, deadline))
         fit = Fit(self._trainer(group, number))
-        watch = Watch(self.cluster, self.experiment.limits.trial)
+        watch = Watch(partial(ask_agents, self.cluster), self.experiment.limits.trial)
+        coming_up = ComingUp(time.time(), "controller and resources")
         failures: list[TrialResult] = []
         finished: list[str] = []
         current: str | None = None
-        for message in self._hear(fit, watch):
+        for message in self._hear(fit, watch, coming_up):
             if isinstance(message, TrialResult) and message.error_rank is not None:
                 failures.append(message)  # told when the group has ended: the cause may be a peer's
                 continue
@@ -72,7 +77,7 @@ class RayLauncher:
             trial_ids = blamed([trial.id for trial in group.trials], finished, current)
             yield from from_launch(trial_ids, fit.error, watch.timed_out, watch.stacks)
 
-    def _hear(self, fit: Fit, watch: Watch) -> Iterator[Message]:
+    def _hear(self, fit: Fit, watch: Watch, coming_up: ComingUp) -> Iterator[Message]:
         """Messages until the group has ended and all are heard; ends a group that hangs or is given up."""
         try:
             while True:
@@ -81,6 +86,9 @@ class RayLauncher:
                     watch.saw_progress()
                     if isinstance(message, Registration):
                         watch.add(message)
+                        coming_up.saw(message, time.time())
+                    elif isinstance(message, GroupStarted):
+                        yield replace(message, parts=coming_up.parts(time.time()))
                     else:
                         yield message
                 if ended:
@@ -101,16 +109,12 @@ class RayLauncher:
 
     def _trainer(self, group: WorkerGroup, number: int) -> TorchTrainer:
         job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path)
-        threads = str(self.machine.threads_per_device)
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        if group.device == "cpu":
-            variables["CUDA_VISIBLE_DEVICES"] = ""  # a CPU trial on a GPU machine must not see its GPUs
         return TorchTrainer(
             train,
             train_loop_config={"job": job, "mailbox": self.cluster.mailbox, "launch": number},
             torch_config=InterfaceTorchConfig(
-                backend=_backend(group),
-                timeout_s=int(2 * self.experiment.limits.trial + 60),
+                backend=group.backend,
+                timeout_s=self.experiment.limits.collective_s,
                 mailbox=self.cluster.mailbox,
                 launch=number,
             ),
@@ -120,7 +124,7 @@ class RayLauncher:
                 storage_path=self._storage,
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
                 logging_config=LoggingConfig(log_level="ERROR"),
-                worker_runtime_env={"env_vars": variables},
+                worker_runtime_env={"env_vars": process_variables(group, self.machine.threads_per_device)},
             ),
         )
 
@@ -145,11 +149,6 @@ class RayLauncher:
         needed = 1 if group.oversubscribe else group.placement.devices_per_node
         fits = [node for node, devices in zip(self.cluster.inventory.nodes, per_node, strict=True) if devices >= needed]
         return fits[: group.placement.nodes]
-
-
-def _backend(group: WorkerGroup) -> str:
-    """gloo for CPU slots and where ranks share a GPU, which NCCL refuses; else NCCL beside gloo for the control."""
-    return "cpu:gloo,cuda:nccl" if group.device == "cuda" and not group.oversubscribe else "gloo"
 
 
 def _resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import torch
 from ray.runtime_context import get_runtime_context
@@ -21,18 +22,8 @@ from harness.measure.progress import StepCounter, shared_folder
 from harness.node import interface_of
 from harness.ranks import Ranks
 from harness.trial import WorkerGroup
+from harness.watch import Registration
 from harness.worker import Job, run_group
-
-
-@dataclass(frozen=True)
-class Registration:
-    """A rank's process, before it joins anything: so that it can be watched and ended."""
-
-    rank: int
-    node_id: str
-    pid: int
-    counter: str
-    stack: str
 
 
 class InterfaceBackend(_TorchBackend):
@@ -42,8 +33,9 @@ class InterfaceBackend(_TorchBackend):
     """
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        for rank, (node_id, pid) in enumerate(worker_group.execute(_use_own_interface)):
-            process = Registration(rank, node_id, pid, *_files(pid, backend_config.launch))
+        for rank, (node_id, pid, created_at) in enumerate(worker_group.execute(_use_own_interface)):
+            files = _files(pid, backend_config.launch)
+            process = Registration(rank, node_id, pid, *files, created_at=created_at, connected=False)
             ray.get(backend_config.mailbox.put.remote(backend_config.launch, process))
         super().on_start(worker_group, backend_config)
 
@@ -60,13 +52,13 @@ class InterfaceTorchConfig(TorchConfig):
         return InterfaceBackend
 
 
-def _use_own_interface() -> tuple[str, int]:
+def _use_own_interface() -> tuple[str, int, float]:
     interface = interface_of(ray.util.get_node_ip_address())
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if interface != "lo":
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    return get_runtime_context().get_node_id(), os.getpid()
+    return get_runtime_context().get_node_id(), os.getpid(), psutil.Process().create_time()
 
 
 def _files(pid: int, launch: int) -> tuple[str, str]:
@@ -100,7 +92,9 @@ def train(config: dict[str, Any]) -> None:
         with stack_file.open("w") as file, StepCounter(counter_file) as counter:
             faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
             rank = context.get_world_rank()
-            if not send(Registration(rank, node_id, os.getpid(), str(counter_file), str(stack_file))):
+            if not send(
+                Registration(rank, node_id, os.getpid(), str(counter_file), str(stack_file), 0.0, connected=True)
+            ):
                 return  # the run was given up while this process came up
             ranks = Ranks(
                 rank=rank,

@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -220,10 +220,10 @@ class RunFolder:
         for line in lines:
             path = self._raw(line["trial_id"], line["attempt"])
             if path.exists():
-                part = pq.read_table(path)
-                count = part.num_rows
+                with pq.ParquetFile(path) as file:  # half the time of read_table
+                    part = file.read(use_threads=False)
                 for name in ("trial_id", "attempt"):
-                    part = part.append_column(name, pa.array([line[name]] * count))
+                    part = part.append_column(name, pa.repeat(line[name], part.num_rows))
                 parts.append(part)
         if not parts:
             return table.frame([])
@@ -231,7 +231,6 @@ class RunFolder:
 
 
 def _result_columns(result: TrialResult) -> dict[str, Any]:
-    content = asdict(result)
-    for name in ("trial_id", "detail", "steps", "epochs", "checks"):
-        del content[name]
-    return content
+    """The columns of the line; what is long has a file of its own."""
+    elsewhere = ("trial_id", "detail", "steps", "epochs", "checks")
+    return {field.name: getattr(result, field.name) for field in fields(result) if field.name not in elsewhere}

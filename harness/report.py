@@ -15,7 +15,7 @@ from harness.errors import HarnessError, RunFolderError
 from harness.files import replace_text
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, outcome_table, scaling_table
-from harness.present_belief import agreement_table, doubt_table, ledger_table, memory_table, noise_table
+from harness.present_belief import agreement_table, doubt_table, ledger_table, memory_table, noise_table, parity_table
 from harness.record import RunFolder
 from harness.results import Results, load
 
@@ -25,6 +25,7 @@ TABLES = (
     "cells",
     "scaling",
     "noise",
+    "parity",
     "agreement",
     "waterfall",
     "phases",
@@ -39,7 +40,11 @@ TABLES = (
 
 def write_report(run_folder: Path) -> Results:
     """Rebuilds tables/, figures/ and report.html of a run folder; raises RunFolderError where it is none."""
-    results = load(run_folder)
+    return build_report(load(run_folder))
+
+
+def build_report(results: Results) -> Results:
+    """The same of results that are open already."""
     folder = results.folder
     _read(results)
     folder.compact({"steps": results.steps, "epochs": results.epochs, "checks": results.checks})
@@ -88,6 +93,7 @@ def _save(drawing: Drawing, folder: RunFolder) -> bytes:
     png = io.BytesIO()
     with style():
         drawing.figure.savefig(png, format="png", dpi=DPI)
+        drawing.figure.set_layout_engine("none")  # what was laid out stays; doing it again costs as much as drawing
         drawing.figure.savefig(folder.figures / f"{drawing.name}.svg", metadata={"Date": None})
     (folder.figures / f"{drawing.name}.png").write_bytes(png.getvalue())
     return png.getvalue()
@@ -110,6 +116,7 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         scaling_words=content.scaling_words(results.scaling),
         noise=noise_table(results.noise),
         noise_words=content.noise_words(results.noise),
+        parity=parity_table(results.parity),
         agreement=agreement_table(results.agreement),
         doubts=doubt_table(results.trials),
         memory=memory_table(results.cells, results.ranks, results.trials),

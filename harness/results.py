@@ -90,6 +90,10 @@ class Results:
     def noise(self) -> pd.DataFrame:
         return analyse.noise(self.trials, self._rule)
 
+    @cached_property
+    def parity(self) -> pd.DataFrame:
+        return analyse.parity(self.trials, self._rule)
+
     @property
     def _rule(self) -> dict[str, Any] | None:
         settings = self.experiment.throughput

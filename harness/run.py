@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -21,10 +21,12 @@ from harness.errors import RunFolderError
 from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
 from harness.inventory import Inventory
+from harness.launch import ByLauncher, Launcher
 from harness.plan import Plan, make_plan, only
 from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, download_data, missing_data
 from harness.record import RunFolder
 from harness.report import write_report
+from harness.torchrun_launcher import TorchrunLauncher
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -68,8 +70,9 @@ def run(request: Request, emit: Emit) -> int:
         stack.enter_context(folder.locked())
         finished = True
         try:
-            with _terminable(), nullcontext(ray_cluster) if ray_cluster else cluster.embedded(inventory) as ready:
-                _measure(plan, folder, ready, home, began, emit)
+            with _terminable(), _ray(ray_cluster, plan) as ready, ExitStack() as launched:
+                launcher = _launcher(plan, ready, home, launched)
+                _measure(plan, folder, launcher, home, began, emit)
         except KeyboardInterrupt:
             finished = False
             emit(Note(f"interrupted: what was finished is kept; go on with --resume {folder.path}"))
@@ -77,12 +80,28 @@ def run(request: Request, emit: Emit) -> int:
     return _exit_code(folder, plan) if finished else INTERRUPTED
 
 
-def _measure(plan: Plan, folder: RunFolder, ray_cluster: Cluster, home: Path, began: float, emit: Emit) -> None:
-    """Every pending trial of the plan."""
+def _ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
+    """The cluster at the address, or a Ray of our own; none where no worker group of the plan is for it."""
+    if ray_cluster or all(group.launcher != "ray" for group in plan.groups):
+        return nullcontext(ray_cluster)
+    return cluster.embedded(plan.inventory)
+
+
+def _launcher(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:
+    """Starts each worker group as its cells say. Idle, Ray takes no part in what torchrun starts."""
+    own = str(home) if plan.experiment.own_workload else None
+    torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own)
+    if ray_cluster is None:
+        return torchrun
     from harness.ray_launcher import RayLauncher
 
-    import_path = str(home) if plan.experiment.own_workload and ray_cluster.embedded else None
-    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, import_path)
+    import_path = own if ray_cluster.embedded else None
+    ray = stack.enter_context(closing(RayLauncher(ray_cluster, plan.experiment, plan.machine, import_path)))
+    return ByLauncher({"ray": ray, "torchrun": torchrun})
+
+
+def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path, began: float, emit: Emit) -> None:
+    """Every pending trial of the plan."""
     execution = Execution(plan, folder, launcher, emit)
     sitting = execution.sitting
     folder.set_sitting(sitting, {"started_at": began, "git_commit": git_commit(home), "command": sys.argv[1:]})
@@ -90,7 +109,6 @@ def _measure(plan: Plan, folder: RunFolder, ray_cluster: Cluster, home: Path, be
     try:
         execution.run()
     finally:
-        launcher.close()
         folder.set_sitting(sitting, {"wall_s": time.time() - began})
 
 
@@ -99,7 +117,7 @@ def _report(folder: RunFolder, began: float, emit: Emit) -> None:
         emit(Note(f"nothing was finished; {folder.path} holds the plan"))
         return
     results = write_report(folder.path)
-    tables = {"scaling": results.scaling, "trials": results.trials}
+    tables = {"scaling": results.scaling, "noise": results.noise, "trials": results.trials}
     emit(Reported(folder.path, folder.report, tables, time.time() - began))
 
 

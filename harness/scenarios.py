@@ -77,14 +77,14 @@ def _throughput(scene: Scene) -> TrialResult:
     training = _training(scene, workload)
     collate = getattr(workload, "collate", None)
     stepper = Stepper(training, datasets[0], trial.cell, trial.seed, ranks, collate=collate, advance=scene.advance)
-    speed = measure_throughput(stepper, settings)
+    speed = measure_throughput(stepper, settings, shared=trial.cell.oversubscribe)
     scene.rank_facts |= {
         **(memory.peak(ranks.devices) if fresh_peak else {}),
         **memory.of_state(training),
         **speed.load,
     }
     stretches, facts = list(speed.stretches), {"steady": speed.steady}
-    if settings.explain:
+    if settings.explain and trial.purpose != "twin":
         with scene.part("explain"):
             more, told = explain(scene.trial.cell, stepper, speed, workload, scene.cache)
         stretches += more

@@ -55,6 +55,14 @@ class WorkerGroup:
     trials: tuple[Trial, ...]
     launcher: str = "ray"
 
+    @property
+    def backend(self) -> str:
+        """gloo for CPU slots and where ranks share a GPU, which NCCL refuses; else NCCL beside gloo for the control."""
+        return "cpu:gloo,cuda:nccl" if self.device == "cuda" and not self.oversubscribe else "gloo"
+
+    def __str__(self) -> str:
+        return str(self.placement) + (f" by {self.launcher}" if self.launcher != "ray" else "")
+
 
 @dataclass(frozen=True)
 class Skip:

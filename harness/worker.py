@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -44,8 +45,9 @@ class TrialFailed(Exception):
 def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -> None:
     """Runs the group's trials; raises TrialFailed at the first that fails on this rank."""
     _prepare_process(job)
-    _announce(ranks, send)
     cache: dict[tuple[Any, ...], Any] = {}
+    _preload(job, ranks, cache)
+    _announce(ranks, send)
     for trial in job.group.trials:
         if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
             return
@@ -89,6 +91,15 @@ def _prepare_process(job: Job) -> None:
         sys.path.insert(0, job.import_path)
     gc.collect()
     gc.freeze()  # what was imported stays; later collections do not walk it
+
+
+def _preload(job: Job, ranks: Ranks, cache: dict[Any, Any]) -> None:
+    """Imports and reads what the first trial needs, so that it costs no more than the others.
+
+    What fails here fails again in the trial, where it has a row.
+    """
+    with contextlib.suppress(Exception):
+        Scene(job.group.trials[0], job.experiment, ranks, lambda: None, cache).workload()
 
 
 def _announce(ranks: Ranks, send: Send) -> None:

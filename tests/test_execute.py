@@ -182,3 +182,64 @@ def test_closing_early_keeps_what_was_recorded(plan: Plan, tmp_path: Path) -> No
     folder = RunFolder(next(tmp_path.glob("*/*/plan.json")).parent)
     ok: Sequence[str] = [row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"]
     assert set(ok) == {trial.id for trial in plan.trials if trial.block == 0}
+
+
+def windows_of(rate: float) -> tuple[dict[str, Any], ...]:
+    return ({"rank": 0, "window": 0, "window_kind": "timed", "duration_s": 1.0, "weight": rate, "steps": 1},)
+
+
+class MeasuringLauncher(ScriptedLauncher):
+    """Every trial is ok with the throughput that ``speed`` gives it."""
+
+    def __init__(self, speed: Callable[[Trial], float]) -> None:
+        super().__init__(lambda trial, tries: "ok")
+        self.speed = speed
+
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        self.launches.append([trial.id for trial in group.trials])
+        for trial in group.trials:
+            yield TrialStarted(trial.id)
+            yield TrialResult(trial.id, "ok", windows=windows_of(self.speed(trial)))
+
+
+RULE = {"at_least": 3, "at_most": 9, "halfwidth": 0.1}
+
+
+def run_by_rule(make_experiment: Make, tmp_path: Path, speed: Callable[[Trial], float]) -> tuple[Plan, RunFolder]:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": RULE, "twin": True}), laptop())
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    Execution(plan, folder, MeasuringLauncher(speed), lambda event: None).run()
+    return plan, folder
+
+
+def test_blocks_beyond_what_precision_needs_are_skipped_with_the_number(make_experiment: Make, tmp_path: Path) -> None:
+    plan, folder = run_by_rule(make_experiment, tmp_path, lambda trial: 100.0 * trial.cell.devices)
+    done = [row["block"] for row in folder.lines() if row["outcome"] == "ok"]
+    assert set(done) == {0, 1, 2}
+    reasons = {row["reason"] for row in folder.lines() if row["block"] >= 3 and row["devices"] * row["nodes"] <= 2}
+    assert "precise enough: 3 blocks suffice for 10 %" in reasons
+    assert len({row["trial_id"] for row in folder.lines()}) >= len(plan.trials)
+
+
+def test_base_and_twin_stay_until_the_last_cell_that_needs_them(make_experiment: Make, tmp_path: Path) -> None:
+    def speed(trial: Trial) -> float:
+        noisy = trial.cell.devices == 2
+        return 100.0 * (1 + 0.05 * (trial.block % 3 - 1) * noisy)
+
+    _, folder = run_by_rule(make_experiment, tmp_path, speed)
+    blocks: dict[tuple[str, int, str], int] = {}
+    for row in folder.lines():
+        if row["outcome"] == "ok":
+            key = (row["strategy"], row["devices"], row["purpose"])
+            blocks[key] = blocks.get(key, 0) + 1
+    most = blocks["ddp", 2, ""]
+    assert 3 < most < 9
+    assert blocks["single", 1, ""] == blocks["single", 1, "twin"] == most
+
+
+def test_a_resumed_run_comes_to_the_same_number(make_experiment: Make, tmp_path: Path) -> None:
+    plan, folder = run_by_rule(make_experiment, tmp_path, lambda trial: 100.0 * trial.cell.devices)
+    again = MeasuringLauncher(lambda trial: 1.0 + trial.block)
+    Execution(plan, folder, again, lambda event: None).run()
+    assert again.launches == []

@@ -27,6 +27,18 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
         ({"strategy": "dp", "nodes": 2}, TWO_NODES, "dp drives its devices from one process and cannot span nodes"),
         ({"strategy": "dp", "devices": 16}, TWO_NODES, "too few devices: needs 16 on one node, has 8 + 8 GPUs"),
         ({"devices": 16, "nodes": 2}, TWO_NODES, None),
+        ({"launcher": "torchrun"}, LAPTOP, None),
+        ({"launcher": "torchrun", "devices": 4, "oversubscribe": True}, LAPTOP, None),
+        (
+            {"launcher": "torchrun", "devices": 16, "nodes": 2},
+            TWO_NODES,
+            "torchrun, the control, runs on one node, not on 2",
+        ),
+        (
+            {"launcher": "torchrun"},
+            replace(LAPTOP, alone=False),
+            "torchrun, the control, runs on this machine alone, not in a cluster",
+        ),
         ({"devices": 3, "nodes": 2}, TWO_NODES, "3 devices do not split evenly over 2 nodes"),
         ({"devices": 18, "nodes": 2}, TWO_NODES, "too few devices: needs 9 devices on each of 2 nodes, has 8 + 8 GPUs"),
         ({"nodes": 2}, LAPTOP, "too few devices: needs 1 devices on each of 2 nodes, has 2 CPU slots"),

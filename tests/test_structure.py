@@ -17,7 +17,7 @@ MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("files", "inventory", "schema", "stats", "labels", "config_values", "yaml_source", "cell", "messages"),
+    ("files", "inventory", "schema", "stats", "labels", "config_values", "yaml_source", "cell", "messages", "peaks"),
     (
         "config_problems",
         "config_sections",
@@ -25,21 +25,20 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "present",
         "analyse",
         "placement",
-        "peaks",
         "ranks",
         "environment",
         "loader",
     ),
-    ("config", "feasible", "optimizers", "plots", "strategies", "mailbox"),
+    ("config", "present_belief", "feasible", "optimizers", "plots", "strategies", "mailbox", "socket_mailbox", "watch"),
     ("grid", "workloads", "trial"),
     ("diagnostics", "training"),
     ("plan",),
     ("plan_rows", "events", "failures", "resume", "blocks", "preflight", "measure"),
     ("record", "node", "scenarios"),
     ("results", "worker", "cluster", "console"),
-    ("launch", "ray_worker", "report_content"),
-    ("ray_watch", "execute"),
-    ("report", "ray_launcher"),
+    ("launch", "ray_worker", "torchrun_worker", "report_content"),
+    ("ray_watch", "execute", "torchrun_processes"),
+    ("report", "ray_launcher", "torchrun_launcher"),
     ("run",),
     ("cli",),
 )
@@ -47,8 +46,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 WITHOUT_TORCH_OR_RAY = """
 errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
-config_sections trial present analyse placement peaks config feasible plots grid diagnostics plan
+config_sections trial present present_belief analyse placement peaks config feasible plots grid diagnostics plan
 plan_rows events failures resume blocks record results report_content report console mailbox
+socket_mailbox watch
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.analyse.agreement import agreement, disagreeing
 from harness.analyse.doubts import doubts
 from harness.analyse.phases import host_phases, ledger, phases
-from harness.analyse.ratios import noise, scaling
+from harness.analyse.ratios import noise, parity, scaling
 from harness.analyse.training import convergence
 from harness.analyse.trials import cells, outcomes, ranks, throughput, trials, windows
 from harness.analyse.waterfall import waterfall
@@ -20,6 +20,7 @@ __all__ = [
     "ledger",
     "noise",
     "outcomes",
+    "parity",
     "phases",
     "ranks",
     "scaling",

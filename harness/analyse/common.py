@@ -12,6 +12,8 @@ from harness.schema import AXES
 from harness.stats import Estimate
 
 Lines = Sequence[Mapping[str, Any]]
+Row = Mapping[Any, Any]
+Rows = Sequence[Row]
 STRATEGIES = ("single", "dp", "ddp", "fsdp")
 """In the order in which they are shown."""
 FAMILY = tuple(axis for axis in AXES if axis not in ("devices", "nodes", "per_device_batch_size", "global_batch_size"))
@@ -28,7 +30,15 @@ def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
     return ok.drop_duplicates(["cell_id", "block", "sitting"], keep="last")
 
 
-def family(row: pd.Series[Any]) -> tuple[Any, ...]:
+def by_cell(trials: pd.DataFrame) -> dict[str, Rows]:
+    """The trials of each cell, by block and sitting; cells in their order of appearance."""
+    cells: dict[str, list[Row]] = {}
+    for row in trials.to_dict("records"):
+        cells.setdefault(str(row["cell_id"]), []).append(row)
+    return {cell_id: sorted(rows, key=lambda row: (row["block"], row["sitting"])) for cell_id, rows in cells.items()}
+
+
+def family(row: Row) -> tuple[Any, ...]:
     batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
     return (*(str(row[axis]) for axis in FAMILY), int(row[batch]))
 

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from harness.analyse.common import Row, Rows
 from harness.schema.doubts import FOREIGN_CORES, SLOW_RANK, WIDE_SPREAD
 
 ENVIRONMENT_KEYS = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 """Those that name what a worker group was given, and so differ between groups rightly."""
 
+RANK_COLUMNS = (
+    "trial_id",
+    "attempt",
+    "node_rank",
+    "threads",
+    "device_model",
+    "host",
+    "watched_s",
+    "own_cpu_s",
+    "node_cpu_s",
+    "swapped_bytes",
+    "throttled",
+    "foreign_gpu_processes",
+)
 Key = tuple[Hashable, ...]
 """(trial id, attempt)."""
 
@@ -30,8 +45,10 @@ def doubts(
     ok = trials[trials["outcome"] == "ok"]
     spread = _spread(steps)
     slow = slow_ranks(windows)
-    by_trial = {key: part for key, part in ranks.groupby(["trial_id", "attempt"])}
-    machines = {key: _machine(part) for key, part in by_trial.items()}
+    by_trial: dict[Key, list[Row]] = {}
+    for rank in ranks[[*RANK_COLUMNS]].to_dict("records"):
+        by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
+    machines = {key: _machine(rows) for key, rows in by_trial.items()}
     settings = _environments(environment)
     bases = {(row["cell_id"], row["block"], row["sitting"]): row for row in ok.to_dict("records") if not row["purpose"]}
     found: list[str] = []
@@ -56,12 +73,12 @@ def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
     for key, part in alone.groupby(["trial_id", "attempt"]):
         sums = part.groupby("rank")[["duration_s", "steps"]].sum()
         own = (sums["duration_s"] / sums["steps"]).astype(float)
-        if len(own) > 1 and own.max() > SLOW_RANK * own.median():
+        if len(own) > 1 and own.max() > SLOW_RANK * own.quantile(0.5, interpolation="lower"):
             found[_key(key)] = int(str(own.idxmax()))
     return found
 
 
-def _own(row: Mapping[Hashable, Any], spread: float | None, slow: int | None, ranks: pd.DataFrame | None) -> list[str]:
+def _own(row: Mapping[Hashable, Any], spread: float | None, slow: int | None, ranks: Rows | None) -> list[str]:
     """What a trial's own record says against it."""
     names = []
     if not pd.isna(row["steady"]) and not row["steady"]:
@@ -75,27 +92,31 @@ def _own(row: Mapping[Hashable, Any], spread: float | None, slow: int | None, ra
     return names
 
 
-def _of_load(ranks: pd.DataFrame) -> list[str]:
+def _of_load(ranks: Rows) -> list[str]:
     names = []
-    foreign = [cores for _, node in ranks.groupby("node_rank") if (cores := foreign_cores(node)) is not None]
-    if foreign and max(foreign) > FOREIGN_CORES:
+    nodes: dict[Any, list[Row]] = {}
+    for rank in ranks:
+        nodes.setdefault(rank["node_rank"], []).append(rank)
+    if any((foreign_cores(node) or 0.0) > FOREIGN_CORES for node in nodes.values()):
         names.append("foreign load")
-    if (ranks["swapped_bytes"].fillna(0) > 0).any():
+    if any(not pd.isna(rank["swapped_bytes"]) and rank["swapped_bytes"] > 0 for rank in ranks):
         names.append("memory swapped")
-    if "throttled" in ranks and ranks["throttled"].fillna("").ne("").any():
+    if any(rank["throttled"] for rank in ranks if not pd.isna(rank["throttled"])):
         names.append("clocks throttled")
-    if "foreign_gpu_processes" in ranks and (ranks["foreign_gpu_processes"].fillna(0) > 0).any():
+    if any(rank["foreign_gpu_processes"] > 0 for rank in ranks if not pd.isna(rank["foreign_gpu_processes"])):
         names.append("foreign load on the GPU")
     return names
 
 
-def foreign_cores(node: pd.DataFrame) -> float | None:
+def foreign_cores(node: Rows) -> float | None:
     """Cores that other processes kept busy on one node: its processor time less its ranks', over the time."""
-    known = node.dropna(subset=["watched_s", "node_cpu_s", "own_cpu_s"])
-    if known.empty or known["watched_s"].max() <= 0:
+    watched = ("watched_s", "node_cpu_s", "own_cpu_s")
+    known = [rank for rank in node if not any(pd.isna(rank[name]) for name in watched)]
+    seconds = max((float(rank["watched_s"]) for rank in known), default=0.0)
+    if seconds <= 0:
         return None
-    busy = float(known["node_cpu_s"].max()) - float(known["own_cpu_s"].sum())
-    return max(0.0, busy / float(known["watched_s"].max()))
+    busy = max(float(rank["node_cpu_s"]) for rank in known) - sum(float(rank["own_cpu_s"]) for rank in known)
+    return max(0.0, busy / seconds)
 
 
 def _beside(mine: Mapping[str, Any] | None, base: Mapping[str, Any] | None) -> list[str]:
@@ -112,12 +133,9 @@ def _beside(mine: Mapping[str, Any] | None, base: Mapping[str, Any] | None) -> l
     return names
 
 
-def _machine(ranks: pd.DataFrame) -> dict[str, Any]:
-    return {
-        "threads": set(ranks["threads"].dropna().tolist()),
-        "models": set(ranks["device_model"].dropna().tolist()),
-        "hosts": set(ranks["host"].dropna().tolist()),
-    }
+def _machine(ranks: Rows) -> dict[str, set[Any]]:
+    names = {"threads": "threads", "models": "device_model", "hosts": "host"}
+    return {key: {rank[name] for rank in ranks if not pd.isna(rank[name])} for key, name in names.items()}
 
 
 def _environments(environment: Mapping[str, Any]) -> dict[tuple[str, int], str]:
@@ -138,15 +156,15 @@ def _signature(node: Mapping[str, Any]) -> str:
     return json.dumps([*(node.get(key) for key in ENVIRONMENT_KEYS), variables], sort_keys=True)
 
 
-def tally(doubts: pd.Series[Any]) -> str | None:
+def tally(doubts: Sequence[Any]) -> str | None:
     """'wide spread (2 of 3)': each doubt of a cell's trials, with how many of them have it; None without one."""
-    names = [name for text in doubts.fillna("") for name in str(text).split("; ") if name]
+    names = [name for text in doubts if not pd.isna(text) for name in str(text).split("; ") if name]
     counts = {name: names.count(name) for name in dict.fromkeys(names)}
     return "; ".join(f"{name} ({count} of {len(doubts)})" for name, count in counts.items()) or None
 
 
 def _spread(steps: pd.DataFrame) -> dict[Key, float]:
-    timed = steps[~steps["warmup"]]
+    timed = steps.loc[~steps["warmup"], ["trial_id", "attempt", "step_s"]]
     by_trial = timed.groupby(["trial_id", "attempt"])["step_s"]
     quartiles = by_trial.quantile(np.array([0.25, 0.5, 0.75])).unstack()
     if quartiles.empty:

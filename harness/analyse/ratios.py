@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import ends, family, measured, order
+from harness.analyse.common import Row, Rows, by_cell, ends, family, measured, order
 from harness.analyse.doubts import tally
-from harness.schema import AXES, NOISE, SCALING
-from harness.stats import geometric_mean, paired_ratio
+from harness.schema import AXES, NOISE, PARITY, SCALING
+from harness.stats import Estimate, geometric_mean, paired_ratio
 
 RATIOS = ("speedup", "low", "high", "precise", "efficiency", "efficiency_low", "efficiency_high")
 Rule = Mapping[str, Any] | None
@@ -24,17 +24,15 @@ def scaling(trials: pd.DataFrame, rule: Rule = None, excluded: Mapping[str, str]
     did. A cell without either has no row: ratios never mix bases. ``excluded``: why cells have no ratio, by the
     id of the check that shows it.
     """
-    by_cell = {str(cell_id): group for cell_id, group in measured(trials).groupby("cell_id", sort=False)}
-    smallest = _smallest_of_family(by_cell)
+    cells = by_cell(measured(trials))
+    smallest = _smallest_of_family(cells)
     rows = []
-    for cell_id, group in by_cell.items():
-        first = group.iloc[0]
-        base_id = first["base_id"] if first["base_id"] in by_cell else smallest.get(family(first))
-        if base_id is None or pd.isna(base_id):
-            continue
-        base = by_cell[str(base_id)]
-        row = _against(group, base, rule)
-        if row is None:
+    for cell_id, group in cells.items():
+        first = group[0]
+        base_id = first["base_id"] if first["base_id"] in cells else smallest.get(family(first))
+        base = cells.get(str(base_id))
+        row = _against(group, base, rule) if base else None
+        if base is None or row is None:
             continue
         reason = (excluded or {}).get(str(first["check_id"]))
         if reason:
@@ -44,62 +42,99 @@ def scaling(trials: pd.DataFrame, rule: Rule = None, excluded: Mapping[str, str]
     return SCALING.frame(sorted(rows, key=order))
 
 
-def _doubts(group: pd.DataFrame, base: pd.DataFrame) -> str | None:
-    own, of_base = tally(group["doubts"]), tally(base["doubts"])
-    if group["cell_id"].iloc[0] == base["cell_id"].iloc[0]:
-        return own
-    return "; ".join(part for part in (own, of_base and f"base: {of_base}") if part) or None
-
-
 def noise(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
     """Each base against its twin, which is the same cell in a worker group of its own: the noise floor."""
-    bases = {str(cell_id): group for cell_id, group in measured(trials).groupby("cell_id", sort=False)}
+    bases = by_cell(measured(trials))
     rows = []
-    for cell_id, twin in measured(trials, "twin").groupby("cell_id", sort=False):
-        pairs = _pairs(twin, bases[str(cell_id)]) if str(cell_id) in bases else pd.DataFrame()
-        if pairs.empty:
+    for cell_id, twin in by_cell(measured(trials, "twin")).items():
+        speeds, others = _paired(twin, bases.get(cell_id, []))
+        if not speeds:
             continue
-        speeds, others = pairs["throughput_per_s"].tolist(), pairs["throughput_per_s_base"].tolist()
         ratio = paired_ratio(speeds, others, pilot=_pilot(rule))
-        first = twin.iloc[0]
         rows.append(
             {
-                **{axis: first[axis] for axis in ("cell_id", "unit", *AXES)},
+                **{axis: twin[0][axis] for axis in ("cell_id", "unit", *AXES)},
                 "throughput_per_s": geometric_mean(others).value,
                 "twin_throughput_per_s": geometric_mean(speeds).value,
                 "ratio": ratio.value,
                 **ends(ratio),
-                "excludes_one": None if ratio.low is None or ratio.high is None else not ratio.low <= 1 <= ratio.high,
+                "excludes_one": excludes_one(ratio),
             }
         )
     return NOISE.frame(sorted(rows, key=order))
 
 
-def _pairs(group: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
+def parity(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
+    """Each cell under Ray against the same cell under torchrun, the control, paired by block."""
+    cells = by_cell(measured(trials))
+    controls = {_but_launcher(group[0]): group for group in cells.values() if group[0]["launcher"] == "torchrun"}
+    rows = []
+    for cell_id, group in cells.items():
+        control = controls.get(_but_launcher(group[0]))
+        if group[0]["launcher"] != "ray" or control is None:
+            continue
+        speeds, others = _paired(group, control)
+        if not speeds:
+            continue
+        ratio = paired_ratio(speeds, others, pilot=_pilot(rule))
+        rows.append(
+            {
+                "cell_id": cell_id,
+                "control_id": control[0]["cell_id"],
+                **{axis: group[0][axis] for axis in ("unit", *AXES)},
+                "throughput_per_s": geometric_mean(speeds).value,
+                "control_throughput_per_s": geometric_mean(others).value,
+                "ratio": ratio.value,
+                **ends(ratio),
+                "excludes_one": excludes_one(ratio),
+            }
+        )
+    return PARITY.frame(sorted(rows, key=order))
+
+
+def excludes_one(ratio: Estimate) -> bool | None:
+    """Whether the interval leaves out 1; None without an interval."""
+    return None if ratio.low is None or ratio.high is None else not ratio.low <= 1 <= ratio.high
+
+
+def _but_launcher(row: Row) -> tuple[str, ...]:
+    return tuple(str(row[axis]) for axis in AXES if axis != "launcher")
+
+
+def _doubts(group: Rows, base: Rows) -> str | None:
+    own, of_base = (tally([row["doubts"] for row in rows]) for rows in (group, base))
+    if group[0]["cell_id"] == base[0]["cell_id"]:
+        return own
+    return "; ".join(part for part in (own, of_base and f"base: {of_base}") if part) or None
+
+
+def _paired(group: Rows, base: Rows) -> tuple[list[float], list[float]]:
     """The throughputs of both in the blocks and sittings that hold both, in the order of the blocks."""
-    keys = ["block", "sitting"]
-    columns = [*keys, "throughput_per_s"]
-    pairs = group[columns].merge(base[columns], on=keys, suffixes=("", "_base"), validate="one_to_one")
-    return pairs.sort_values(keys)
+    bases = {(row["block"], row["sitting"]): float(row["throughput_per_s"]) for row in base}
+    pairs = [
+        (float(row["throughput_per_s"]), bases[row["block"], row["sitting"]])
+        for row in group
+        if (row["block"], row["sitting"]) in bases
+    ]
+    return [speed for speed, _ in pairs], [other for _, other in pairs]
 
 
 def _pilot(rule: Rule) -> int | None:
     return int(rule["at_least"]) if rule else None
 
 
-def _against(group: pd.DataFrame, base: pd.DataFrame, rule: Rule) -> dict[str, Any] | None:
+def _against(group: Rows, base: Rows, rule: Rule) -> dict[str, Any] | None:
     """The ratio columns of one cell; None where no block holds both it and the base."""
-    pairs = _pairs(group, base)
-    if pairs.empty:
+    speeds, bases = _paired(group, base)
+    if not speeds:
         return None
-    speeds, bases = pairs["throughput_per_s"].tolist(), pairs["throughput_per_s_base"].tolist()
     ratio = paired_ratio(speeds, bases, pilot=_pilot(rule))
-    is_base = group["cell_id"].iloc[0] == base["cell_id"].iloc[0]
+    is_base = group[0]["cell_id"] == base[0]["cell_id"]
     met = None if rule is None or is_base else ratio.halfwidth is not None and ratio.halfwidth <= rule["halfwidth"]
-    devices = float(group["devices"].iloc[0]) / float(base["devices"].iloc[0])
+    devices = float(group[0]["devices"]) / float(base[0]["devices"])
     return {
-        "base_strategy": base["strategy"].iloc[0],
-        "base_devices": base["devices"].iloc[0],
+        "base_strategy": base[0]["strategy"],
+        "base_devices": base[0]["devices"],
         "base_throughput_per_s": geometric_mean(bases).value,
         "throughput_per_s": geometric_mean(speeds).value,
         "speedup": ratio.value,
@@ -111,11 +146,10 @@ def _against(group: pd.DataFrame, base: pd.DataFrame, rule: Rule) -> dict[str, A
     }
 
 
-def _smallest_of_family(by_cell: Mapping[str, pd.DataFrame]) -> dict[tuple[Any, ...], str]:
+def _smallest_of_family(cells: Mapping[str, Rows]) -> dict[tuple[Any, ...], str]:
     smallest: dict[tuple[Any, ...], tuple[int, str]] = {}
-    for cell_id, group in by_cell.items():
-        first = group.iloc[0]
-        candidate = (int(first["devices"]), cell_id)
-        key = family(first)
+    for cell_id, group in cells.items():
+        candidate = (int(group[0]["devices"]), cell_id)
+        key = family(group[0])
         smallest[key] = min(smallest.get(key, candidate), candidate)
     return {key: cell_id for key, (_, cell_id) in smallest.items()}

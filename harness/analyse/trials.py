@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import Lines, ends, measured, order
+from harness.analyse.common import Lines, Row, Rows, by_cell, ends, measured, order
 from harness.analyse.doubts import tally
 from harness.peaks import peak_flops
 from harness.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS
@@ -43,7 +44,7 @@ def throughput(windows: Iterable[Mapping[str, Any]]) -> float | None:
 def trials(lines: Lines, steps: pd.DataFrame) -> pd.DataFrame:
     """One row a trial and attempt, with what follows from its windows and steps."""
     frame = TRIALS.frame([_trial_row(line) for line in lines])
-    timed = steps[~steps["warmup"]]
+    timed = steps.loc[~steps["warmup"], ["trial_id", "attempt", "step_s", "wait_s"]]
     by_trial = timed.groupby(["trial_id", "attempt"])
     stats = pd.DataFrame(
         {
@@ -81,14 +82,15 @@ def cells(trials: pd.DataFrame, steps: pd.DataFrame, pilot: int | None = None) -
     """
     counted = measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
     keys = counted[["trial_id", "attempt", "cell_id"]]
-    timed = steps[~steps["warmup"]].merge(keys, on=["trial_id", "attempt"], how="inner", validate="many_to_one")
-    by_cell = timed.groupby("cell_id")["step_s"]
-    p5, p50, p95 = (by_cell.quantile(q).to_dict() for q in (0.05, 0.5, 0.95))
+    timed = steps.loc[~steps["warmup"], ["trial_id", "attempt", "step_s"]].merge(
+        keys, on=["trial_id", "attempt"], how="inner", validate="many_to_one"
+    )
+    step_s = timed.groupby("cell_id")["step_s"]
+    p5, p50, p95 = (step_s.quantile(q).to_dict() for q in (0.05, 0.5, 0.95))
     rows = []
-    for cell_id, group in counted.groupby("cell_id", sort=False):
-        first = group.iloc[0]
-        group = group.sort_values("block")
-        speed = geometric_mean(group["throughput_per_s"].tolist(), pilot=pilot)
+    for cell_id, group in by_cell(counted).items():
+        first = group[0]
+        speed = geometric_mean([float(row["throughput_per_s"]) for row in group], pilot=pilot)
         rows.append(
             {
                 **{axis: first[axis] for axis in ("cell_id", "added", "parameters", "unit", *AXES)},
@@ -98,27 +100,30 @@ def cells(trials: pd.DataFrame, steps: pd.DataFrame, pilot: int | None = None) -
                 "step_s": p50.get(cell_id),
                 "step_p5_s": p5.get(cell_id),
                 "step_p95_s": p95.get(cell_id),
-                "wait_fraction": group["wait_fraction"].mean(),
-                "peak_memory_bytes": group["peak_memory_bytes"].max(),
-                **_arithmetic(first, speed.value, group["measured_peak_flops_per_s"]),
-                "doubts": tally(group["doubts"]),
+                "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
+                "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),
+                **_arithmetic(first, speed.value, _known(group, "measured_peak_flops_per_s")),
+                "doubts": tally([row["doubts"] for row in group]),
             }
         )
     return CELLS.frame(sorted(rows, key=order))
 
 
-def _arithmetic(trial: pd.Series[Any], speed: float, probes: pd.Series[Any]) -> dict[str, Any]:
+def _known(rows: Rows, name: str) -> list[float]:
+    return [float(row[name]) for row in rows if not pd.isna(row[name])]
+
+
+def _arithmetic(trial: Row, speed: float, probes: Sequence[float]) -> dict[str, Any]:
     """What one device computes, and what part that is of its peak: MFU as Chowdhery et al. 2022 define it."""
     if pd.isna(trial["flops_per_unit"]):
         return {}
     achieved = float(trial["flops_per_unit"]) * speed / float(trial["devices"])
     known = None if pd.isna(trial["device_model"]) else peak_flops(trial["device_model"], trial["precision"])
-    probe = probes.dropna()
     return {
         "achieved_flops_per_s": achieved,
         "mfu": achieved / known.flops_per_s if known else None,
         "peak_source": known.source if known else None,
-        "of_measured_peak": achieved / float(probe.max()) if len(probe) else None,
+        "of_measured_peak": achieved / max(probes) if probes else None,
     }
 
 

@@ -63,6 +63,8 @@ def first_samples(batch: Any, count: int) -> Any:
 
 def _count(workload: Workload, batch: Any, device: torch.device) -> Flops:
     model = workload.build_model().to(device)
+    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
+        return Flops(None, "SyncBatchNorm waits for all ranks, and one alone counts")
     # the watch is the outer mode: it sees what is left once the counter has taken composite operators apart
     with _Watch() as watch, FlopCounterMode(display=False, custom_mapping=_own_formulas()) as counter:
         loss, weight = workload.loss(model, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from harness.config_sections import Throughput
 from harness.measure import load, marks
 from harness.measure.stepper import Stepper, Stretch
+from harness.measure.telemetry import open_telemetry, summarise
 from harness.stats import is_steady
 
 
@@ -34,19 +36,40 @@ class Speed:
         return self.stretches[-1].window.steps
 
 
-def measure_throughput(stepper: Stepper, settings: Throughput) -> Speed:
-    """Warm-up rounds, then windows. Raises WorkloadError."""
+def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool = False) -> Speed:
+    """Warm-up rounds, then windows. ``shared``: ranks share GPUs. Raises WorkloadError."""
     ranks = stepper.ranks
     rounds, steady = _warm_up(stepper, settings)
     pace_s = _pace(rounds[-1].window.step_s)
     detailed = marks.cost_s(ranks.devices[0]) <= marks.DEAR * pace_s and ranks.devices[0].type != "cuda"
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
-    before = load.read()
+    watch = Watch(stepper, shared)
     timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]
-    used = load.between(before, load.read())
+    used = watch.seen(timed)
     finite = stepper.training.finite(list(timed[-1].window.losses))
     flags = ranks.sum([float(finite)])
     return Speed((*rounds, *timed), flags[0] == ranks.world_size, steady, detailed, used)
+
+
+class Watch:
+    """What a rank's node and GPUs did from now on; read here and in ``seen``, never inside a window."""
+
+    def __init__(self, stepper: Stepper, shared: bool) -> None:
+        ranks = stepper.ranks
+        self._shared = shared
+        self._telemetry = open_telemetry(ranks.devices, own_pids=tuple(ranks.gather(os.getpid())))
+        self._load = load.read()
+        self._gpus = self._telemetry.read() if self._telemetry else ()
+
+    def seen(self, timed: Sequence[Stretch]) -> Mapping[str, Any]:
+        """Columns of the rank, over these windows."""
+        gpus = self._telemetry.read() if self._telemetry else ()
+        used = dict(load.between(self._load, load.read()))
+        if self._telemetry:
+            samples = sum(stretch.weight for stretch in timed)
+            used |= summarise(self._gpus, gpus, seconds=used["watched_s"], shared=self._shared, samples=samples)
+            self._telemetry.close()
+        return used
 
 
 def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[Stretch], bool]:

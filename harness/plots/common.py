@@ -69,8 +69,8 @@ def style() -> Iterator[None]:
 def facets_of(rows: pd.DataFrame, *, batch: bool = True) -> list[tuple[str, pd.DataFrame]]:
     """The rows by what they hold fixed (the batch too, or not), in the order of the table."""
     names = settings(rows, batch=batch)
-    parts = [(str(name), rows[names == name]) for name in dict.fromkeys(names)]
-    return parts[:MOST_FACETS]
+    first = list(dict.fromkeys(names))[:MOST_FACETS]
+    return [(str(name), rows[names == name]) for name in first]
 
 
 def make_grid(rows: int, columns: int, height: float = PANEL[1]) -> tuple[Figure, Any]:

@@ -18,10 +18,7 @@ WHISKERS = (5, 95)
 def step_times(tables: Tables) -> Drawing:
     """How the step time of each cell is spread: every timed step of every rank and block."""
     name, title = "step_times", "Step time of each cell"
-    known = tables.trials[(tables.trials["outcome"] == "ok") & (tables.trials["kind"] == "throughput")][
-        ["trial_id", "attempt", "cell_id"]
-    ]
-    timed = tables.steps[~tables.steps["warmup"]].merge(known, on=["trial_id", "attempt"], validate="many_to_one")
+    timed = _timed(tables)
     if timed.empty:
         return Drawing(name, title, "Left out: no step was timed.", None)
     rows = tables.cells.assign(label=[_label(row) for row in tables.cells.to_dict("records")])
@@ -55,6 +52,14 @@ def step_times(tables: Tables) -> Drawing:
         f"Steps of one trial are not replicates.{starred}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
+
+
+def _timed(tables: Tables) -> pd.DataFrame:
+    """Every timed step of the headline trials, with its cell."""
+    trials = tables.trials
+    known = trials[(trials["outcome"] == "ok") & (trials["kind"] == "throughput")][["trial_id", "attempt", "cell_id"]]
+    steps = tables.steps.loc[~tables.steps["warmup"], ["trial_id", "attempt", "step_s"]]
+    return steps.merge(known, on=["trial_id", "attempt"], validate="many_to_one")
 
 
 def _label(row: Mapping[Hashable, Any]) -> str:

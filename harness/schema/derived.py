@@ -75,6 +75,22 @@ NOISE = Table(
     ),
 )
 
+PARITY = Table(
+    "parity",
+    "one cell under Ray against the same cell under torchrun, the control, paired by block",
+    (
+        _c("cell_id", "string", "the cell under Ray"),
+        _c("control_id", "string", "the cell under torchrun"),
+        *AXIS_COLUMNS,
+        _c("unit", "string", "what throughput counts: samples or tokens"),
+        _c("throughput_per_s", "Float64", "geometric mean over the paired blocks", "samples/s"),
+        _c("control_throughput_per_s", "Float64", "the same of the control", "samples/s"),
+        _c("ratio", "Float64", "throughput under Ray over the control's, geometric mean over blocks"),
+        *_INTERVAL,
+        _c("excludes_one", "boolean", "the interval leaves out 1"),
+    ),
+)
+
 AGREEMENT = Table(
     "agreement",
     "the check of one strategy against one device: the same few steps, fp32, without batch statistics and dropout",

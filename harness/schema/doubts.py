@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WIDE_SPREAD = 0.10
-SLOW_RANK = 1.10
+SLOW_RANK = 1.20
 FOREIGN_CORES = 0.25
 
 DOUBTS: dict[str, str] = {

@@ -63,8 +63,8 @@ def test_ddps_parts_by_hand_and_they_add_up() -> None:
         {
             "ideal": 0.100,
             "wrapper": 0.005,
-            "side by side": 0.010,
-            "slowest rank": 0.005,
+            "side by side": 0.005,
+            "slowest rank": 0.010,
             "exposed communication": 0.030,
             "waiting for data": 0.010,
             "rest": 0.0,

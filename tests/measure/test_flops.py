@@ -349,3 +349,17 @@ def test_a_gpu_counts_as_a_cpu_does_and_leaves_no_trace() -> None:
     assert on_gpu == count_flops(workload, images(16), CPU)
     assert torch.equal(torch.cuda.get_rng_state(device), state)
     assert torch.cuda.memory_allocated(device) <= allocated + 64 * 2**20
+
+
+def test_a_model_that_waits_for_other_ranks_is_not_run_alone() -> None:
+    class Synchronised:
+        unit = "samples"
+
+        def build_model(self) -> nn.Module:
+            return nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+
+        def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            raise AssertionError("not called")
+
+    found = count_flops(Synchronised(), torch.zeros(2, 2), torch.device("cpu"))  # type: ignore[arg-type]
+    assert (found.per_unit, found.reason[:13]) == (None, "SyncBatchNorm")

@@ -1,0 +1,102 @@
+"""How worker groups without Ray talk to the driver: a unix socket in a folder that is the driver's alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from harness.messages import TrialStarted
+
+JOIN_S = 5.0
+RETRY_S = 0.01
+DRIVER_GONE = 75
+"""Exit code of a process that lost its driver (EX_TEMPFAIL)."""
+
+
+class SocketMailbox:
+    """The driver's end: keeps what the processes send until the driver takes it, and answers each message at once.
+
+    Who connects must know ``key``: what arrives is unpickled. Trials may start until ``deadline`` (unix time).
+    """
+
+    def __init__(self, path: Path, deadline: float | None) -> None:
+        self.key = secrets.token_bytes(32)
+        self.refused = False
+        """Whether a trial was not allowed to start."""
+        self._path, self._deadline = str(path), deadline
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._closed = False
+        self._listener = Listener(self._path, family="AF_UNIX", authkey=self.key)
+        self._door = threading.Thread(target=self._accept, daemon=True)
+        self._door.start()
+
+    def take(self, wait_s: float) -> list[Any]:
+        """What has arrived; waits so long for a first message."""
+        messages: list[Any] = []
+        with contextlib.suppress(queue.Empty):
+            messages.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())
+            while True:
+                messages.append(self._queue.get_nowait())
+        return messages
+
+    def close(self) -> None:
+        """Lets nobody in any more; who is in hears no, and is heard out when its process has ended."""
+        self._closed = True
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
+            knock.connect(self._path)  # accept() does not end by itself
+        self._door.join(JOIN_S)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection = self._listener.accept()
+            except (OSError, EOFError, AuthenticationError):  # who knocked died, or has not the key
+                time.sleep(RETRY_S)
+            else:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        with contextlib.suppress(OSError, EOFError), connection:
+            while True:
+                connection.send(self._put(connection.recv()))
+
+    def _put(self, message: Any) -> bool:
+        if self._closed:
+            return False
+        if isinstance(message, TrialStarted) and self._deadline is not None and time.time() >= self._deadline:
+            self.refused = True
+            return False
+        self._queue.put(message)
+        return True
+
+
+class DriverLine:
+    """A rank's end. Where the driver goes, this process goes too, whatever it is at; then torchrun ends itself."""
+
+    def __init__(self, path: Path, key: bytes) -> None:
+        self._connection = Client(str(path), family="AF_UNIX", authkey=key)
+        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def send(self, message: Any) -> bool:
+        """Tells the driver and waits until it has it; False asks the group to stop before its next trial."""
+        self._connection.send(message)
+        return self._answers.get()
+
+    def _listen(self) -> None:
+        """Sleeps in the socket until an answer or the end comes: it costs a window nothing."""
+        try:
+            while True:
+                self._answers.put(self._connection.recv())
+        except (OSError, EOFError):
+            os._exit(DRIVER_GONE)

@@ -1,0 +1,100 @@
+"""Runs a worker group's trials one by one under torchrun, without Ray: the control that shows what Ray costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.config import Experiment
+from harness.failures import from_exit, from_launch, primary
+from harness.messages import GroupStarted, Message, TrialResult
+from harness.node import NodeAgent
+from harness.torchrun_processes import Processes, started
+from harness.trial import WorkerGroup
+from harness.watch import ComingUp, Registration, Watch
+from harness.worker import Job
+
+TAKE_S = 1.0
+"""How long one look into the mailbox waits; a message ends the wait."""
+ENDING_S = 0.05
+"""The same once the result is there, when only the end of the processes is awaited."""
+START_S = 120.0
+"""How long the processes may take until the first of them registers: as long as Ray gives its own."""
+
+
+@dataclass(frozen=True)
+class TorchrunLauncher:
+    """Each trial in processes of its own on this machine, with the same worker code as under Ray."""
+
+    experiment: Experiment
+    threads_per_device: int
+    import_path: str | None = None
+
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        """As Launcher says; a GroupStarted for each trial, with the seconds of coming up of all until then."""
+        spent: dict[str, float] = {}
+        for trial in group.trials:
+            if deadline is not None and time.time() >= deadline:
+                return
+            own = replace(group, trials=(trial,))
+            job = Job(self.experiment, own, self.threads_per_device, self.import_path)
+            if not (yield from self._run(job, deadline, spent)):
+                return
+
+    def _run(self, job: Job, deadline: float | None, spent: dict[str, float]) -> Generator[Message, None, bool]:
+        """One trial; gives whether the group may go on."""
+        coming_up = ComingUp(time.time(), "torchrun")
+        failures: list[TrialResult] = []
+        finished = False
+        with started(job, deadline) as processes:
+            watch = Watch(ask_here, self.experiment.limits.trial)
+            for message in _hear(processes, watch, coming_up):
+                if isinstance(message, TrialResult) and message.error_rank is not None:
+                    failures.append(message)  # told when the processes have ended: the cause may be a peer's
+                    continue
+                if isinstance(message, GroupStarted):
+                    for part, seconds in coming_up.parts(time.time()).items():
+                        spent[part] = spent.get(part, 0.0) + seconds
+                    message = replace(message, parts=dict(spent))
+                finished = finished or isinstance(message, TrialResult)
+                yield message
+            if not finished and not processes.mailbox.refused:
+                yield _failure(job.group.trials[0].id, failures, watch, processes)
+        return finished
+
+
+def _hear(processes: Processes, watch: Watch, coming_up: ComingUp) -> Iterator[Message]:
+    """Messages until torchrun has ended and all are heard, or until the processes hang."""
+    wait_s, began = TAKE_S, time.monotonic()
+    while True:
+        ended = processes.exit_code is not None  # before the last look, so that nothing sent until then is missed
+        for message in processes.mailbox.take(0.0 if ended else wait_s):
+            watch.saw_progress()
+            if isinstance(message, Registration):
+                watch.add(message)
+                coming_up.saw(message, time.time())
+                processes.pids.add(message.pid)
+                continue
+            if isinstance(message, TrialResult):
+                wait_s = ENDING_S
+            yield message
+        if ended or (not processes.pids and time.monotonic() - began > START_S):
+            return
+        if watch.hangs():
+            watch.end()
+            return
+
+
+def _failure(trial_id: str, failures: Sequence[TrialResult], watch: Watch, processes: Processes) -> TrialResult:
+    if watch.timed_out:
+        return next(from_launch([trial_id], None, True, watch.stacks))
+    if failures:
+        return primary(failures)
+    return from_exit(trial_id, processes.exit_code, processes.output(), came_up=bool(processes.pids))
+
+
+def ask_here(question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:
+    """This machine's answers, in the place of the agents that Ray has on every node."""
+    return list(getattr(NodeAgent(), question)([what for _, what in things]) or [None] * len(things))

@@ -1,0 +1,152 @@
+"""How planning, recording, reading and reporting grow: ``python -m tests.benchmarks.growth [--sizes 1000 3000 10000]``.
+
+Each size runs in a process of its own, so that its peak of memory is its own. A trial has 100 steps on 8 ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RANKS, STEPS, BLOCKS = 8, 100, 5
+SIZES = (1000, 3000, 10_000)
+
+
+def experiment_of(trials: int) -> dict[str, Any]:
+    """A grid with so many runnable cells and BLOCKS blocks, on an assumed cluster of 8-GPU nodes."""
+    batches = list(range(1, trials // BLOCKS // 4 + 1))
+    return {
+        "name": "growth",
+        "grid": {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": batches},
+        "exclude": [{"strategy": "single", "devices": [2, 4]}],
+        "throughput": {"blocks": BLOCKS, "twin": False, "explain": False},
+        "equivalence": False,
+    }
+
+
+def measure(trials: int, folder: Path) -> dict[str, float]:
+    """Seconds of each stage at a size, and the peak of memory in GiB."""
+    from harness.config import parse
+    from harness.inventory import Inventory
+    from harness.plan import make_plan
+    from harness.record import RunFolder
+    from harness.report import build_report
+    from harness.results import load
+
+    seconds: dict[str, float] = {}
+
+    def timed(stage: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = work()
+        seconds[stage] = time.perf_counter() - start
+        return result
+
+    many = {**experiment_of(trials * BLOCKS)}
+    timed("plan", lambda: make_plan(parse(many, source="growth"), Inventory.assume(1, 8)))
+    experiment = parse(experiment_of(trials), source="growth")
+    plan = make_plan(experiment, Inventory.assume(1, 8))
+    run = RunFolder.create(folder, experiment, plan, "name: growth\n")
+    waited = [0.0]
+    os.fsync = _timed_fsync(os.fsync, waited)  # how much of recording is the disk's own
+    rest = iter(plan.trials)
+    halves = [[next(rest) for _ in range(len(plan.trials) // 2)], list(rest)]
+    for name, half in zip(("record first half", "record second half"), halves, strict=True):
+        timed(name, lambda half=half: [record(run, trial) for trial in half])  # type: ignore[misc]
+    seconds["record"] = seconds["record first half"] + seconds["record second half"]
+    seconds["fsync"] = waited[0]
+    results = load(run.path)
+    timed("read", lambda: (results.lines, results.steps, results.epochs, results.checks))
+    timed("analyse", lambda: [getattr(results, name) for name in ("trials", "cells", "scaling", "waterfall", "ledger")])
+    timed("report", lambda: build_report(results))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {**seconds, "peak_gib": peak, "trials": float(len(plan.trials)), "cells": float(trials)}
+
+
+def _timed_fsync(fsync: Callable[[Any], None], waited: list[float]) -> Callable[[Any], None]:
+    def timed(file: Any) -> None:
+        start = time.perf_counter()
+        fsync(file)
+        waited[0] += time.perf_counter() - start
+
+    return timed
+
+
+def record(run: Any, trial: Any) -> None:
+    """One trial as a worker group would tell it."""
+    from harness.messages import TrialResult
+
+    ranks = RANKS
+    count = ranks * STEPS
+    steps = {
+        "rank": [rank for rank in range(ranks) for _ in range(STEPS)],
+        "window": [1] * count,
+        "step": list(range(STEPS)) * ranks,
+        "warmup": [False] * count,
+        "step_s": [0.01 + 0.0001 * (i % 7) for i in range(count)],
+        "wait_s": [0.001] * count,
+        "loss": [1.0] * count,
+    }
+    windows = tuple(
+        {"rank": rank, "window": 1, "window_kind": "timed", "duration_s": 1.0, "steps": STEPS, "weight": 3200.0}
+        for rank in range(ranks)
+    )
+    result = TrialResult(
+        trial.id,
+        "ok",
+        started_at=0.0,
+        trial_s=2.0,
+        steps_s=1.0,
+        unit="samples",
+        parameters=1,
+        facts={"steady": True},
+        parts={"windows": 1.0, "build": 1.0},
+        windows=windows,
+        steps=steps,
+        ranks=tuple({"rank": rank, "node_rank": 0, "host": "a", "threads": 1} for rank in range(ranks)),
+    )
+    run.append(trial, result, {"attempt": 1, "sitting": 0, "group_id": "g", "position": 0})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        with tempfile.TemporaryDirectory() as folder:
+            sys.stdout.write(json.dumps(measure(asked.one, Path(folder))))
+        return
+    rows = []
+    for size in asked.sizes:
+        command = [sys.executable, "-m", "tests.benchmarks.growth", "--one", str(size)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        rows.append(json.loads(done.stdout))
+    table = Table(title=f"Seconds by size: trials of {STEPS} steps on {RANKS} ranks; {platform.processor() or 'CPU'}")
+    columns = ("plan", "record first half", "record second half", "record", "fsync", "read", "analyse", "report")
+    for title in ("trials (cells planned)", *columns, "peak GiB"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['trials']:,.0f} ({row['cells']:,.0f})", *(f"{row[c]:.2f}" for c in columns), f"{row['peak_gib']:.2f}"
+        )
+    Console(width=140).print(table)
+    if asked.json:
+        asked.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What a grid's trials cost beside their steps, three ways in one go: ``python -m tests.benchmarks.run_time``.
+
+The same trials with the same numbers of steps: by the harness, which gives a worker group many trials; each under
+torchrun, in processes of its own; each in a ``TorchTrainer.fit()`` of its own. Time outside steps is the wall time less
+the warm-up steps and windows. The targets: at most 1/3 of torchrun's and 1/6 of the fits'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import cluster
+from harness.config import Experiment, parse
+from harness.execute import Execution
+from harness.launch import Launcher
+from harness.plan import Plan, make_plan
+from harness.record import RunFolder
+from harness.torchrun_launcher import TorchrunLauncher
+from harness.trial import WorkerGroup
+
+WAYS = ("harness", "torchrun", "fit() each")
+
+
+def experiment_of(batches: list[int]) -> Experiment:
+    """The default experiment's models and strategies but dp, with enough batch sizes for 12 trials a worker group."""
+    content = {
+        "name": "run-time",
+        "grid": {
+            "data": ["digits"],
+            "model": ["resnet8", "resnet14"],
+            "strategy": ["single", "ddp", "fsdp"],
+            "devices": [1, 2],
+            "per_device_batch_size": batches,
+        },
+        "exclude": [{"strategy": "fsdp", "devices": 1}],
+        "workload_options": {"width": 8},
+        # equal steps: windows of a fixed number of steps, and warm-ups of one length
+        "throughput": {
+            "blocks": 1,
+            "warmup_steps": 5,
+            "warmup_rounds": 2,
+            "windows": 2,
+            "window_steps": 8,
+            "window_seconds": 0.0,
+            "twin": False,
+            "explain": False,
+        },
+        "equivalence": False,
+    }
+    return parse(content, source="run_time")
+
+
+def apart(plan: Plan) -> Plan:
+    """The same trials, each in a worker group of its own."""
+    groups = tuple(
+        replace(group, id=f"{group.id}-{number}", trials=(trial,))
+        for group in plan.groups
+        for number, trial in enumerate(group.trials)
+    )
+    return replace(plan, groups=groups)
+
+
+def measure(plan: Plan, launcher: Launcher, folder: Path) -> dict[str, float]:
+    """Wall time of all trials, seconds of their steps, and what a trial costs beside its steps in its process."""
+    run = RunFolder.create(folder, plan.experiment, plan, "")
+    start = time.perf_counter()
+    Execution(plan, run, launcher, lambda event: None).run()
+    wall = time.perf_counter() - start
+    lines = [line for line in run.lines() if line["outcome"] == "ok"]
+    assert len(lines) == len(plan.trials), [line["reason"] for line in run.lines()]
+    steps = sum(line["steps_s"] for line in lines)
+    beside = sorted(line["trial_s"] - line["steps_s"] for line in lines)
+    groups = [group["whole_s"] for group in run.environment()["groups"]]
+    within = sum(line["trial_s"] for line in lines)
+    return {
+        "wall_s": wall,
+        "steps_s": steps,
+        "outside_s": wall - steps,
+        "trials": len(lines),
+        "groups": len(groups),
+        "group_beside_trials_s": (sum(groups) - within) / len(groups),
+        "trial_beside_steps_median_s": beside[len(beside) // 2],
+        "trial_beside_steps_max_s": beside[-1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batches", type=int, nargs="+", default=[16, 32, 48, 64])
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    asked = parser.parse_args()
+    inventory = cluster.local_inventory()
+    experiment = experiment_of(asked.batches)
+    plan = make_plan(experiment, inventory)
+    rows: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        alone = apart(plan)
+        rows["torchrun"] = measure(alone, TorchrunLauncher(experiment, plan.machine.threads_per_device), Path(folder))
+        from harness.ray_launcher import RayLauncher
+
+        began = time.perf_counter()
+        with cluster.embedded(inventory) as ready:
+            ray_start = time.perf_counter() - began
+            with closing(RayLauncher(ready, experiment, plan.machine)) as launcher:
+                rows["harness"] = measure(plan, launcher, Path(folder))
+                rows["fit() each"] = measure(alone, launcher, Path(folder))
+    for way in ("harness", "fit() each"):  # starting Ray belongs to both
+        rows[way]["wall_s"] += ray_start
+        rows[way]["outside_s"] += ray_start
+    Console(width=130).print(_table(rows, plan.groups))
+    if asked.json:
+        asked.json.write_text(json.dumps(rows, indent=1))
+
+
+def _table(rows: dict[str, dict[str, Any]], groups: tuple[WorkerGroup, ...]) -> Table:
+    sizes = ", ".join(str(len(group.trials)) for group in groups)
+    table = Table(title=f"{rows['harness']['trials']} trials; the harness's worker groups hold {sizes}")
+    for title in ("", "wall (s)", "steps (s)", "outside steps (s)", "harness / this", "wall, harness / this"):
+        table.add_column(title, justify="left" if not title else "right")
+    ours = rows["harness"]
+    for way in WAYS:
+        row = rows[way]
+        ratios = (ours["outside_s"] / row["outside_s"], ours["wall_s"] / row["wall_s"])
+        numbers = (row["wall_s"], row["steps_s"], row["outside_s"])
+        table.add_row(way, *(f"{number:.1f}" for number in numbers), *(f"{ratio:.3f}" for ratio in ratios))
+    table.caption = (
+        f"In a worker group a trial costs {ours['trial_beside_steps_median_s']:.3f} s beside its steps (median; most "
+        f"{ours['trial_beside_steps_max_s']:.3f} s); a group's own start and end {ours['group_beside_trials_s']:.1f} s."
+    )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,414 @@
+"""The control: worker groups under torchrun, without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from harness import cluster
+from harness.config import Experiment
+from harness.failures import from_exit
+from harness.launch import ByLauncher, Launcher
+from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
+from harness.placement import Placement
+from harness.plan import Plan, make_plan
+from harness.run import _ray
+from harness.socket_mailbox import SocketMailbox
+from harness.torchrun_launcher import TorchrunLauncher, ask_here
+from harness.torchrun_processes import command
+from harness.torchrun_worker import devices_of
+from harness.trial import WorkerGroup
+from harness.watch import ComingUp, Registration, Watch
+from tests.conftest import gpu_cluster, laptop
+
+Make = Callable[..., Experiment]
+HERE = Path(__file__).parent
+QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0}
+GROUP = WorkerGroup("b0-g0", 0, Placement(1, 2, 1), "cpu", False, (), "torchrun")
+DIED = """
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 41)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_15:00:00
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 42)
+"""
+
+
+# --- the plan
+
+
+def test_a_list_of_launchers_is_an_axis_and_has_groups_of_its_own(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, launcher=["ray", "torchrun"], throughput={"blocks": 2}), laptop())
+    for launcher in ("ray", "torchrun"):
+        cells = {t.cell for t in plan.trials if t.cell.launcher == launcher}
+        assert {(c.strategy, c.devices) for c in cells} == {("single", 1), ("ddp", 1), ("ddp", 2)}
+        assert {c.base().launcher for c in cells} == {launcher}
+    assert all({t.cell.launcher for t in group.trials} == {group.launcher} for group in plan.groups)
+    assert {str(group) for group in plan.groups if group.launcher == "torchrun"} == {
+        "1 x 1 device by torchrun",
+        "2 x 1 device by torchrun",
+    }
+
+
+def test_checks_and_trainings_stay_with_ray(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    sections: dict[str, Any] = {"convergence": {"epochs": 1, "seeds": 0}, "diagnostics": True}
+    plan = make_plan(make_experiment(grid, launcher=["ray", "torchrun"], **sections), laptop())
+    others = [t for t in plan.trials if t.kind == "convergence" or t.purpose == "equivalence"]
+    assert len(others) == 2 + 3
+    assert {t.cell.launcher for t in others} == {"ray"}
+    alone = make_plan(make_experiment(grid, launcher="torchrun", **sections), laptop())
+    trainings = {t.cell.launcher for t in alone.trials if t.kind == "convergence"}
+    assert trainings == {"torchrun"}
+
+
+def test_torchrun_is_for_one_machine(make_experiment: Make) -> None:
+    experiment = make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}, launcher="torchrun")
+    here = laptop()
+    assert not make_plan(experiment, here).skips
+    for inventory in (replace(here, attached=True), gpu_cluster(nodes=2)):
+        plan = make_plan(experiment, inventory)
+        reason = "torchrun, the control, runs on this machine alone, not in a cluster"
+        assert not plan.trials and {skip.reason for skip in plan.skips} == {reason}
+
+
+def test_ray_is_not_started_where_no_group_is_for_it(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(launcher="torchrun"), laptop())
+    with _ray(None, plan) as ready:
+        assert ready is None
+
+
+def test_each_group_goes_to_the_launcher_that_its_cells_name() -> None:
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def launch(self, group: WorkerGroup, *, deadline: float | None) -> Any:
+            yield TrialStarted(f"{self.name} until {deadline}")
+
+    launchers: dict[str, Launcher] = {name: Named(name) for name in ("ray", "torchrun")}
+    both = ByLauncher(launchers)
+    assert list(both.launch(GROUP, deadline=3.0)) == [TrialStarted("torchrun until 3.0")]
+    assert list(both.launch(replace(GROUP, launcher="ray"), deadline=None)) == [TrialStarted("ray until None")]
+
+
+# --- its parts
+
+
+def test_nothing_of_torchruns_own_listens_to_a_network() -> None:
+    line = command(Path("/dev/shm/harness-x/job"), 2)
+    assert line[1:3] == ["-m", "torch.distributed.run"]
+    assert {"--nnodes=1", "--nproc-per-node=2", "--local-addr=127.0.0.1", "--rdzv-conf=store_type=file"} < set(line)
+    assert "--standalone" not in line  # opens two stores to every network
+    assert line[-3:] == ["-m", "harness.torchrun_worker", "/dev/shm/harness-x/job"]
+
+
+@pytest.mark.parametrize(
+    ("placement", "device", "local_rank", "gpus", "devices"),
+    [
+        (Placement(1, 2, 1), "cpu", 1, 0, ["cpu"]),
+        (Placement(1, 1, 2), "cpu", 0, 0, ["cpu", "cpu"]),
+        (Placement(1, 2, 1), "cuda", 1, 8, ["cuda:1"]),
+        (Placement(1, 1, 4), "cuda", 0, 8, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+        (Placement(1, 4, 1), "cuda", 3, 2, ["cuda:1"]),
+        (Placement(1, 1, 2), "cuda", 0, 1, ["cuda:0", "cuda:0"]),
+    ],
+)
+def test_a_worker_takes_the_first_devices(
+    placement: Placement, device: str, local_rank: int, gpus: int, devices: list[str]
+) -> None:
+    group = replace(GROUP, placement=placement, device=device)
+    assert devices_of(group, local_rank, gpus) == tuple(map(torch.device, devices))
+
+
+def test_a_group_for_gpus_that_are_gone_says_so() -> None:
+    with pytest.raises(RuntimeError, match="no GPU is visible"):
+        devices_of(replace(GROUP, device="cuda"), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("group", "backend"),
+    [
+        (GROUP, "gloo"),
+        (replace(GROUP, device="cuda"), "cpu:gloo,cuda:nccl"),
+        (replace(GROUP, device="cuda", oversubscribe=True), "gloo"),
+    ],
+)
+def test_backends(group: WorkerGroup, backend: str) -> None:
+    assert group.backend == backend
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "came_up", "outcome", "reason"),
+    [
+        (1, DIED.format(code=9), True, "lost", "a worker process died (rank 1: exit code 9)"),
+        (1, DIED.format(code=-9), True, "lost", "a worker process died (rank 1: signal 9)"),
+        (-9, "", True, "lost", "torchrun itself ended (exit code -9)"),
+        (1, "No module named x", False, "error", "the worker processes did not start: torchrun ended with exit code 1"),
+        (None, "", False, "error", "the worker processes did not start: nothing was heard of them in time"),
+    ],
+)
+def test_an_end_without_a_word(code: int | None, output: str, came_up: bool, outcome: str, reason: str) -> None:
+    row = from_exit("t", code, output, came_up=came_up)
+    assert (row.trial_id, row.outcome, row.reason, row.detail) == ("t", outcome, reason, output)
+
+
+def test_no_trial_starts_after_the_deadline(make_experiment: Make) -> None:
+    experiment = make_experiment(launcher="torchrun")
+    group = make_plan(experiment, laptop()).groups[0]
+    assert list(TorchrunLauncher(experiment, 1).launch(group, deadline=time.time())) == []
+
+
+# --- the mailbox
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Unix sockets have short names."""
+    with tempfile.TemporaryDirectory(prefix="harness-") as folder:
+        yield Path(folder) / "driver"
+
+
+def say(connection: Any, message: Any) -> bool:
+    connection.send(message)
+    answer: bool = connection.recv()
+    return answer
+
+
+def test_each_message_is_kept_and_answered(path: Path) -> None:
+    with closing(SocketMailbox(path, deadline=None)) as mailbox:
+        assert mailbox.take(0.0) == []
+        with Client(str(path), authkey=mailbox.key) as one, Client(str(path), authkey=mailbox.key) as other:
+            assert say(one, TrialStarted("a")) and say(other, GroupStarted((), ())) and say(one, TrialStarted("b"))
+        assert mailbox.take(1.0) == [TrialStarted("a"), GroupStarted((), ()), TrialStarted("b")]
+        assert not mailbox.refused
+
+
+def test_a_trial_after_the_deadline_is_refused(path: Path) -> None:
+    with closing(SocketMailbox(path, deadline=time.time())) as mailbox:
+        with Client(str(path), authkey=mailbox.key) as one:
+            assert say(one, GroupStarted((), ()))
+            assert not say(one, TrialStarted("a"))
+        assert mailbox.take(0.0) == [GroupStarted((), ())]
+        assert mailbox.refused
+
+
+def test_who_has_not_the_key_is_not_let_in_and_disturbs_nobody(path: Path) -> None:
+    with closing(SocketMailbox(path, deadline=None)) as mailbox:
+        with pytest.raises(AuthenticationError):
+            Client(str(path), authkey=b"guessed")
+        with Client(str(path), authkey=mailbox.key) as one:
+            assert say(one, TrialStarted("a"))
+
+
+def test_a_closed_mailbox_says_no_and_lets_nobody_in(path: Path) -> None:
+    mailbox = SocketMailbox(path, deadline=None)
+    with Client(str(path), authkey=mailbox.key) as one:
+        assert say(one, TrialStarted("a"))
+        mailbox.close()
+        assert not say(one, TrialStarted("b"))
+    with pytest.raises(OSError):
+        Client(str(path), authkey=mailbox.key)
+
+
+# --- the watch
+
+
+def process(rank: int, **facts: Any) -> Registration:
+    return Registration(rank, "n0", 100 + rank, f"count-{rank}", f"stack-{rank}", **{"created_at": 0.0, **facts})
+
+
+def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, counts = [0.0], [1, 1]
+    asked: list[tuple[str, Any]] = []
+
+    def ask(question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:
+        asked.append((question, list(things)))
+        return counts[:] if question == "progress" else ["here", ""] if question == "stacks" else [None, None]
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = Watch(ask, limit_s=8.0)
+    now[0] = 100.0
+    assert not watch.hangs() and not asked  # nobody is there yet
+    watch.add(process(1, connected=False))
+    watch.add(process(0, connected=False))
+    watch.saw_progress()
+    seen = []
+    for now[0] in (102.0, 104.0, 106.0, 110.0, 112.0, 114.5):
+        counts[1] += now[0] <= 104.0
+        seen.append(watch.hangs())
+    assert seen == [False] * 5 + [True]
+    watch.end()
+    assert watch.stacks == "rank 0 (pid 100):\nno answer\n\nrank 1 (pid 101):\nhere"
+    assert asked[-1] == ("kill", [("n0", (101, ("count-1", "stack-1"))), ("n0", (100, ("count-0", "stack-0")))])
+
+
+def test_coming_up_is_told_in_parts() -> None:
+    coming_up = ComingUp(10.0, "torchrun")
+    coming_up.saw(process(0, created_at=12.0, connected=False), 15.0)
+    assert coming_up.parts(20.0) == {}
+    coming_up.saw(process(1, created_at=11.0, connected=False), 16.0)
+    coming_up.saw(process(0, connected=True), 16.5)
+    coming_up.saw(process(1, connected=True), 17.0)
+    assert coming_up.parts(18.0) == {"torchrun": 1.0, "worker start": 5.0, "process group": 0.5, "first word": 1.5}
+
+
+def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
+    assert ask_here("progress", [("torchrun", str(tmp_path / "none"))]) == [None]
+    assert ask_here("kill", []) == []
+
+
+# --- for real
+
+
+@pytest.fixture
+def group_of(make_experiment: Make) -> Callable[..., tuple[TorchrunLauncher, WorkerGroup]]:
+    def make(behaviour: str | list[str], workers: int = 2) -> tuple[TorchrunLauncher, WorkerGroup]:
+        experiment = make_experiment(
+            {"strategy": "ddp", "devices": workers, "per_device_batch_size": 8, "workload.behaviour": behaviour},
+            workload="ray_workload:Told",
+            launcher="torchrun",
+            throughput=QUICK,
+            optimizer={"name": "SGD", "lr": 0.01},
+            limits={"trial": 5.0},
+        )
+        plan: Plan = make_plan(experiment, cluster.local_inventory())
+        asked = [t for group in plan.groups for t in group.trials if t.cell.strategy == "ddp"]
+        if not asked:
+            pytest.skip("needs two cores")
+        group = replace(GROUP, placement=Placement(1, workers, 1), trials=tuple(asked))
+        return TorchrunLauncher(experiment, plan.machine.threads_per_device, str(HERE)), group
+
+    return make
+
+
+def pids_of(messages: Sequence[Message]) -> list[int]:
+    return [row["pid"] for message in messages if isinstance(message, GroupStarted) for row in message.ranks]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(pids: Sequence[int], within_s: float) -> None:
+    until = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.slow
+def test_each_trial_has_fresh_processes_and_the_windows_of_every_rank(group_of: Any) -> None:
+    launcher, group = group_of(["fine", "diverges"])
+    messages = list(launcher.launch(group, deadline=None))
+    results = {m.trial_id: m for m in messages if isinstance(m, TrialResult)}
+    assert [results[trial.id].outcome for trial in group.trials] == [
+        {"fine": "ok", "diverges": "diverged"}[trial.cell.workload_options["behaviour"]] for trial in group.trials
+    ]
+    for result in results.values():
+        timed = [window for window in result.windows if window["window_kind"] == "timed"]
+        assert {window["rank"] for window in timed} == {0, 1}
+        assert [row["node_id"] for row in result.ranks] == ["torchrun", "torchrun"]
+        assert [row["local_rank"] for row in result.ranks] == [0, 1]
+    ups = [m for m in messages if isinstance(m, GroupStarted)]
+    assert len(set(pids_of(messages))) == 4
+    assert all(first < second for first, second in zip(ups[0].parts.values(), ups[1].parts.values(), strict=True))
+    variables = ups[0].environments[0]["variables"]
+    threads = str(launcher.threads_per_device)
+    assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == (threads, "")
+    assert not [pid for pid in pids_of(messages) if alive(pid)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("behaviour", "workers", "outcome", "in_reason", "in_detail"),
+    [
+        ("raises", 2, "error", "ValueError on rank 1: a bad sample", "_misbehave"),
+        ("dies", 2, "lost", "", ""),
+        ("dies", 1, "lost", "a worker process died (rank 0: exit code 9)", "exitcode  : 9"),
+        ("hangs", 2, "timeout", "no step was taken within the limit", "_misbehave"),
+    ],
+)
+def test_a_failure_is_a_row_and_ends_the_group(
+    group_of: Any, behaviour: str, workers: int, outcome: str, in_reason: str, in_detail: str
+) -> None:
+    launcher, group = group_of(behaviour, workers)
+    again = replace(group.trials[0], block=1)
+    messages = list(launcher.launch(replace(group, trials=(*group.trials, again)), deadline=None))
+    (result,) = (m for m in messages if isinstance(m, TrialResult))
+    assert (result.trial_id, result.outcome) == (group.trials[0].id, outcome)
+    assert in_reason in result.reason and in_detail in result.detail
+    assert not [pid for pid in pids_of(messages) if alive(pid)]
+
+
+@pytest.mark.slow
+def test_closing_the_generator_ends_the_processes(group_of: Any) -> None:
+    launcher, group = group_of("hangs")
+    messages = launcher.launch(group, deadline=None)
+    seen = [next(messages), next(messages)]
+    assert isinstance(seen[1], TrialStarted) and all(map(alive, pids_of(seen)))
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert set(pids_of(seen)) < children
+    messages.close()
+    assert not [pid for pid in children if alive(pid)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("come_up", [False, True])
+def test_nothing_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
+    file = tmp_path / "hangs.yaml"
+    file.write_text(
+        "{name: hangs, workload: 'ray_workload:Told', launcher: torchrun, equivalence: false,"
+        " grid: {strategy: ddp, devices: 1, per_device_batch_size: 8}, workload_options: {behaviour: hangs},"
+        " throughput: {blocks: 1, twin: false, explain: false}}"
+    )
+    (tmp_path / "ray_workload.py").write_text((HERE / "ray_workload.py").read_text())
+    line = [sys.executable, "-m", "harness.run", str(file), "--output", str(tmp_path / "out")]
+    driver = subprocess.Popen(line, cwd=HERE.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    worker = wait_for_a_worker(driver.pid)
+    folder = Path(worker.cmdline()[-1]).parent
+    while come_up and not (folder / "stack-0").exists():
+        time.sleep(0.05)
+    children = psutil.Process(driver.pid).children(recursive=True)
+    assert "raylet" not in {child.name() for child in children}  # no group is for Ray
+    pids = [child.pid for child in children]
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    wait_until_gone(pids, 60.0)
+    shutil.rmtree(folder)  # what only its owner removes
+
+
+def wait_for_a_worker(driver: int) -> psutil.Process:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        for child in psutil.Process(driver).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.ppid() != driver and "harness.torchrun_worker" in child.cmdline():
+                    return child
+        time.sleep(0.1)
+    raise AssertionError("no worker was started in time")
