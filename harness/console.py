@@ -219,6 +219,8 @@ def _result(line: Mapping[str, Any]) -> str:
 
     if line["outcome"] != "ok":
         return str(line["reason"])
-    if line["kind"] == "throughput":
+    if line["purpose"] == "equivalence":
+        return f"checked in {line['steps_s']:.1f} s"
+    if line["kind"] != "convergence":
         return f"{speed(throughput(line['windows']))} {line['unit']}/s"
     return f"trained {line['steps_s']:.1f} s"

@@ -29,6 +29,8 @@ from harness.worker import Job
 
 TAKE_S = 1.0
 """How long one look into the mailbox waits; a message ends the wait."""
+ENDING_S = 0.05
+"""The same once the last result is there, when only the end of the group is awaited."""
 END_S = 60.0
 """How long Ray has to notice that the workers of a group were killed."""
 GIVEN_UP_S = 5.0
@@ -61,7 +63,7 @@ class RayLauncher:
         failures: list[TrialResult] = []
         finished: list[str] = []
         current: str | None = None
-        for message in self._hear(fit, watch, coming_up):
+        for message in self._hear(fit, watch, coming_up, group.trials[-1].id):
             if isinstance(message, TrialResult) and message.error_rank is not None:
                 failures.append(message)  # told when the group has ended: the cause may be a peer's
                 continue
@@ -77,12 +79,13 @@ class RayLauncher:
             trial_ids = blamed([trial.id for trial in group.trials], finished, current)
             yield from from_launch(trial_ids, fit.error, watch.timed_out, watch.stacks)
 
-    def _hear(self, fit: Fit, watch: Watch, coming_up: ComingUp) -> Iterator[Message]:
+    def _hear(self, fit: Fit, watch: Watch, coming_up: ComingUp, last: str) -> Iterator[Message]:
         """Messages until the group has ended and all are heard; ends a group that hangs or is given up."""
+        wait_s = TAKE_S
         try:
             while True:
                 ended = fit.ended  # before the last look, so that nothing sent until then is missed
-                for message in self._take(0.0 if ended else TAKE_S):
+                for message in self._take(0.0 if ended else wait_s):
                     watch.saw_progress()
                     if isinstance(message, Registration):
                         watch.add(message)
@@ -90,6 +93,8 @@ class RayLauncher:
                     elif isinstance(message, GroupStarted):
                         yield replace(message, parts=coming_up.parts(time.time()))
                     else:
+                        if isinstance(message, TrialResult) and message.trial_id == last:
+                            wait_s = ENDING_S
                         yield message
                 if ended:
                     return

@@ -8,7 +8,7 @@ import signal
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
@@ -23,7 +23,9 @@ from harness.node import interface_of
 from harness.ranks import Ranks
 from harness.trial import WorkerGroup
 from harness.watch import Registration
-from harness.worker import Job, run_group
+
+if TYPE_CHECKING:
+    from harness.worker import Job
 
 
 class InterfaceBackend(_TorchBackend):
@@ -78,6 +80,8 @@ def _devices(group: WorkerGroup) -> tuple[torch.device, ...]:
 
 def train(config: dict[str, Any]) -> None:
     """What Ray Train calls on every rank."""
+    from harness.worker import run_group  # not above: Ray's controller imports this module too, and trains nothing
+
     job: Job = config["job"]
     mailbox, launch = config["mailbox"], config["launch"]
     context = get_context()

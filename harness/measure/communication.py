@@ -9,18 +9,18 @@ from typing import Any
 from harness.measure.stepper import Stepper, Stretch
 
 ROUNDS = 2
-LEAST_STEPS = 3
+LEAST_STEPS = 5
 LOGGED_STEPS = 5
 
 
 def measure_communication(stepper: Stepper, steps: int) -> tuple[list[Stretch], Mapping[str, Any]]:
-    """Windows of half ``steps`` in turn: all ranks together, each rank alone; then what DDP itself says.
+    """Windows of a quarter of ``steps`` in turn: all ranks together, each rank alone; then what DDP itself says.
 
     Alone no rank waits for another, so a rank's own time shows. Parameters, buffers and optimizer state are as
     before afterwards.
     """
     training = stepper.training
-    count = max(LEAST_STEPS, -(-steps // 2))
+    count = max(LEAST_STEPS, -(-steps // 4))
     before = training.snapshot()
     stretches: list[Stretch] = []
     for _ in range(ROUNDS):

@@ -15,6 +15,7 @@ from harness.measure.throughput import Speed
 PHASE_PART = 4
 """Windows that mark dear phases take one part in so many of a timed window's steps."""
 FLOPS_SAMPLES = 2
+PROBE_S = 0.1
 
 
 def explain(
@@ -46,7 +47,7 @@ def _arithmetic(cell: Cell, stepper: Stepper, workload: Any, cache: dict[Any, An
         cache[model] = count_flops(workload, batch, device)
     peak = ("peak", cell.precision)
     if peak not in cache:
-        cache[peak] = measured_peak(device, cell.precision)
+        cache[peak] = measured_peak(device, cell.precision, seconds=PROBE_S)
     return {
         "flops_per_unit": cache[model].per_unit,
         "flops_reason": cache[model].reason,

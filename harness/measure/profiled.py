@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness.measure.stepper import Stepper
 
-STEPS = 5
+STEPS = 3
 DP = {
     "dp_replicate_s": ("Broadcast",),
     "dp_scatter_s": ("Scatter",),

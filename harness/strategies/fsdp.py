@@ -8,14 +8,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from harness.strategies.units import Units
 
 
 def wrap(model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units) -> nn.Module:
     """fully_shard on each unit, then on the whole. Every rank must hold the same parameters before."""
+    # imported here: it takes most of a second, which worker groups without fsdp need not spend
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     settings = dict(options)
     if settings.pop("sync_batch_norm", False):
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
