@@ -15,8 +15,8 @@ from harness.measure.convergence import Epochs
 from harness.measure.equivalence import measure_update
 from harness.measure.explain import explain
 from harness.measure.rows import columns_of, joined, step_columns, window_rows
-from harness.measure.stepper import Stepper
-from harness.measure.throughput import measure_throughput
+from harness.measure.stepper import Stepper, Stretch
+from harness.measure.throughput import Speed, measure_throughput
 from harness.messages import Outcome, TrialResult
 from harness.ranks import Ranks
 from harness.training import Training
@@ -86,7 +86,7 @@ def _throughput(scene: Scene) -> TrialResult:
     stretches, facts = list(speed.stretches), {"steady": speed.steady}
     if settings.explain and trial.purpose != "twin":
         with scene.part("explain"):
-            more, told = explain(scene.trial.cell, stepper, speed, workload, scene.cache)
+            more, told = _explained(scene, stepper, speed, workload)
         stretches += more
         facts |= told
     for kind, name in (("warmup", "warmup"), ("timed", "windows")):
@@ -102,6 +102,14 @@ def _throughput(scene: Scene) -> TrialResult:
         windows=tuple(row for windows, _ in seen for row in windows),
         steps=joined([steps for _, steps in seen]),
     )
+
+
+def _explained(scene: Scene, stepper: Stepper, speed: Speed, workload: Any) -> tuple[list[Stretch], dict[str, Any]]:
+    """What explains the trial; where that fails, why: what was measured before it stays."""
+    try:
+        return explain(scene.trial.cell, stepper, speed, workload, scene.cache)
+    except Exception as error:
+        return [], {"explain_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
 def _convergence(scene: Scene) -> TrialResult:

@@ -155,19 +155,33 @@ def _timing(rows: list[dict[Hashable, Any]]) -> Timing | None:
     timed = _slowest(rows, "timed")
     if not timed:
         return None
-    steps = sum(row["steps"] for row in timed)
-    waits = [0.0 if pd.isna(row["wait_s"]) else row["wait_s"] for row in timed]
+    marked = timed if any(_is_marked(row) for row in timed) else _slowest(rows, "phases")
+    waited = sum(_wait_s(row) for row in marked) / sum(row["steps"] for row in marked) if marked else 0.0
     alone: dict[int, list[dict[Hashable, Any]]] = {}
     for row in rows:
         if row["window_kind"] == "alone":
             alone.setdefault(int(row["rank"]), []).append(row)
     together = _slowest(rows, "together")
     return Timing(
-        sum(row["duration_s"] for row in timed) / steps,
-        sum(waits) / steps,
+        sum(row["duration_s"] for row in timed) / sum(row["steps"] for row in timed),
+        waited,
         {rank: _net_step_s(part) for rank, part in alone.items()},
         _net_step_s(together) if together else None,
     )
+
+
+def _is_marked(row: Mapping[Hashable, Any]) -> bool:
+    """Whether the window's phases were marked on the clock that its steps ran by."""
+    return not (pd.isna(row["wait_s"]) and pd.isna(row["idle_s"]))
+
+
+def _wait_s(row: Mapping[Hashable, Any]) -> float:
+    """Seconds of a window lost to data: the host's wait, or on a GPU what of it left the stream idle."""
+    if not pd.isna(row["wait_s"]):
+        return float(row["wait_s"])
+    if pd.isna(row["idle_s"]) or pd.isna(row["host_wait_s"]):
+        return 0.0
+    return float(min(row["idle_s"], row["host_wait_s"]))
 
 
 def _slowest(rows: list[dict[Hashable, Any]], kind: str) -> list[dict[Hashable, Any]]:
@@ -183,7 +197,6 @@ def _slowest(rows: list[dict[Hashable, Any]], kind: str) -> list[dict[Hashable, 
 
 def _net_step_s(rows: list[dict[Hashable, Any]]) -> float:
     """Seconds a step without the wait for data."""
-    waits = sum(0.0 if pd.isna(row["wait_s"]) else row["wait_s"] for row in rows)
-    total = sum(row["duration_s"] for row in rows) - waits
+    total = sum(row["duration_s"] - _wait_s(row) for row in rows)
     steps = sum(row["steps"] for row in rows)
     return float(total / steps) if steps else math.nan

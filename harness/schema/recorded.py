@@ -71,6 +71,7 @@ TRIALS = Table(
         _c("flops_per_unit", "Float64", "forward and backward of one sample or token, a multiply-add being 2", "FLOP"),
         _c("flops_reason", "string", "why that is absent"),
         _c("measured_peak_flops_per_s", "Float64", "a matrix product on one device in this precision", "FLOP/s"),
+        _c("explain_error", "string", "why nothing explains it: the steps after its windows failed"),
         _c("dp_replicate_s", "Float64", "profiled: copying the model to the devices, a step", "s"),
         _c("dp_scatter_s", "Float64", "profiled: splitting the batch", "s"),
         _c("dp_gather_s", "Float64", "profiled: joining the outputs", "s"),

@@ -149,3 +149,25 @@ def test_the_ledger_counts_every_second_once() -> None:
         "between trials and end": 5.0,
     }
     assert ledger[ledger["level"] == "run"]["seconds"].tolist() == [5.0]
+
+
+def on_gpu(one: dict[str, Any], idle_s: float, host_wait_s: float) -> dict[str, Any]:
+    """The same window as a GPU's: its stream was idle so long a step, its host waited so long for data."""
+    phases = {"idle_s": STEPS * idle_s, "host_wait_s": STEPS * host_wait_s}
+    return {name: value for name, value in one.items() if not name.endswith("_s") or name == "duration_s"} | phases
+
+
+def test_on_a_gpu_waiting_is_what_of_the_hosts_wait_leaves_the_stream_idle() -> None:
+    lines = study()
+    bare = {"idle_s": None, "host_wait_s": None}  # timed windows mark no phases there
+    for one in lines:
+        one["windows"] = [
+            on_gpu(w, 0.0, 0.0) | bare if w["window_kind"] == "timed" else on_gpu(w, 0.004, 0.003)
+            for w in one["windows"]
+        ]
+    lines[2]["windows"] += [on_gpu(window("phases", rank, 5, 0.160), 0.012, 0.008) for rank in (0, 1)]
+    rows = waterfall_of(lines)
+    seconds = dict(zip(rows["part"], rows["part_s"], strict=True))
+    assert seconds["waiting for data"] == pytest.approx(0.008)
+    assert seconds["side by side"] == pytest.approx((0.110 - 0.003) - 0.105)
+    assert rows["share"].sum() == pytest.approx(1.0)
