@@ -76,12 +76,18 @@ def results(
 def test_ddp_spans_both_nodes_with_the_right_ranks(results: harness.results.Results) -> None:  # type: ignore[name-defined]
     ddp = results.trials[(results.trials["strategy"] == "ddp") & (results.trials["nodes"] == 2)]
     ddp = ddp[(ddp["devices"] == 2) & (ddp["outcome"] == "ok")]
-    assert sorted(ddp["kind"]) == ["convergence", "throughput"]
+    assert sorted(ddp["kind"]) == ["convergence", "diagnostic", "throughput"]
     ranks = results.ranks[results.ranks["trial_id"].isin(ddp["trial_id"])].sort_values(["trial_id", "rank"])
-    assert ranks[["rank", "local_rank", "node_rank"]].to_numpy().tolist() == [[0, 0, 0], [1, 0, 1]] * 2
+    assert ranks[["rank", "local_rank", "node_rank"]].to_numpy().tolist() == [[0, 0, 0], [1, 0, 1]] * 3
     for _, trial in ranks.groupby("trial_id"):
         assert set(trial["address"]) == {HEAD, OTHER}
         assert trial["node_id"].nunique() == 2
+
+
+def test_ddp_over_both_nodes_trains_as_one_device_does(results: harness.results.Results) -> None:  # type: ignore[name-defined]
+    checked = results.agreement[results.agreement["nodes"] == 2]
+    assert checked["strategy"].tolist() == ["ddp"]
+    assert checked["agrees"].all(), checked["reason"].tolist()
 
 
 def test_dp_is_skipped_across_nodes(results: harness.results.Results) -> None:  # type: ignore[name-defined]
