@@ -25,8 +25,11 @@ def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dic
     needed: dict[str, int] = {}
     for cell in cells:
         base = cell.base() if cell.per_device_batch_size else cell
-        if base != cell:
-            blocks = _needed(_ratios(pilot.get(cell.id, {}), pilot.get(base.id, {})), rule)
+        ratios = _ratios(pilot.get(cell.id, {}), pilot.get(base.id, {}))
+        if base != cell and not ratios:
+            needed[cell.id] = max(needed.get(cell.id, 0), rule.at_most)  # others need not wait for it
+        elif base != cell:
+            blocks = _needed(ratios, rule)
             for user in (cell, base, cell.alone(), cell.wrapped_alone()):
                 needed[user.id] = max(needed.get(user.id, rule.at_least), blocks)
     for cell in cells:

@@ -119,6 +119,11 @@ class Experiment(Strict):
         """Whether the workload is the user's own."""
         return self.workload not in BUILTIN_WORKLOADS
 
+    @property
+    def explains(self) -> bool:
+        """Whether what explains a cell is measured beside it."""
+        return self.throughput is not None and self.throughput.explain
+
     def option_axes(self) -> dict[str, tuple[Any, ...]]:
         """Every option of the sections beside the grid as an axis: ``optimizer.lr`` -> its values."""
         sections: dict[str, Mapping[str, Any]] = {

@@ -22,18 +22,24 @@ def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
 def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
     """What the waterfall needs beside the grid: one device at the same per-device batch, bare and wrapped."""
     there = set(cells)
-    wanted: dict[Cell, None] = {}
-    for cell in cells:
-        if cell.devices > 1 and cell.per_device_batch_size:
-            wanted[cell.alone()] = None
-            if cell.strategy == "ddp":
-                wanted[cell.wrapped_alone()] = None
+    wanted = explaining_cells(cells)
     return [
         Trial(cell, "diagnostic", block, seed, added=True, purpose="explain")
         for block in range(blocks)
         for cell in wanted
         if cell not in there
     ]
+
+
+def explaining_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
+    """One device at the same per-device batch as each cell on several: bare, and for ddp wrapped."""
+    wanted: dict[Cell, None] = {}
+    for cell in cells:
+        if cell.devices > 1 and cell.per_device_batch_size:
+            wanted[cell.alone()] = None
+            if cell.strategy == "ddp":
+                wanted[cell.wrapped_alone()] = None
+    return wanted
 
 
 def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:

@@ -11,13 +11,12 @@ from harness.blocks import needed_blocks
 from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.launch import Launcher
-from harness.messages import GroupStarted, TrialResult, TrialStarted
+from harness.messages import PRECISE, GroupStarted, TrialResult, TrialStarted
 from harness.plan import Plan
 from harness.record import RunFolder
 from harness.resume import attempts, pending
 from harness.trial import Trial, WorkerGroup
 
-PRECISE = "precise enough"
 TIME_IS_UP = "time is up: limits.wall was reached"
 
 
@@ -101,18 +100,20 @@ class Execution:
         trials = {trial.id: (position, trial) for position, trial in enumerate(group.trials)}
         ready: GroupStarted | None = None
         start_s = None
-        with closing(self._launcher.launch(group, deadline=self._deadline)) as messages:
-            for message in messages:
-                if isinstance(message, GroupStarted):
-                    ready = message  # under torchrun each trial has its own: the last stays, the first start counts
-                    start_s = start_s or time.time() - started
-                    self._emit(GroupReady(group, start_s))
-                elif isinstance(message, TrialStarted):
-                    self._emit(TrialStarting(trials[message.trial_id][1]))
-                else:
-                    position, trial = trials[message.trial_id]
-                    self._record(trial, message, group, position)
-        self._remember_group(group, ready, started, start_s)
+        try:
+            with closing(self._launcher.launch(group, deadline=self._deadline)) as messages:
+                for message in messages:
+                    if isinstance(message, GroupStarted):
+                        ready = message  # under torchrun each trial has its own: the last stays, the first start counts
+                        start_s = start_s or time.time() - started
+                        self._emit(GroupReady(group, start_s))
+                    elif isinstance(message, TrialStarted):
+                        self._emit(TrialStarting(trials[message.trial_id][1]))
+                    else:
+                        position, trial = trials[message.trial_id]
+                        self._record(trial, message, group, position)
+        finally:  # after an interruption too: what it finished ran in this environment
+            self._remember_group(group, ready, started, start_s)
 
     def _remember_group(
         self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
+PRECISE = "precise enough"
+"""How the reason begins of a trial that its cell's interval no longer needs."""
 Row = Mapping[str, Any]
 Columns = Mapping[str, Sequence[Any]]
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from harness.cell import Cell
 from harness.config import Experiment
 from harness.config_sections import Convergence, Throughput
-from harness.diagnostics import explaining, twins, with_checks
+from harness.diagnostics import explaining, explaining_cells, twins, with_checks
 from harness.errors import ExperimentError
 from harness.feasible import reason_to_skip
 from harness.grid import device_counts, expand
@@ -161,10 +161,15 @@ def only(plan: Plan, wanted: dict[str, object]) -> Plan:
     if not matching:
         raise ExperimentError("--only", [f"no cell of {plan.experiment.name} matches {wanted}"])
     cells = matching | _bases(matching)
-    explaining = {cell.alone() for cell in cells} | {cell.wrapped_alone() for cell in cells}
+    explaining = set(explaining_cells(cells)) if plan.experiment.explains else set()
     check_ids = {trial.check_id for trial in plan.trials if trial.cell in cells}
     checks = {trial.cell for trial in plan.trials if trial.cell.id in check_ids}
-    kept = {"": cells, "twin": cells, "explain": explaining, "equivalence": checks | _bases(checks)}
+    kept = {
+        "": cells | explaining,
+        "twin": cells,
+        "explain": explaining,
+        "equivalence": checks | {cell.base() for cell in checks},
+    }
     groups = (replace(g, trials=tuple(t for t in g.trials if t.cell in kept[t.purpose])) for g in plan.groups)
     skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)
     return replace(plan, groups=tuple(group for group in groups if group.trials), skips=skips)

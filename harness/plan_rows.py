@@ -15,7 +15,8 @@ SCHEMA_VERSION = 2
 def trial_columns(trial: Trial) -> dict[str, Any]:
     """A trial's identity and axes, as columns of the table of trials."""
     cell = trial.cell
-    base = cell.base().id if cell.per_device_batch_size else None
+    # a check's global batch need not divide by the devices: shares may be uneven there
+    base = cell.base().id if cell.per_device_batch_size or trial.purpose == "equivalence" else None
     return {
         "trial_id": trial.id,
         "cell_id": cell.id,

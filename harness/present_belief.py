@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pandas as pd
@@ -75,9 +76,9 @@ def doubt_table(trials: pd.DataFrame) -> TextTable:
     timed = trials[trials["throughput_per_s"].notna() & (trials["outcome"] == "ok")]
     names = [name for text in timed["doubts"].fillna("") for name in str(text).split("; ") if name]
     rows = []
-    for name in dict.fromkeys(sorted(names, key=names.count, reverse=True)):
+    for name, count in Counter(names).most_common():
         known = next((doubt for doubt in sorted(DOUBTS, key=len, reverse=True) if name.startswith(doubt)), name)
-        rows.append(Line((name, f"{names.count(name)} of {len(timed)}", DOUBTS.get(known, ""))))
+        rows.append(Line((name, f"{count} of {len(timed)}", DOUBTS.get(known, ""))))
     return TextTable((Heading("doubt"), Heading("timed trials", True), Heading("what it means")), tuple(rows))
 
 

@@ -168,7 +168,7 @@ class RunFolder:
         text = self._lines.read_text(encoding="utf-8")
         for line in text.split("\n")[:-1]:  # what follows the last newline was never finished
             with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
+                rows.append(_upgraded(json.loads(line)))
         return rows
 
     def environment(self) -> dict[str, Any]:
@@ -228,6 +228,16 @@ class RunFolder:
         if not parts:
             return table.frame([])
         return table.typed(pa.concat_tables(parts, promote_options="permissive").to_pandas())
+
+
+def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of an older version with what it lacks, so that old run folders can be read."""
+    if "purpose" not in line:
+        later = {"purpose": "", "check_id": None, "alone_id": None, "wrapped_id": None, "launcher": "ray"}
+        line = {**later, "facts": {}, "parts": {}, **line}
+        for window in line["windows"]:
+            window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
+    return line
 
 
 def _result_columns(result: TrialResult) -> dict[str, Any]:

@@ -32,7 +32,12 @@ def cards(results: Results) -> list[dict[str, str]]:
     if wall:
         cards.append({"value": duration(wall), "label": f"until the report, {100 * steps / wall:.0f} % of it steps"})
     rows = results.scaling
-    claims = rows[(rows["devices"] > rows["base_devices"]) & ~rows["emulated"] & ~rows["oversubscribed"]]
+    claims = rows[
+        rows["efficiency"].notna()
+        & (rows["devices"] > rows["base_devices"])
+        & ~rows["emulated"]
+        & ~rows["oversubscribed"]
+    ]
     if not claims.empty:
         most = claims[claims["devices"] == claims["devices"].max()]
         span = f"{100 * most['efficiency'].min():.0f} to {100 * most['efficiency'].max():.0f} %"
@@ -175,6 +180,9 @@ def convergence_words(results: Results) -> str:
 def nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each node once, as it was first seen."""
     nodes = {node["node_id"]: node for group in environment.get("groups", []) for node in group["nodes"]}
+    control = nodes.pop("torchrun", None)  # this machine, which Ray knows by an id
+    if control and control["host"] not in {node["host"] for node in nodes.values()}:
+        nodes["torchrun"] = control
     return list(nodes.values())
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.cell import Cell
+from harness.messages import PRECISE
 from harness.plan import Plan
 from harness.trial import Trial, WorkerGroup
 
@@ -17,12 +18,16 @@ def pending(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> tuple[WorkerGroup
     A block that is measured in two parts measures its bases again in the second: pairs form only between
     trials of the same sitting.
     """
-    done = {line["trial_id"] for line in lines if line["outcome"] == "ok"}
+    done = {line["trial_id"] for line in lines if line["outcome"] == "ok" or _is_precise(line)}
     missing = [trial for trial in plan.trials if trial.id not in done]
     failed = {line["trial_id"] for line in lines if line["outcome"] not in ("ok", "skipped")}
     wanted = {trial.id for trial in missing} | _bases(plan, missing, done, failed)
     groups = (replace(g, trials=tuple(t for t in g.trials if t.id in wanted)) for g in plan.groups)
     return tuple(group for group in groups if group.trials)
+
+
+def _is_precise(line: Mapping[str, Any]) -> bool:
+    return line["outcome"] == "skipped" and str(line.get("reason", "")).startswith(PRECISE)
 
 
 def attempts(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -40,7 +45,7 @@ def _bases(plan: Plan, missing: list[Trial], done: set[str], failed: set[str]) -
     """
     timed = [trial for trial in plan.trials if trial.kind == "throughput"]
     twins = {(trial.block, trial.cell): trial.id for trial in plan.trials if trial.purpose == "twin"}
-    by_cell = {(trial.block, trial.cell): trial for trial in timed}
+    by_cell = {(t.block, t.cell): t for t in plan.trials if t.timed and t.purpose != "twin"}
     stand_ins: dict[tuple[int, Cell], Trial] = {}
     for trial in sorted(timed, key=lambda t: t.cell.devices, reverse=True):
         if trial.id in done:
@@ -53,7 +58,15 @@ def _bases(plan: Plan, missing: list[Trial], done: set[str], failed: set[str]) -
             if base and base.id in failed - done:
                 base = stand_ins.get((trial.block, _family(trial.cell)))
             found |= {base.id} if base else set()
+            partners = [*_other_launchers(trial.cell)]
+            if plan.experiment.explains:
+                partners += [trial.cell.alone(), trial.cell.wrapped_alone()]
+            found |= {by_cell[trial.block, cell].id for cell in partners if (trial.block, cell) in by_cell}
     return found
+
+
+def _other_launchers(cell: Cell) -> list[Cell]:
+    return [replace(cell, launcher=launcher) for launcher in ("ray", "torchrun") if launcher != cell.launcher]
 
 
 def _family(cell: Cell) -> Cell:

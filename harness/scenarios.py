@@ -105,10 +105,15 @@ def _throughput(scene: Scene) -> TrialResult:
 
 
 def _explained(scene: Scene, stepper: Stepper, speed: Speed, workload: Any) -> tuple[list[Stretch], dict[str, Any]]:
-    """What explains the trial; where that fails, why: what was measured before it stays."""
+    """What explains the trial; where that fails, why: what was measured before it stays.
+
+    Not so where ranks work together: one that went on alone would meet the others in another collective.
+    """
     try:
         return explain(scene.trial.cell, stepper, speed, workload, scene.cache)
     except Exception as error:
+        if scene.ranks.world_size > 1:
+            raise
         return [], {"explain_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 

@@ -27,11 +27,11 @@ class Estimate:
         return None if self.high is None else self.high / self.value - 1.0
 
 
-def geometric_mean(values: Sequence[float], *, pilot: int | None = None, level: float = LEVEL) -> Estimate:
+def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = None, level: float = LEVEL) -> Estimate:
     """The geometric mean of positive values, with a t interval on their logarithms.
 
-    For throughputs of blocks, or ratios that were paired by block. ``pilot``: how many of the first values
-    decided on the number of all; the interval then keeps their standard deviation and degrees of freedom
+    For throughputs of blocks, or ratios that were paired by block. ``pilot``: those of them
+    that decided on the number of all; the interval then keeps their standard deviation and degrees of freedom
     (Stein 1945, Ann. Math. Statist. 16(3)). Raises ValueError where there is no value or one that is not positive.
     """
     if not values or min(values) <= 0:
@@ -39,7 +39,7 @@ def geometric_mean(values: Sequence[float], *, pilot: int | None = None, level: 
     logs = [math.log(value) for value in values]
     n = len(logs)
     mean = sum(logs) / n
-    first = logs[: pilot or n]
+    first = [math.log(value) for value in pilot] if pilot and len(pilot) > 1 else logs
     if len(first) < 2:
         return Estimate(math.exp(mean), None, None, n)
     half = _t(len(first) - 1, level) * deviation(first) / math.sqrt(n)
@@ -57,11 +57,15 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Estimate:
 
 
 def paired_ratio(
-    values: Sequence[float], bases: Sequence[float], *, pilot: int | None = None, level: float = LEVEL
+    values: Sequence[float], bases: Sequence[float], *, pilot: Sequence[bool] | None = None, level: float = LEVEL
 ) -> Estimate:
-    """values / bases, block by block: what all blocks share, such as a slow hour, cancels."""
+    """values / bases, block by block: what all blocks share, such as a slow hour, cancels.
+
+    ``pilot``: for each block whether it belongs to the pilot that decided on their number.
+    """
     ratios = [value / base for value, base in zip(values, bases, strict=True)]
-    return geometric_mean(ratios, pilot=pilot, level=level)
+    first = [ratio for ratio, is_first in zip(ratios, pilot, strict=True) if is_first] if pilot else None
+    return geometric_mean(ratios, pilot=first, level=level)
 
 
 def stein_blocks(pilot: Sequence[float], halfwidth: float, level: float = LEVEL) -> int:
@@ -94,6 +98,8 @@ STEADY_CHANGE = 0.05
 """How far the medians of two rounds, or the ends of a trend, may lie apart in a steady state."""
 TREND_NOISE = 3.2
 """95 % of a trend's ends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
+STEADY_STEPS = 500
+"""Of longer rounds every so many steps are looked at: a trend looks at pairs of them."""
 STEADY_NOISE = 0.20
 """The most that noise may excuse where single steps scatter widely."""
 
@@ -107,7 +113,7 @@ def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
     """
     if len(rounds) < 2 or min(len(rounds[-1]), len(rounds[-2])) < 2:
         return False
-    before, last = np.asarray(rounds[-2], dtype=float), np.asarray(rounds[-1], dtype=float)
+    before, last = (np.asarray(steps, dtype=float)[:: 1 + len(steps) // STEADY_STEPS] for steps in rounds[-2:])
     middle = float(np.median(last))
 
     def allowed(noise: float) -> float:

@@ -96,6 +96,7 @@ class Training:
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Puts back what ``snapshot`` took."""
         self.model.load_state_dict(snapshot["model"])
+        self.optimizer.state.clear()  # else the old state would stand beside the new one
         # a copy: the optimizer keeps the tensors that it is given, and steps in them
         self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
 

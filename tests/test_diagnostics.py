@@ -8,6 +8,7 @@ import pytest
 
 from harness.config import Experiment
 from harness.plan import make_plan, only
+from harness.plan_rows import trial_columns
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]
@@ -83,6 +84,7 @@ def test_only_takes_along_what_its_cells_need(make_experiment: Make) -> None:
     seen = {(t.cell.strategy, t.cell.devices, t.cell.global_batch_size, t.purpose) for t in part.trials}
     assert seen == {
         ("ddp", 2, 16, ""),
+        ("ddp", 1, 8, ""),
         ("single", 1, 8, ""),
         ("single", 1, 8, "twin"),
         ("ddp", 2, 8, "equivalence"),
@@ -95,3 +97,11 @@ def test_each_can_be_switched_off(make_experiment: Make, switch: str) -> None:
     experiment = make_experiment(STRONG, diagnostics=True, throughput={switch: False}, equivalence=False)
     assert switch not in {trial.purpose for trial in make_plan(experiment, gpu_cluster()).trials}
     assert "equivalence" not in {trial.purpose for trial in make_plan(experiment, gpu_cluster()).trials}
+
+
+def test_a_check_whose_batch_does_not_divide_is_still_compared(make_experiment: Make) -> None:
+    grid = {"strategy": "ddp", "devices": [1, 3], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 1}), laptop(4))
+    rows = [trial_columns(t) for t in plan.trials if t.purpose == "equivalence" and t.cell.devices == 3]
+    assert rows[0]["per_device_batch_size"] is None
+    assert rows[0]["base_id"] in {t.cell.id for t in plan.trials if t.purpose == "equivalence"}

@@ -163,3 +163,12 @@ def test_no_file_is_a_pickle(folder: RunFolder, plan: Plan) -> None:
     folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
     kinds = {path.suffix for path in folder.path.rglob("*") if path.is_file()}
     assert kinds <= {".yaml", ".json", ".jsonl", ".parquet", ".txt", ".html", ".csv", ".png", ".svg", ""}
+
+
+def test_a_line_of_the_first_version_reads_as_one_of_today(folder: RunFolder) -> None:
+    window = {"rank": 0, "window": 0, "warmup": True, "duration_s": 1.0, "steps": 1, "weight": 8.0}
+    old = {"trial_id": "a-b0", "attempt": 1, "windows": [window, {**window, "window": 1, "warmup": False}]}
+    append_line(folder.path / "trials.jsonl", json.dumps(old))
+    line = folder.lines()[0]
+    assert [one["window_kind"] for one in line["windows"]] == ["warmup", "timed"]
+    assert (line["purpose"], line["launcher"], line["facts"], line["parts"]) == ("", "ray", {}, {})

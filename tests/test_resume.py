@@ -72,3 +72,19 @@ def test_where_the_base_failed_its_stand_in_is_measured_again(make_experiment: M
     ]
     again = {trial.id for group in pending(plan, lines) for trial in group.trials}
     assert again == {by_cell["ddp", 1], by_cell["ddp", 2], by_cell["single", 1]}
+
+
+def test_what_was_precise_enough_stays_skipped_and_asks_for_no_base(make_experiment: Make) -> None:
+    rule = {"at_least": 2, "at_most": 3, "halfwidth": 0.1}
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": rule}), laptop())
+    lines = [
+        {
+            "trial_id": trial.id,
+            "outcome": "skipped" if trial.block == 2 else "ok",
+            "reason": "precise enough: 2 blocks suffice for 10 %" if trial.block == 2 else "",
+            "attempt": 1,
+        }
+        for trial in plan.trials
+    ]
+    assert pending(plan, lines) == ()

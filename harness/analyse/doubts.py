@@ -12,7 +12,7 @@ import pandas as pd
 from harness.analyse.common import Row, Rows
 from harness.schema.doubts import FOREIGN_CORES, SLOW_RANK, WIDE_SPREAD
 
-ENVIRONMENT_KEYS = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads")
+ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 """Those that name what a worker group was given, and so differ between groups rightly."""
 
@@ -60,7 +60,8 @@ def doubts(
             base = bases.get((row["base_id"], row["block"], row["sitting"]))
             if base is not None and base["trial_id"] != row["trial_id"]:
                 names += _beside(machines.get(key), machines.get((base["trial_id"], base["attempt"])))
-                if settings.get((row["group_id"], row["sitting"])) != settings.get((base["group_id"], base["sitting"])):
+                mine, other = (settings.get((one["group_id"], one["sitting"])) for one in (row, base))
+                if mine and other and mine != other:
                     names.append("environment differs from the base's")
         found.append("; ".join(names))
     return pd.Series(found, index=trials.index, dtype="string")
@@ -153,7 +154,8 @@ def _key(index: Any) -> Key:
 
 def _signature(node: Mapping[str, Any]) -> str:
     variables = {k: v for k, v in (node.get("variables") or {}).items() if k not in PLACEMENT_VARIABLES}
-    return json.dumps([*(node.get(key) for key in ENVIRONMENT_KEYS), variables], sort_keys=True)
+    memory_gib = round((node.get("memory_bytes") or 0) / 2**30)
+    return json.dumps([*(node.get(key) for key in ENVIRONMENT_KEYS), memory_gib, variables], sort_keys=True)
 
 
 def tally(doubts: Sequence[Any]) -> str | None:

@@ -31,13 +31,16 @@ def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]
     known = windows[windows["window_kind"].isin(["timed", "phases"]) & windows[f"{names[-1]}"].notna()]
     counted = measured(trials)
     merged = known.merge(counted[["trial_id", "attempt", "cell_id"]], on=["trial_id", "attempt"], how="inner")
-    sums = merged.groupby("cell_id")[["steps", "duration_s", *names]].sum()
+    sums = merged.groupby("cell_id")[["steps", "duration_s", *names]].sum(min_count=1)
     firsts = {row["cell_id"]: row for row in counted.drop_duplicates("cell_id").to_dict("records")}
     rows = []
-    for cell_id, total in sums.iterrows():
-        seconds = {name: float(total[name]) / float(total["steps"]) for name in names}
+    for total in sums.reset_index().to_dict("records"):
+        cell_id = total["cell_id"]
+        marked = [name for name in names if not pd.isna(total[name])]
+        seconds = {name: float(total[name]) / float(total["steps"]) for name in marked}
         axes = {axis: firsts[cell_id][axis] for axis in ("cell_id", *AXES)}
-        rows.append({**axes, "step_s": sum(seconds.values()), **seconds})
+        step: dict[str, Any] = {"step_s": sum(seconds.values()), **seconds}
+        rows.append({**axes, **step})
     return sorted(rows, key=order)
 
 

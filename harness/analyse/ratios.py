@@ -47,10 +47,10 @@ def noise(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
     bases = by_cell(measured(trials))
     rows = []
     for cell_id, twin in by_cell(measured(trials, "twin")).items():
-        speeds, others = _paired(twin, bases.get(cell_id, []))
+        speeds, others, pilot = _paired(twin, bases.get(cell_id, []), rule)
         if not speeds:
             continue
-        ratio = paired_ratio(speeds, others, pilot=_pilot(rule))
+        ratio = paired_ratio(speeds, others, pilot=pilot)
         rows.append(
             {
                 **{axis: twin[0][axis] for axis in ("cell_id", "unit", *AXES)},
@@ -73,10 +73,10 @@ def parity(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
         control = controls.get(_but_launcher(group[0]))
         if group[0]["launcher"] != "ray" or control is None:
             continue
-        speeds, others = _paired(group, control)
+        speeds, others, pilot = _paired(group, control, rule)
         if not speeds:
             continue
-        ratio = paired_ratio(speeds, others, pilot=_pilot(rule))
+        ratio = paired_ratio(speeds, others, pilot=pilot)
         rows.append(
             {
                 "cell_id": cell_id,
@@ -105,30 +105,28 @@ def _doubts(group: Rows, base: Rows) -> str | None:
     own, of_base = (tally([row["doubts"] for row in rows]) for rows in (group, base))
     if group[0]["cell_id"] == base[0]["cell_id"]:
         return own
-    return "; ".join(part for part in (own, of_base and f"base: {of_base}") if part) or None
+    marked = of_base and "; ".join(f"base: {doubt}" for doubt in of_base.split("; "))
+    return "; ".join(part for part in (own, marked) if part) or None
 
 
-def _paired(group: Rows, base: Rows) -> tuple[list[float], list[float]]:
-    """The throughputs of both in the blocks and sittings that hold both, in the order of the blocks."""
+def _paired(group: Rows, base: Rows, rule: Rule) -> tuple[list[float], list[float], list[bool] | None]:
+    """The throughputs of both in the blocks and sittings that hold both, in the order of the blocks.
+
+    And, where a rule set the number of blocks, which of them were its pilot.
+    """
     bases = {(row["block"], row["sitting"]): float(row["throughput_per_s"]) for row in base}
-    pairs = [
-        (float(row["throughput_per_s"]), bases[row["block"], row["sitting"]])
-        for row in group
-        if (row["block"], row["sitting"]) in bases
-    ]
-    return [speed for speed, _ in pairs], [other for _, other in pairs]
-
-
-def _pilot(rule: Rule) -> int | None:
-    return int(rule["at_least"]) if rule else None
+    both = [row for row in group if (row["block"], row["sitting"]) in bases]
+    speeds = [float(row["throughput_per_s"]) for row in both]
+    others = [bases[row["block"], row["sitting"]] for row in both]
+    return speeds, others, [row["block"] < rule["at_least"] for row in both] if rule else None
 
 
 def _against(group: Rows, base: Rows, rule: Rule) -> dict[str, Any] | None:
     """The ratio columns of one cell; None where no block holds both it and the base."""
-    speeds, bases = _paired(group, base)
+    speeds, bases, pilot = _paired(group, base, rule)
     if not speeds:
         return None
-    ratio = paired_ratio(speeds, bases, pilot=_pilot(rule))
+    ratio = paired_ratio(speeds, bases, pilot=pilot)
     is_base = group[0]["cell_id"] == base[0]["cell_id"]
     met = None if rule is None or is_base else ratio.halfwidth is not None and ratio.halfwidth <= rule["halfwidth"]
     devices = float(group[0]["devices"]) / float(base[0]["devices"])

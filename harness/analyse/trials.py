@@ -90,7 +90,8 @@ def cells(trials: pd.DataFrame, steps: pd.DataFrame, pilot: int | None = None) -
     rows = []
     for cell_id, group in by_cell(counted).items():
         first = group[0]
-        speed = geometric_mean([float(row["throughput_per_s"]) for row in group], pilot=pilot)
+        first_blocks = [float(row["throughput_per_s"]) for row in group if pilot and row["block"] < pilot]
+        speed = geometric_mean([float(row["throughput_per_s"]) for row in group], pilot=first_blocks or None)
         rows.append(
             {
                 **{axis: first[axis] for axis in ("cell_id", "added", "parameters", "unit", *AXES)},

@@ -97,7 +97,10 @@ def _block(
             return None
         parts |= _of_ddp(mine, alone, wrapped)
     else:
-        parts |= {part: row[column] for part, column in PROFILED.items() if not pd.isna(row.get(column, pd.NA))}
+        profiled = {part: row[column] for part, column in PROFILED.items() if column.startswith(row["strategy"] + "_")}
+        if any(pd.isna(seconds) for seconds in profiled.values()):
+            return None  # what follows the windows failed there
+        parts |= profiled
     parts["waiting for data"] = mine.wait_s - alone.wait_s
     parts["rest"] = mine.step_s - ideal - sum(parts.values())
     return {"ideal": ideal, "step": mine.step_s, **parts}
@@ -185,14 +188,20 @@ def _wait_s(row: Mapping[Hashable, Any]) -> float:
 
 
 def _slowest(rows: list[dict[Hashable, Any]], kind: str) -> list[dict[Hashable, Any]]:
-    """The slowest rank's row of each window of a kind."""
-    slowest: dict[int, dict[Hashable, Any]] = {}
+    """One row for each window of a kind: the slowest rank's time, and the wait of the rank that waited longest.
+
+    Ranks that exchange gradients end a step together, whichever of them it was that made the others wait.
+    """
+    windows: dict[int, list[dict[Hashable, Any]]] = {}
     for row in rows:
         if row["window_kind"] == kind:
-            number = int(row["window"])
-            if number not in slowest or row["duration_s"] > slowest[number]["duration_s"]:
-                slowest[number] = row
-    return list(slowest.values())
+            windows.setdefault(int(row["window"]), []).append(row)
+    merged = []
+    for ranks in windows.values():
+        slowest, waiting = max(ranks, key=lambda row: row["duration_s"]), max(ranks, key=_wait_s)
+        waits: dict[Hashable, Any] = {name: waiting[name] for name in ("wait_s", "idle_s", "host_wait_s")}
+        merged.append(dict(slowest) | waits)
+    return merged
 
 
 def _net_step_s(rows: list[dict[Hashable, Any]]) -> float:

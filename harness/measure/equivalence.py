@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,7 +22,6 @@ STEPS = 3
 BUCKETS = 4096
 """Numbers that a whole update is folded into; the relative error of a difference's norm is sqrt(2 / BUCKETS) = 2 %."""
 NORMS = (nn.modules.batchnorm._BatchNorm,)
-DROPOUTS = (nn.modules.dropout._DropoutNd,)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Update:
 
 
 class Frozen:
-    """A workload whose model has its batch statistics frozen and no dropout: else a split batch trains differently.
+    """A workload whose model only evaluates: with batch statistics or dropout a split batch trains differently.
 
     The statistics are those of one small batch, the same on every rank: those of a new model would let a deep net
     explode.
@@ -55,11 +55,11 @@ class Frozen:
                 module.momentum = None  # the plain mean of what is seen
             with torch.no_grad():
                 self._workload.loss(model, self._batch)
+        model.eval()
         for part in model.modules():
-            if isinstance(part, (*NORMS, *DROPOUTS)):
-                part.eval()
-            elif isinstance(part, nn.RNNBase | nn.MultiheadAttention):
-                part.dropout = 0.0  # a number there, not a module
+            if isinstance(part, nn.RNNBase):  # cuDNN has no backward for one that only evaluates
+                part.train()
+                part.dropout = 0.0
         return model
 
 
@@ -80,14 +80,15 @@ def measure_update(
 
     _, whole = next(iter(stream(0, 1)))
     training = Training(cell, Frozen(workload, whole), seed, ranks)
-    start = _flat(training.model)
+    start = _flat(training.model, keep=ranks.first)
     copy = copier(device, {})
     for share, batch in stream(ranks.rank, ranks.world_size):
         training.step(copy(batch), share)
         advance()
-    update = [after - before for after, before in zip(_flat(training.model), start, strict=True)]
-    sketch = fold(update)
-    return Update(sketch, training.parameters, all(value == value and abs(value) < float("inf") for value in sketch))
+    end = _flat(training.model, keep=ranks.first)
+    sketch = fold([after.sub_(before) for after, before in zip(end, start, strict=True)])
+    finite = ranks.broadcast(all(math.isfinite(value) for value in sketch))
+    return Update(sketch, training.parameters, finite)
 
 
 def fold(tensors: Sequence[Tensor], buckets: int = BUCKETS) -> list[float]:
@@ -105,7 +106,7 @@ def fold(tensors: Sequence[Tensor], buckets: int = BUCKETS) -> list[float]:
     return [float(value) for value in total.tolist()]
 
 
-def _flat(model: nn.Module) -> list[Tensor]:
-    """Each parameter whole and flat, on the host; collective where fsdp spread it out."""
+def _flat(model: nn.Module, *, keep: bool) -> list[Tensor]:
+    """Each parameter whole and flat, on the host; collective where fsdp spread it out. Kept by the first rank only."""
     whole = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())
-    return [tensor.detach().cpu().flatten().clone() for tensor in whole]
+    return [tensor.detach().cpu().flatten().clone() for tensor in whole if keep]

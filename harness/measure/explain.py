@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from harness.cell import Cell
 from harness.measure.communication import measure_communication
 from harness.measure.flops import count_flops, first_samples
@@ -38,6 +40,14 @@ def explain(
     return stretches, facts
 
 
+def _peak(device: torch.device, precision: str) -> float | None:
+    """None where the probe finds no room beside the trial."""
+    try:
+        return measured_peak(device, precision, seconds=PROBE_S)
+    except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is a RuntimeError
+        return None
+
+
 def _arithmetic(cell: Cell, stepper: Stepper, workload: Any, cache: dict[Any, Any]) -> dict[str, Any]:
     """What the model computes, and what the device can: once a process for each model and precision."""
     device = stepper.ranks.devices[0]
@@ -47,7 +57,7 @@ def _arithmetic(cell: Cell, stepper: Stepper, workload: Any, cache: dict[Any, An
         cache[model] = count_flops(workload, batch, device)
     peak = ("peak", cell.precision)
     if peak not in cache:
-        cache[peak] = measured_peak(device, cell.precision, seconds=PROBE_S)
+        cache[peak] = _peak(device, cell.precision)
     return {
         "flops_per_unit": cache[model].per_unit,
         "flops_reason": cache[model].reason,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -77,9 +78,10 @@ class CudaMarks:
 
     def read(self) -> Timeline:
         self._events[self._next - 1].synchronize()
-        first = self._events[0]
-        times = [first.elapsed_time(event) / 1000.0 for event in self._events[: self._next]]
-        gaps = _gaps(times, self._last)
+        used = self._events[: self._next]
+        # event to event: measured from the first, milliseconds in float32 lose microseconds after a minute
+        between = [start.elapsed_time(end) / 1000.0 for start, end in pairwise(used)]
+        gaps = np.asarray(between, dtype=np.float64).reshape(-1, self._last)
         host = self._host.read()
         phases = _by_phase(DEVICE, gaps) if self._last > 1 else {}
         return Timeline(gaps.sum(axis=1).tolist(), host.wait_s, phases, host.phases)

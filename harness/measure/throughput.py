@@ -77,7 +77,8 @@ def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[Stretch], boo
     rounds: list[Stretch] = []
     for _ in range(settings.warmup_rounds):
         rounds.append(stepper.window("warmup", settings.warmup_steps))
-        if stepper.ranks.broadcast(is_steady([stretch.window.step_s for stretch in rounds])):
+        steady = stepper.ranks.first and is_steady([stretch.window.step_s for stretch in rounds])
+        if stepper.ranks.broadcast(steady):
             return rounds, True
     return rounds, False
 

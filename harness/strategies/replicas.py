@@ -38,6 +38,7 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.size = len(parameters)
+        ctx.set_materialize_grads(False)
         return tuple(parameter.clone() for _ in range(count) for parameter in parameters)
 
     @staticmethod

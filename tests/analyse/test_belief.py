@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -213,3 +214,14 @@ def test_every_doubt_that_is_raised_is_explained() -> None:
     text = " ".join(DOUBTS)
     for name in ("no steady state", "wide spread", "slow rank", "foreign load", "memory swapped", "clocks throttled"):
         assert name in text
+
+
+def test_the_pilot_is_its_blocks_not_the_first_that_are_there() -> None:
+    rates = {0: 100.0, 2: 110.0, 3: 400.0, 4: 25.0}  # block 1 failed
+    lines = [line("single", block=b) for b in rates]
+    lines += [line("ddp2", block=b, rates=(rate / 2, rate / 2)) for b, rate in rates.items()]
+    trials = trials_of(lines)
+    row = analyse.scaling(trials, {"at_least": 3, "at_most": 9, "halfwidth": 0.1}).to_dict("records")[1]
+    half = 12.7062 * abs(np.log(1.1)) / np.sqrt(2) / np.sqrt(4)  # t of one degree of freedom, s0 of blocks 0 and 2
+    assert np.log(row["high"] / row["speedup"]) == pytest.approx(half, rel=1e-4)
+    assert row["precise"] is False or row["precise"] == np.False_

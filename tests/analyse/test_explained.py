@@ -106,6 +106,7 @@ def test_without_what_explains_it_a_cell_is_left_out() -> None:
 def test_strong_scaling_names_the_smaller_batch() -> None:
     strong = {"scaling": "strong", "global_batch_size": 20}
     two = [window("timed", rank, 2, 0.070) for rank in (0, 1)]
+    facts = {"fsdp_all_gather_s": 0.004, "fsdp_reduce_scatter_s": 0.001}
     lines = [
         trial("single", [window("timed", 0, 2, 0.100)], **strong, per_device_batch_size=20, alone_id="single"),
         trial(
@@ -116,12 +117,27 @@ def test_strong_scaling_names_the_smaller_batch() -> None:
             kind="diagnostic",
             purpose="explain",
         ),
-        trial("fsdp2", two, strategy="fsdp", **strong, alone_id="small", facts={"fsdp_all_gather_s": 0.004}),
+        trial(
+            "fsdp2",
+            two,
+            strategy="fsdp",
+            **strong,
+            alone_id="small",
+            facts=facts,
+        ),
     ]
     lines[1]["windows"] = [window("timed", 0, 2, 0.060)]
     seconds = waterfall_of(lines).set_index("part")["part_s"].to_dict()
     assert seconds == pytest.approx(
-        {"ideal": 0.05, "smaller batch": 0.01, "all-gather": 0.004, "waiting for data": 0.0, "rest": 0.006}, abs=1e-9
+        {
+            "ideal": 0.05,
+            "smaller batch": 0.01,
+            "all-gather": 0.004,
+            "reduce-scatter": 0.001,
+            "waiting for data": 0.0,
+            "rest": 0.005,
+        },
+        abs=1e-9,
     )
 
 
@@ -171,3 +187,23 @@ def test_on_a_gpu_waiting_is_what_of_the_hosts_wait_leaves_the_stream_idle() -> 
     assert seconds["waiting for data"] == pytest.approx(0.008)
     assert seconds["side by side"] == pytest.approx((0.110 - 0.003) - 0.105)
     assert rows["share"].sum() == pytest.approx(1.0)
+
+
+def test_a_block_whose_explanation_failed_is_left_out_of_the_waterfall() -> None:
+    lines = study(0) + study(1)
+    whole = waterfall_of(lines)
+    lines[5]["windows"] = [one for one in lines[5]["windows"] if one["window_kind"] == "timed"]
+    part = waterfall_of(lines)
+    assert set(whole["blocks"]) == {2}
+    assert set(part["blocks"]) == {1}
+    assert part["share"].sum() == pytest.approx(1.0)
+
+
+def test_the_wait_is_that_of_the_rank_that_waited_longest() -> None:
+    lines = study()
+    for one in lines[2]["windows"]:
+        if one["window_kind"] in ("timed", "together") and one["rank"] == 1:
+            one["wait_s"] = 0.0
+            one["duration_s"] += 1e-6  # chance makes it the slowest
+    seconds = waterfall_of(lines).set_index("part")["part_s"]
+    assert seconds["waiting for data"] == pytest.approx(0.010, abs=1e-6)

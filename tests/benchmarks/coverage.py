@@ -68,7 +68,8 @@ def covers(noise: Noise, blocks: int, two_stage: bool, random: np.random.Generat
     if two_stage:
         pilot = (speeds[:blocks] / bases[:blocks]).tolist()
         n = min(most, stein_blocks(pilot, HALFWIDTH))
-    estimate = paired_ratio(speeds[:n].tolist(), bases[:n].tolist(), pilot=blocks if two_stage else None)
+    first = [block < blocks for block in range(n)] if two_stage else None
+    estimate = paired_ratio(speeds[:n].tolist(), bases[:n].tolist(), pilot=first)
     assert estimate.low is not None
     assert estimate.high is not None
     return estimate.low <= TRUTH <= estimate.high
