@@ -1,0 +1,95 @@
+"""The harness under torchrun over a plain script under torchrun: ``python -m tests.benchmarks.overhead_plain``.
+
+Both train the same small MLP at the same batch on the same processes, in turn, each time in fresh ones. The script
+holds no code of the harness: its loader draws no seeds for single samples and it marks no phases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import cluster
+from harness.config import parse
+from harness.execute import Execution
+from harness.plan import Plan, make_plan
+from harness.record import RunFolder
+from harness.stats import paired_ratio
+from harness.torchrun_launcher import TorchrunLauncher
+from tests.benchmarks.plain_ddp import BATCH, STEPS, WARMUP
+
+ROOT = Path(__file__).parents[2]
+
+
+def plain_step_s(devices: int) -> float:
+    """Seconds a step of the plain script."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={devices}"]
+    port = ["--master-addr=127.0.0.1", "--master-port=29517", str(ROOT / "tests/benchmarks/plain_ddp.py")]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*command, *port], env=variables, check=True, capture_output=True, text=True)
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def plan_for(devices: int) -> Plan:
+    """The same training as an experiment of one trial."""
+    strategy = "ddp" if devices > 1 else "single"
+    content = {
+        "name": "plain",
+        "workload": "tests.benchmarks.overhead:SmallMlp",
+        "launcher": "torchrun",
+        "device": "cpu",
+        "grid": {"strategy": strategy, "devices": devices, "per_device_batch_size": BATCH},
+        "optimizer": {"name": "SGD", "lr": 0.001},
+        "throughput": {
+            "blocks": 1,
+            "warmup_steps": WARMUP // 2,
+            "warmup_rounds": 2,
+            "windows": 1,
+            "window_steps": STEPS,
+            "window_seconds": 0.0,
+            "twin": False,
+            "explain": False,
+        },
+        "equivalence": False,
+    }
+    return make_plan(parse(content, source="plain"), cluster.local_inventory())
+
+
+def harness_step_s(plan: Plan, devices: int) -> float:
+    """Seconds a step of the slowest rank, in the harness."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunFolder.create(Path(folder), plan.experiment, plan, "")
+        Execution(plan, run, TorchrunLauncher(plan.experiment, 1, str(ROOT)), lambda event: None).run()
+        line = next(line for line in run.lines() if line["outcome"] == "ok" and line["devices"] == devices)
+    return max(w["duration_s"] / w["steps"] for w in line["windows"] if w["window_kind"] == "timed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=6)
+    repeats = parser.parse_args().repeats
+    table = Table(title=f"Harness over a plain script, both under torchrun, {repeats} pairs of fresh processes")
+    for title in ("devices", "plain step (ms)", "ratio", "95 % interval"):
+        table.add_column(title)
+    for devices in (1, 2):
+        plan = plan_for(devices)
+        ours, plain = [], []
+        for _ in range(repeats):
+            plain.append(plain_step_s(devices))
+            ours.append(harness_step_s(plan, devices))
+        ratio = paired_ratio(ours, plain)
+        table.add_row(
+            str(devices), f"{1000 * min(plain):.2f}", f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"
+        )
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
