@@ -16,6 +16,7 @@ from harness.files import replace_text
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, outcome_table, scaling_table
 from harness.present_belief import agreement_table, doubt_table, ledger_table, memory_table, noise_table, parity_table
+from harness.present_cost import communication_table, compute_table
 from harness.record import RunFolder
 from harness.results import Results, load
 
@@ -119,6 +120,8 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         parity=parity_table(results.parity),
         agreement=agreement_table(results.agreement),
         doubts=doubt_table(results.trials),
+        compute=compute_table(results.cells),
+        communication=communication_table(results.waterfall, results.trials),
         memory=memory_table(results.cells, results.ranks, results.trials),
         ledger=ledger_table(results.ledger),
         figures=[_figure(drawing, images) for drawing in drawings],

@@ -100,6 +100,7 @@ def _preload(job: Job, ranks: Ranks, cache: dict[Any, Any]) -> None:
     """
     with contextlib.suppress(Exception):
         Scene(job.group.trials[0], job.experiment, ranks, lambda: None, cache).workload()
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()  # torch's first imports its compiler
 
 
 def _announce(ranks: Ranks, send: Send) -> None:

@@ -17,6 +17,8 @@ from harness.present import (
     scaling_table,
     speed,
 )
+from harness.present_cost import communication_table, compute_table
+from harness.schema import CELLS, TRIALS, WATERFALL
 from tests.records import epochs_of, line, steps_of
 
 
@@ -114,3 +116,24 @@ def test_outcomes_are_counted_with_their_reasons() -> None:
         ("throughput", "skipped", "2", "because of skipped"),
         ("throughput", "ok", "1", ""),
     ]
+
+
+def test_compute_and_communication_stand_beside_what_they_are_compared_with() -> None:
+    cells = CELLS.frame(
+        [
+            {
+                "cell_id": "a",
+                "strategy": "ddp",
+                "devices": 2,
+                "scaling": "weak",
+                "per_device_batch_size": 8,
+                "achieved_flops_per_s": 2e9,
+                "of_measured_peak": 0.25,
+            }
+        ]
+    )
+    assert compute_table(cells).rows[0].cells[2:] == ("2", "2", "25 %", "no published peak")
+    row = {"cell_id": "a", "strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8}
+    waterfall = WATERFALL.frame([{**row, "part": "exposed communication", "part_s": 0.004}])
+    trials = TRIALS.frame([{**row, "ddp_exposed_s": 0.001, "ddp_communication_s": None}])
+    assert communication_table(waterfall, trials).rows[0].cells[1:] == ("2", "4.00", "1.00", "-")

@@ -29,7 +29,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "environment",
         "loader",
     ),
-    ("config", "present_belief", "feasible", "optimizers", "plots", "strategies", "mailbox", "socket_mailbox", "watch"),
+    (
+        "config",
+        "present_belief",
+        "present_cost",
+        "feasible",
+        "optimizers",
+        "plots",
+        "strategies",
+        "mailbox",
+        "socket_mailbox",
+        "watch",
+    ),
     ("grid", "workloads", "trial"),
     ("diagnostics", "training"),
     ("plan",),
@@ -46,8 +57,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 WITHOUT_TORCH_OR_RAY = """
 errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
-config_sections trial present present_belief analyse placement peaks config feasible plots grid diagnostics plan
-plan_rows events failures resume blocks record results report_content report console mailbox
+config_sections trial present present_belief present_cost analyse placement peaks config feasible plots grid
+diagnostics plan plan_rows events failures resume blocks record results report_content report console mailbox
 socket_mailbox watch
 """
 
