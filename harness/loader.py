@@ -121,9 +121,15 @@ def batches(
 
 
 def copier(device: torch.device, options: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """What brings a batch of ``batches`` to the device; a batch that is there already stays as it is."""
+    """What brings a batch of ``batches`` to the device; on a CPU it is there, and looking at it would cost."""
+    if device.type == "cpu":
+        return _as_it_is
     pinned = _pins(device, options)
     return lambda batch: to_device(batch, device, non_blocking=pinned)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _pins(device: torch.device, options: Mapping[str, Any]) -> bool:

@@ -107,10 +107,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         alone = apart(plan)
         rows["torchrun"] = measure(alone, TorchrunLauncher(experiment, plan.machine.threads_per_device), Path(folder))
-        from harness.ray_launcher import RayLauncher
-
         began = time.perf_counter()
         with cluster.embedded(inventory) as ready:
+            from harness.ray_launcher import RayLauncher  # not before: Ray reads its settings when it is imported
+
             ray_start = time.perf_counter() - began
             with closing(RayLauncher(ready, experiment, plan.machine)) as launcher:
                 rows["harness"] = measure(plan, launcher, Path(folder))
