@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from PIL import Image
 
 from harness import report_content as content
 from harness.errors import HarnessError, RunFolderError
@@ -21,6 +22,7 @@ from harness.record import RunFolder
 from harness.results import Results, load
 
 DPI = 144
+PALETTE = 128
 TABLES = (
     "trials",
     "cells",
@@ -96,8 +98,16 @@ def _save(drawing: Drawing, folder: RunFolder) -> bytes:
         drawing.figure.savefig(png, format="png", dpi=DPI)
         drawing.figure.set_layout_engine("none")  # what was laid out stays; doing it again costs as much as drawing
         drawing.figure.savefig(folder.figures / f"{drawing.name}.svg", metadata={"Date": None})
-    (folder.figures / f"{drawing.name}.png").write_bytes(png.getvalue())
-    return png.getvalue()
+    small = _smaller(png)
+    (folder.figures / f"{drawing.name}.png").write_bytes(small)
+    return small
+
+
+def _smaller(png: io.BytesIO) -> bytes:
+    """The same picture with a palette: a third of the size, and no eye sees the difference in flat colours."""
+    out = io.BytesIO()
+    Image.open(png).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(out, format="png", optimize=True)
+    return out.getvalue()
 
 
 def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, bytes]) -> str:
