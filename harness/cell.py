@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -39,6 +40,7 @@ class Cell:
     workload_options: Options = field(default_factory=dict)
     optimizer: Options = field(default_factory=dict)
     schedule: Options = field(default_factory=dict)
+    training: Options = field(default_factory=dict)
     loader: Options = field(default_factory=dict)
 
     @cached_property
@@ -58,6 +60,7 @@ class Cell:
             "workload": self.workload_options,
             "optimizer": self.optimizer,
             "schedule": self.schedule,
+            "training": self.training,
             "loader": self.loader,
         }
         return {f"{name}.{key}": value for name, options in sections.items() for key, value in options.items()}
@@ -66,6 +69,20 @@ class Cell:
     def emulated(self) -> bool:
         """Whether this is our DataParallel on CPU, which is for rehearsal and never for speed."""
         return self.strategy == "dp" and self.device == "cpu"
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches each rank's share of a step goes through in."""
+        return int(self.training.get("accumulation", 1))
+
+    @property
+    def lr_factor(self) -> float:
+        """What the optimizer's learning rate is multiplied by for this cell's global batch."""
+        scaling = self.training.get("lr_scaling", "none")
+        if scaling == "none":
+            return 1.0
+        k = self.global_batch_size / float(self.training["lr_base_batch_size"])
+        return k if scaling == "linear" else math.sqrt(k)
 
     def axis(self, name: str) -> Any:
         """The cell's value on an axis, given by its name in the experiment file; None where it has none."""
@@ -111,8 +128,11 @@ class Cell:
     def check(self, batch: int) -> Cell:
         """The cell whose few steps show that this one trains as one device does, at a global batch for all."""
         share = batch // self.devices if batch % self.devices == 0 else None
+        # of the training options those that a small batch can have: others would split it, or shrink the step
+        kept = {name: value for name, value in self.training.items() if name.startswith("clip_")}
         return replace(
             self,
+            training=kept,
             scaling="strong",
             per_device_batch_size=share,
             global_batch_size=batch,

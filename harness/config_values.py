@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from harness.errors import nearest
 
-OPTION_SECTIONS = ("optimizer", "schedule", "workload", "loader", "single", "dp", "ddp", "fsdp")
+OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", "single", "dp", "ddp", "fsdp")
 AXES = (
     "data",
     "model",

@@ -104,6 +104,7 @@ def _cell(point: Mapping[str, Any], weak: bool, experiment: Experiment, machine:
         workload_options=_section(point, "workload"),
         optimizer=_section(point, "optimizer"),
         schedule=_section(point, "schedule"),
+        training=_section(point, "training"),
         loader=_section(point, "loader"),
     )
     return cell if weak else cell.at_global_batch_size(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count, pairwise, repeat
 from typing import Any
 
 import torch
@@ -26,6 +26,11 @@ class Share:
     keys: tuple[Key, ...]
     samples: int
     global_samples: int
+
+    def split(self, parts: int) -> tuple[Share, ...]:
+        """Contiguous parts for micro-batches; they differ by one sample at most, and an empty one is as a share is."""
+        ends = [part * self.samples // parts for part in range(parts + 1)]
+        return tuple(Share(self.keys[a:b] or self.keys[:1], b - a, self.global_samples) for a, b in pairwise(ends))
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
@@ -106,8 +111,14 @@ def batches(
     device: torch.device,
     options: Mapping[str, Any],
     collate: Callable[[list[Any]], Any] | None = None,
+    micro_batches: int = 1,
 ) -> Iterator[Any]:
-    """The batches of these shares, still on the host. ``options``: workers, pin_memory, prefetch_factor."""
+    """The batches of these shares, still on the host. ``options``: workers, pin_memory, prefetch_factor.
+
+    With several micro-batches each share gives a tuple of them, as ``Training.step`` takes it.
+    """
+    if micro_batches > 1:
+        shares = (part for share in shares for part in share.split(micro_batches))
     workers = int(options.get("workers", 0))
     loader: DataLoader[Any] = DataLoader(
         SeededDataset(dataset, seed),
@@ -116,8 +127,13 @@ def batches(
         pin_memory=_pins(device, options),
         prefetch_factor=int(options.get("prefetch_factor", 2)) if workers else None,
         collate_fn=collate,
+        # else each pass draws from the global one: a resumed training would draw once more
+        generator=torch.Generator().manual_seed(_mix(seed, 0, 0)),
     )
-    yield from loader
+    if micro_batches == 1:
+        yield from loader
+    else:
+        yield from zip(*[iter(loader)] * micro_batches, strict=True)
 
 
 def copier(device: torch.device, options: Mapping[str, Any]) -> Callable[[Any], Any]:

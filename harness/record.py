@@ -51,6 +51,10 @@ class RunFolder:
     def figures(self) -> Path:
         return self.path / "figures"
 
+    def checkpoints(self, folder: str | None) -> Path:
+        """Where this run's checkpoints are: a folder of their own in the one that the experiment names, or here."""
+        return Path(folder) / self.path.name if folder else self.path / "checkpoints"
+
     @property
     def _lines(self) -> Path:
         return self.path / "trials.jsonl"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,6 +68,7 @@ def run(request: Request, emit: Emit) -> int:
             download_data(plan)
         folder = _folder(request, experiment, plan)
         stack.enter_context(folder.locked())
+        plan = _keeping_checkpoints(plan, folder, ray_cluster)
         finished = True
         try:
             with _terminable(), _ray(ray_cluster, plan) as ready, ExitStack() as launched:
@@ -150,6 +151,25 @@ def _folder(request: Request, experiment: Experiment, plan: Plan) -> RunFolder:
             f"Resume with the file that made it ({folder.path / 'experiment.yaml'} is a copy), or start a new run"
         )
     return folder
+
+
+def _keeping_checkpoints(plan: Plan, folder: RunFolder, ray_cluster: Cluster | None) -> Plan:
+    """The plan whose trials know this run's checkpoint folder, made and seen on every node; raises RunFolderError."""
+    settings = plan.experiment.checkpoint
+    if settings is None:
+        return plan
+    here = folder.checkpoints(settings.folder).absolute()
+    try:
+        here.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"checkpoint.folder: {here} cannot be made: {error.strerror}; give another") from None
+    unseen = ray_cluster.missing_paths([str(here)]) if ray_cluster else {}
+    if unseen:
+        raise RunFolderError(
+            f"checkpoint.folder: {here} is not there on {', '.join(unseen)}; give a folder that all nodes see"
+        )
+    kept = settings.model_copy(update={"folder": str(here)})
+    return replace(plan, experiment=plan.experiment.model_copy(update={"checkpoint": kept}))
 
 
 def _check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:

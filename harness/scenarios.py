@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from harness import workloads
+from harness.checkpoint import Keeper
 from harness.config import Experiment
 from harness.measure import memory
 from harness.measure.convergence import Epochs
@@ -83,7 +85,7 @@ def _throughput(scene: Scene) -> TrialResult:
         **memory.of_state(training),
         **speed.load,
     }
-    stretches, facts = list(speed.stretches), {"steady": speed.steady}
+    stretches, facts = list(speed.stretches), {"steady": speed.steady, "effective_lr": training.effective_lr}
     if settings.explain and trial.purpose != "twin":
         with scene.part("explain"):
             more, told = _explained(scene, stepper, speed, workload)
@@ -125,18 +127,28 @@ def _convergence(scene: Scene) -> TrialResult:
         workload, datasets = scene.workload()
     fresh_peak = memory.reset_peak(ranks.devices)
     training = _training(scene, workload)
-    epochs = Epochs(training, datasets, trial.cell, trial.seed, ranks, getattr(workload, "collate", None))
+    collate, keeper = getattr(workload, "collate", None), _keeper(scene, training)
+    epochs = Epochs(training, datasets, trial.cell, trial.seed, ranks, collate, keeper)
     epochs.run(settings, scene.advance)
-    scene.parts |= {"epochs": epochs.train_s, "evaluation": epochs.evaluation_s}
+    scene.parts |= {part: seconds for part, seconds in epochs.spent.items() if keeper or part != "checkpoints"}
     scene.rank_facts |= {**(memory.peak(ranks.devices) if fresh_peak else {}), **memory.of_state(training)}
     return TrialResult(
         trial.id,
         *_verdict(epochs.finite),
         unit=workload.unit,
         parameters=training.parameters,
-        steps_s=epochs.train_s,
+        steps_s=epochs.spent["epochs"],
+        facts={"effective_lr": training.effective_lr, "resumed_epoch": epochs.resumed_epoch or None},
         epochs=columns_of(epochs.rows),
     )
+
+
+def _keeper(scene: Scene, training: Training) -> Keeper | None:
+    """What keeps the trial's checkpoints, in a folder of its own; None where none are asked for."""
+    settings = scene.experiment.checkpoint
+    if settings is None or settings.folder is None:
+        return None
+    return Keeper(Path(settings.folder) / scene.trial.id, settings.every, training, scene.ranks)
 
 
 def _equivalence(scene: Scene) -> TrialResult:

@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("grid", "workloads", "trial"),
     ("diagnostics", "training"),
-    ("plan",),
+    ("plan", "checkpoint"),
     ("plan_rows", "events", "failures", "resume", "blocks", "preflight", "measure"),
     ("record", "node", "scenarios"),
     ("results", "worker", "cluster", "console"),
