@@ -111,3 +111,38 @@ def test_missing_data_names_every_node_and_path() -> None:
     message = str(missing_data({"a (10.0.0.1)": ["/x", "/y"], "b (10.0.0.2)": ["/x"]}))
     assert message.startswith("data is missing: /x, /y on a (10.0.0.1); /x on b (10.0.0.2).")
     assert "cifar" not in message
+
+
+KEEPING = {"convergence": {"epochs": 2, "seeds": 0}}
+
+
+def keeping(make_experiment: Make, tmp_path: Path, **checkpoint: Any) -> tuple[Plan, RunFolder]:
+    plan = make_plan(make_experiment(**KEEPING, checkpoint=checkpoint), laptop())
+    return plan, RunFolder.create(tmp_path / "out", plan.experiment, plan, "x")
+
+
+def test_checkpoints_are_in_the_run_folder_or_in_one_of_the_runs_own(make_experiment: Make, tmp_path: Path) -> None:
+    plan, folder = keeping(make_experiment, tmp_path)
+    settings = pipeline._keeping_checkpoints(plan, folder, None).experiment.checkpoint
+    assert settings and settings.folder == str(folder.path / "checkpoints")
+    plan, folder = keeping(make_experiment, tmp_path, folder=str(tmp_path / "shared"))
+    settings = pipeline._keeping_checkpoints(plan, folder, None).experiment.checkpoint
+    assert settings and settings.folder == str(tmp_path / "shared" / folder.path.name)
+    assert Path(settings.folder).is_dir()
+
+
+def test_a_checkpoint_folder_that_cannot_be_made_is_refused(make_experiment: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    plan, folder = keeping(make_experiment, tmp_path, folder=str(tmp_path / "file"))
+    with pytest.raises(RunFolderError, match=r"checkpoint.folder: .* cannot be made: Not a directory; give another"):
+        pipeline._keeping_checkpoints(plan, folder, None)
+
+
+def test_a_checkpoint_folder_that_a_node_does_not_see_is_refused(make_experiment: Make, tmp_path: Path) -> None:
+    class TwoNodes:
+        def missing_paths(self, paths: list[str]) -> dict[str, list[str]]:
+            return {"far (10.0.0.2)": paths}
+
+    plan, folder = keeping(make_experiment, tmp_path)
+    with pytest.raises(RunFolderError, match=r"is not there on far \(10.0.0.2\); give a folder that all nodes see"):
+        pipeline._keeping_checkpoints(plan, folder, TwoNodes())  # type: ignore[arg-type]

@@ -56,8 +56,11 @@ def restore(state: State, training: Training, ranks: Ranks) -> None:
 
     options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
     model = bare(training.model)
-    # first the optimizer: where it is new, it is made to take a step of nothing
-    dcp.set_optimizer_state_dict(model, training.optimizer, _joined(state), options=options)
+    kept = _joined(state)
+    if state.optimizer:  # first the optimizer: where it is new, it is made to take a step of nothing
+        dcp.set_optimizer_state_dict(model, training.optimizer, kept, options=options)
+    for group, values in zip(training.optimizer.param_groups, kept["param_groups"], strict=True):
+        group.update({name: value for name, value in values.items() if name != "params"})
     dcp.set_model_state_dict(model, dict(state.model), options=options)
     prefix = f"rank{ranks.rank}."
     states = {name.removeprefix(prefix): value for name, value in state.rng.items() if name.startswith(prefix)}
