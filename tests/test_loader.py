@@ -159,3 +159,18 @@ def test_fetching_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     list(batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1), seed=0, device=CPU, options={}))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class OddNumbers(Numbers):
+    """Draws for odd indices alone."""
+
+    def __getitem__(self, index: int) -> tuple[int, float, float]:
+        return super().__getitem__(index) if index % 2 else (index, 0.0, 0.0)
+
+
+def test_a_data_set_that_draws_now_and_then_is_seeded_all_the_same() -> None:
+    data = SeededDataset(OddNumbers(10), seed=1)
+    assert data.__getitems__([(0, 2), (0, 4)]) == [(2, 0.0, 0.0), (4, 0.0, 0.0)]
+    expected = SeededDataset(Numbers(10), seed=1).__getitems__([(0, 3)])[0]
+    assert data.__getitems__([(0, 2), (0, 3)])[1] == expected
+    assert data.__getitems__([(0, 3)])[0] == expected

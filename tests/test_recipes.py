@@ -48,7 +48,7 @@ def test_the_scaled_recipe_scales_the_rate_with_the_devices() -> None:
 def test_without_the_data_there_is_one_clear_error(tmp_path: Path) -> None:
     file = tmp_path / CIFAR10.name
     file.write_text(CIFAR10.read_text())
-    with pytest.raises(WorkloadError, match="cifar-10-batches-py on this machine.*Unpack cifar-10-python.tar.gz"):
+    with pytest.raises(WorkloadError, match=r"cifar-10-batches-py on this machine.*Unpack cifar-10-python.tar.gz"):
         run(Request(file, output=tmp_path / "out"), lambda event: None)
     assert not (tmp_path / "out").exists()
 
