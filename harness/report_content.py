@@ -119,6 +119,9 @@ def asked(results: Results) -> list[tuple[str, str]]:
     for name, values in spread_options(trials).items():
         known = dict.fromkeys(str(value) for value in values.tolist() if value is not None)
         asked.append((str(name), ", ".join(known)))
+    if chosen := experiment.training.model_dump(exclude_defaults=True):
+        words = (f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
+        asked.append(("training", "; ".join(words)))
     if experiment.throughput:
         t = experiment.throughput
         asked.append(
@@ -168,13 +171,14 @@ def convergence_words(results: Results) -> str:
     if settings is None:
         return ""
     target = settings.target
+    resumed = int(results.trials["resumed_epoch"].notna().sum())
     words = f"{settings.epochs} epochs; median over seeds, smallest and largest in brackets."
     if target:
         bound = f"at least {target.at_least:g}" if target.at_least is not None else f"at most {target.at_most:g}"
         words += (
             f" Target: {target.metric} {bound}, looked for at the end of each epoch; the clock excludes evaluation."
         )
-    return words
+    return words + (f" {plural(resumed, 'training')} went on from a checkpoint." if resumed else "")
 
 
 def nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:

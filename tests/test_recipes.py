@@ -66,6 +66,7 @@ def test_in_a_sweep_the_rates_that_diverge_are_rows(make_experiment: Callable[..
     folder = RunFolder.create(tmp_path, experiment, plan, "x")
     Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
     trials = write_report(folder.path).trials
+    assert "lr_scaling none, sqrt; lr_base_batch_size 4" in folder.report.read_text()
     assert sorted(zip(trials["effective_lr"], trials["outcome"], strict=True)) == [
         (0.01, "ok"),
         (0.02, "ok"),

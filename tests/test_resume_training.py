@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import harness
 from harness import cluster
 from harness.config import Experiment
 from harness.execute import Execution
 from harness.plan import make_plan
 from harness.record import RunFolder
+from harness.report import write_report
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,8 @@ def test_a_ddp_training_whose_worker_is_killed_ends_as_one_that_was_not(
             launcher = RayLauncher(ready, experiment, plan.machine, str(HERE))
             Execution(plan, folder, launcher, lambda event: None).run()
             launcher.close()
-    results = harness.load(folder.path)
+    results = write_report(folder.path)
+    assert "1 training went on from a checkpoint" in folder.report.read_text()
     ddp = results.trials[results.trials["strategy"] == "ddp"]
     kills = ddp["options"].str.extract(r'"workload.kills": (\d)')[0].astype(int)
     assert ddp[kills == 0]["outcome"].tolist() == ["ok"]

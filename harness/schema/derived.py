@@ -164,6 +164,7 @@ CONVERGENCE = Table(
         _c("cell_id", "string", "hash of the cell's resolved content"),
         *AXIS_COLUMNS,
         _c("seed", "Int64", "seed of the model and of the order of the data"),
+        _c("effective_lr", "Float64", "learning rate, scaled with the global batch; after warm-up, before a schedule"),
         _c("epochs", "Int64", "epochs trained"),
         _c("train_loss", "Float64", "after the last epoch"),
         _c("val_loss", "Float64", "after the last epoch"),
