@@ -35,7 +35,7 @@ class Size:
 
 
 SIZES = {"small": Size(32, 64, 1), "medium": Size(128, 256, 2), "large": Size(512, 1024, 2)}
-"""33,735 parameters; 957,959; 14.8 M."""
+"""33,735 parameters; 956,167; 14.8 M."""
 NAMES = (STDLIB, *SYNTHETIC)
 BYTES = 256
 IGNORED = -100

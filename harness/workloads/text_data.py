@@ -12,7 +12,7 @@ from harness.errors import WorkloadError
 
 STDLIB = "stdlib"
 HELD_OUT = 10
-"""One part in so many is for validation: whole files, or where they are fewer than this the end of each."""
+"""One byte in so many is for validation: in whole files, or where they come to less than half of it each file's end."""
 SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages", "dist-packages")
 LOOKED_AT = 4096
 """Bytes at the start of a file in which a zero says that it is no text."""
@@ -59,19 +59,21 @@ def _paths(root: Path, suffix: str) -> Iterator[Path]:
 
 
 def _split(texts: list[bytes]) -> Texts:
-    """A file is held out whenever those before it fall short of one byte in HELD_OUT."""
-    if len(texts) < HELD_OUT:
-        cuts = [len(text) - len(text) // HELD_OUT for text in texts]
-        parts = list(zip(texts, cuts, strict=True))
-        return tuple(text[:cut] for text, cut in parts), tuple(text[cut:] for text, cut in parts)
+    """A file is held out where no more than one byte in HELD_OUT is so far, this file included."""
     train: list[bytes] = []
     held: list[bytes] = []
     seen = held_bytes = 0
     for text in texts:
-        if held_bytes * HELD_OUT < seen:
+        seen += len(text)
+        if (held_bytes + len(text)) * HELD_OUT <= seen:
             held.append(text)
             held_bytes += len(text)
         else:
             train.append(text)
-        seen += len(text)
-    return tuple(train), tuple(held)
+    return (tuple(train), tuple(held)) if 2 * held_bytes * HELD_OUT >= seen else _ends(texts)
+
+
+def _ends(texts: list[bytes]) -> Texts:
+    cuts = [len(text) - len(text) // HELD_OUT for text in texts]
+    parts = list(zip(texts, cuts, strict=True))
+    return tuple(text[:cut] for text, cut in parts), tuple(text[cut:] for text, cut in parts)
