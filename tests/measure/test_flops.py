@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,7 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from harness.measure.flops import Flops, count_flops, first_samples
+from harness.workloads.conv_stack import CHANNELS, ConvStack
 from harness.workloads.image_classification import ImageClassification
+from harness.workloads.language_model import SHAPES, LanguageModel
+from harness.workloads.mlp import SIZES, Mlp
+from harness.workloads.padded_sequences import PaddedSequences
 
 CPU = torch.device("cpu")
 ROWS = torch.ones(4, 8)
@@ -102,6 +107,44 @@ def test_resnet18_is_as_by_hand(side: int) -> None:
     workload = ImageClassification(data="synthetic", model="resnet18", image_size=side, classes=10)
     flops = count_flops(workload, images(side), CPU)
     assert flops.per_unit == pytest.approx(by_hand(workload.build_model(), images(side)[0][:1]), rel=1e-9)
+
+
+@pytest.mark.parametrize("model", CHANNELS)
+def test_the_stack_of_convolutions_is_as_by_hand(model: str) -> None:
+    side, channels = 6, (3, *CHANNELS[model], 3)
+    layers = [2 * 9 * inputs * outputs * side**2 for inputs, outputs in pairwise(channels)]
+    noisy = torch.ones(2, 3, side, side)
+    flops = count_flops(ConvStack(model=model), (noisy, noisy), CPU)
+    assert flops.per_unit == 3 * sum(layers) - layers[0]  # nobody needs the gradient of the images
+
+
+@pytest.mark.parametrize("model", ["small", "medium"])
+def test_the_layers_by_hand_are_as_by_hand(model: str) -> None:
+    side, hidden = SIZES[model]
+    flops = count_flops(Mlp(model=model), (torch.ones(2, side**2), torch.zeros(2, dtype=torch.int64)), CPU)
+    assert flops.per_unit == 2 * (2 * side**2 * hidden + 3 * hidden**2 + 3 * hidden * 10)
+
+
+@pytest.mark.parametrize("context", [8, 32])
+@pytest.mark.parametrize("model", ["nano", "micro"])
+def test_a_language_models_tokens_are_as_by_hand(model: str, context: int) -> None:
+    shape = SHAPES[model]
+    matrices = 12 * shape.layers * shape.width**2 + shape.vocabulary * shape.width
+    flops = count_flops(LanguageModel(model=model, context=context), torch.ones(3, context + 1).long(), CPU)
+    assert flops.per_unit == 6 * matrices + 12 * shape.layers * shape.width * context
+
+
+def test_a_packed_lstm_is_right_or_absent() -> None:
+    workload = PaddedSequences()
+    lengths = (9, 3)
+    batch = workload.collate([(torch.ones(n, dtype=torch.int64), torch.ones(n, dtype=torch.int64)) for n in lengths])
+    flops = count_flops(workload, batch, CPU)
+    gates, head = 4 * 64 * (32 + 64), 64 * 7
+    first_state = 2 * 4 * 64 * 64 * len(lengths) / sum(lengths)  # the zeros before a sequence need no gradient
+    if flops.per_unit is None:
+        assert "no formula for" in flops.reason
+    else:
+        assert flops.per_unit == pytest.approx(6 * (gates + head) - first_state)
 
 
 def test_a_batch_of_any_size_gives_the_same() -> None:
