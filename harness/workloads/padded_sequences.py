@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,27 @@ class PaddedSequences:
         return {"accuracy": (correct, lengths.sum())}
 
 
+class MovedOnceLstm(nn.LSTM):
+    """An LSTM whose weights are laid out for cuDNN when they move to a device, and not again in a forward pass.
+
+    There torch lays out anew any weights that it finds exchanged: those that fsdp gathers, whose memory it frees and
+    fills again at each step. A copy made then would be trained on for ever.
+    """
+
+    _moves = False
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._moves = True
+        try:
+            return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
+        finally:
+            self._moves = False
+
+    def flatten_parameters(self) -> None:
+        if self._moves:
+            super().flatten_parameters()
+
+
 class Tagger(nn.Module):
     """Tokens of shape (batch, length) and each row's length -> logits of shape (batch, length, tags), 0 at padding.
 
@@ -106,7 +127,7 @@ class Tagger(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.embedding = nn.Embedding(BYTES, size.embedding)
-        self.lstm = nn.LSTM(size.embedding, size.hidden, size.layers, batch_first=True)
+        self.lstm = MovedOnceLstm(size.embedding, size.hidden, size.layers, batch_first=True)
         self.head = nn.Linear(size.hidden, len(TAGS))
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:

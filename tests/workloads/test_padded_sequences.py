@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from harness.errors import WorkloadError
+from harness.strategies import STRATEGIES
 from harness.strategies.replicas import ReplicatedModule
+from harness.strategies.units import default_units
 from harness.workloads.code_text import TAGS, passages, tags
-from harness.workloads.padded_sequences import IGNORED, SIZES, PaddedSequences, Tagger
+from harness.workloads.padded_sequences import IGNORED, SIZES, MovedOnceLstm, PaddedSequences, Tagger
 from tests.workloads.learning import count, learn
 
 
@@ -112,6 +115,22 @@ def test_without_the_total_length_they_could_not_be() -> None:
     workload = PaddedSequences()
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         workload.loss(ReplicatedModule(Short(SIZES["small"]), 2), workload.collate(sequences(2, 3, 12, 4)))
+
+
+@pytest.mark.parametrize("kind", [MovedOnceLstm, nn.LSTM])
+def test_weights_that_fsdp_gathers_keep_their_memory(
+    kind: type[nn.LSTM], no_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda self: calls.append(True))
+    monkeypatch.setattr("harness.workloads.padded_sequences.MovedOnceLstm", kind)
+    workload = PaddedSequences()
+    model = workload.build_model().to(torch.float32)
+    assert calls  # cuDNN's layout, when it moves to a device
+    model = STRATEGIES["fsdp"](model, [torch.device("cpu")], {}, default_units)
+    calls.clear()
+    workload.loss(model, workload.collate(sequences(2, 3)))[0].backward()
+    assert bool(calls) == (kind is nn.LSTM)
 
 
 def test_it_learns() -> None:
