@@ -43,9 +43,17 @@ DeviceRequest = Literal["auto", "cpu", "cuda"]
 
 BUILTIN_WORKLOADS: Mapping[str, str] = {
     "image_classification": "harness.workloads.image_classification:ImageClassification",
+    "conv_stack": "harness.workloads.conv_stack:ConvStack",
+    "mlp": "harness.workloads.mlp:Mlp",
+    "padded_sequences": "harness.workloads.padded_sequences:PaddedSequences",
+    "language_model": "harness.workloads.language_model:LanguageModel",
 }
 BUILTIN_DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "image_classification": {"data": "digits", "model": "resnet18"},
+    "conv_stack": {"data": "digits", "model": "small"},
+    "mlp": {"data": "digits", "model": "medium"},
+    "padded_sequences": {"data": "stdlib", "model": "small"},
+    "language_model": {"data": "stdlib", "model": "nano"},
 }
 """What a built-in workload trains where the grid names no data or model; a user's own class has its own."""
 

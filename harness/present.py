@@ -11,6 +11,12 @@ import pandas as pd
 from harness.labels import rate_unit, settings, shown_strategy
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+METRICS = {
+    "val_accuracy": ("accuracy", 100.0, "{:.1f}", " %"),
+    "val_perplexity": ("perplexity", 1.0, "{:.2f}", ""),
+    "val_psnr": ("PSNR", 1.0, "{:.1f}", " dB"),
+}
+"""Title, factor, format and unit of the metrics of the built-in workloads; those of others are shown as they are."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +90,14 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
 
 def convergence_table(convergence: pd.DataFrame) -> TextTable:
     """Where each cell's trainings ended and when they reached the target, over the seeds."""
+    metrics = _metrics(convergence)
     columns = (
         Heading("strategy"),
         Heading("setting"),
         Heading("seeds", True),
         Heading("training loss", True),
         Heading("validation loss", True),
-        Heading("accuracy", True),
+        *(Heading(METRICS[name][0] if name in METRICS else name.removeprefix("val_"), True) for name in metrics),
         Heading("reached target", True),
         Heading("time to target (s)", True),
         Heading("samples to target", True),
@@ -107,13 +114,24 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
             str(len(group)),
             _span(group["train_loss"], "{:.4f}"),
             _span(group["val_loss"], "{:.4f}"),
-            _span(group["val_accuracy"] * 100, "{:.1f}", " %"),
+            *(_metric(group, name) for name in metrics),
             f"{int(reached.sum())} of {len(group)}" if group["reached"].notna().any() else "-",
             _span(group["time_to_target_s"], "{:.1f}") if reached.any() else otherwise,
             _span(group["samples_to_target"], "{:,.0f}") if reached.any() else otherwise,
         )
         rows.append(Line(values, "apart" if first["emulated"] or first["oversubscribed"] else ""))
     return TextTable(columns, tuple(rows))
+
+
+def _metrics(convergence: pd.DataFrame) -> list[str]:
+    """The columns of the metrics that any training has."""
+    names = [str(name) for name in convergence.columns if str(name).startswith("val_") and name != "val_loss"]
+    return [name for name in names if convergence[name].notna().any()]
+
+
+def _metric(group: pd.DataFrame, name: str) -> str:
+    _, factor, form, suffix = METRICS.get(name, ("", 1.0, "{:.4g}", ""))
+    return _span(group[name] * factor, form, suffix)
 
 
 def outcome_table(outcomes: pd.DataFrame) -> TextTable:

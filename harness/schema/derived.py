@@ -169,6 +169,8 @@ CONVERGENCE = Table(
         _c("train_loss", "Float64", "after the last epoch"),
         _c("val_loss", "Float64", "after the last epoch"),
         _c("val_accuracy", "Float64", "after the last epoch"),
+        _c("val_perplexity", "Float64", "after the last epoch"),
+        _c("val_psnr", "Float64", "after the last epoch", "dB"),
         _c("best_val_accuracy", "Float64", "best over the epochs"),
         _c("target", "string", "what it was to reach"),
         _c("reached", "boolean", "whether it did"),

@@ -200,6 +200,8 @@ EPOCHS = Table(
         _c("train_loss", "Float64", "mean training loss over the epoch"),
         _c("learning_rate", "Float64", "of the epoch's last step, warm-up and schedule included"),
         _c("val_loss", "Float64", "mean validation loss, each sample exactly once"),
-        _c("val_accuracy", "Float64", "part of the validation samples that is classified rightly"),
+        _c("val_accuracy", "Float64", "part of the validation samples or tokens that is classified rightly"),
+        _c("val_perplexity", "Float64", "exp of the mean validation loss of a language model"),
+        _c("val_psnr", "Float64", "peak signal-to-noise ratio over the validation images", "dB"),
     ),
 )
