@@ -150,17 +150,19 @@ class RunFolder:
 
     def add_environment(self, entry: Mapping[str, Any]) -> None:
         """Adds what one worker group saw to environment.json."""
-        content = self.environment()
-        content.setdefault("groups", []).append(dict(entry))
-        replace_text(self._environment, json.dumps(content, indent=1))
+        with writing(self._environment):
+            content = self.environment()
+            content.setdefault("groups", []).append(dict(entry))
+            replace_text(self._environment, json.dumps(content, indent=1))
 
     def set_sitting(self, sitting: int, facts: Mapping[str, Any]) -> None:
         """Adds facts of one sitting, the first being 0, to environment.json."""
-        content = self.environment()
-        sittings = content.setdefault("sittings", [])
-        sittings.extend({} for _ in range(sitting + 1 - len(sittings)))
-        sittings[sitting].update(facts)
-        replace_text(self._environment, json.dumps(content, indent=1))
+        with writing(self._environment):
+            content = self.environment()
+            sittings = content.setdefault("sittings", [])
+            sittings.extend({} for _ in range(sitting + 1 - len(sittings)))
+            sittings[sitting].update(facts)
+            replace_text(self._environment, json.dumps(content, indent=1))
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """A derived table as CSV, replaced whole."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import run as pipeline
 from harness.cli import guarded
-from harness.events import Event, TrialEnded
+from harness.events import Event, Note, TrialEnded
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
 from harness.run import Request
 from harness.trial import Trial, WorkerGroup
@@ -53,6 +53,8 @@ def command(
     with witness.open("ab", buffering=0) as told:
 
         def emit(event: Event) -> None:
+            if isinstance(event, Note):
+                os.write(1, f"{event.text}\n".encode())
             if isinstance(event, TrialEnded):
                 told.write(f"{event.line['trial_id']} {event.line['attempt']}\n".encode())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,25 @@ import harness
 from harness.run import Request
 from tests.scripted import TEXT, command, start
 
+pytestmark = pytest.mark.slow
+
 BLOCKS, TRIALS = 2, 12
 AT = 5
 """How many trials are recorded before the disk refuses."""
-LINE_BYTES = 3_000
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that other users can reach too, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
 
 
 def request(place: Path, **more: Any) -> Request:
     file = place / "scripted.yaml"
     file.write_text(TEXT % BLOCKS)
-    return Request(file=file, output=place / "out", **more)
+    return Request(file=file, **{"output": place / "out", **more})
 
 
 def call(place: Path, child: Callable[..., None], **more: Any) -> tuple[int | None, str]:
@@ -84,19 +94,17 @@ def _tell(said: Path) -> None:
     os.dup2(number, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("child", "cause"),
     [(limited, "File too large"), (made_read_only, "Permission denied")],
     ids=lambda value: str(value),
 )
 def test_a_disk_that_refuses_is_one_error_and_loses_nothing(
-    tmp_path: Path, child: Callable[..., None], cause: str
+    place: Path, child: Callable[..., None], cause: str
 ) -> None:
-    tmp_path.chmod(0o755)
-    code, said = call(tmp_path, child)
+    code, said = call(place, child)
     assert code == 1, said
-    folder = folder_of(tmp_path)
+    folder = folder_of(place)
     assert said.count("error: ") == 1 and f"cannot be written: {cause}" in said
     assert "Traceback" not in said
     assert f"go on with --resume {folder}" in said and f"python -m harness.report {folder}" in said
@@ -106,32 +114,30 @@ def test_a_disk_that_refuses_is_one_error_and_loses_nothing(
     assert len(results.steps) > 0 and not list(folder.rglob("*.partial"))
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
-    code, said = call(tmp_path, plain, resume=folder)
+    code, said = call(place, plain, resume=folder)
     assert code == 0, said
     assert {line["trial_id"] for line in harness.load(folder).lines} >= set(done)
     assert harness.load(folder).missing.empty
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(place: Path) -> Iterator[Path]:
     """A disk of 300 KB, where this user may make one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", place], capture_output=True)
+    disk = place / "out"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], capture_output=True)
     if mounted.returncode:
         pytest.skip("mounting a small disk needs a right that this user has not")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
 
 
-@pytest.mark.slow
-def test_a_full_disk_is_one_error_and_loses_nothing(small_disk: Path) -> None:
-    (small_disk / "scripted.yaml").write_text("")
-    code, said = call(small_disk, filling)
+def test_a_full_disk_is_one_error_and_loses_nothing(place: Path, small_disk: Path) -> None:
+    code, said = call(place, filling, output=small_disk)
     assert code == 1, said
     assert said.count("error: ") == 1 and "cannot be written: No space left on device" in said
     assert "Traceback" not in said
-    results = harness.load(folder_of(small_disk))
+    results = harness.load(folder_of(place))
     assert len([line for line in results.lines if line["outcome"] == "ok"]) == AT
     assert len(results.steps) > 0
 
