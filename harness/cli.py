@@ -13,13 +13,13 @@ import yaml
 from rich.console import Console
 
 from harness.config_values import check_filter
-from harness.errors import ExperimentError, HarnessError
+from harness.errors import ExperimentError, HarnessError, WriteError
+from harness.interrupts import INTERRUPTED, interruptible
 
 if TYPE_CHECKING:
     from harness.inventory import Inventory
 
-BAD_INPUT = 2
-INTERRUPTED = 130
+FAILED, BAD_INPUT = 1, 2
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file (YAML).")]
 Address = Annotated[
@@ -32,6 +32,9 @@ Assume = Annotated[
 Only = Annotated[str | None, typer.Option(help="A part of the grid: 'strategy=ddp,devices=2'.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop; no Ray is started.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with an earlier run of this file.")]
+AddBlocks = Annotated[
+    int, typer.Option(min=0, max=1000, metavar="N", help="With --resume: N more blocks of throughput than the run has.")
+]
 Output = Annotated[Path, typer.Option(help="Where run folders go.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="results/<experiment>/<time>-<id>")]
@@ -46,6 +49,7 @@ def run_command(
     assume: Assume = None,
     dry_run: DryRun = False,
     resume: Resume = None,
+    add_blocks: AddBlocks = 0,
     output: Output = Path("results"),
     only: Only = None,
     quiet: Quiet = False,
@@ -62,6 +66,7 @@ def run_command(
             assumed=None if assume is None else parse_assumed(assume),
             dry_run=dry_run,
             resume=resume,
+            add_blocks=add_blocks,
             output=output,
             only={} if only is None else parse_only(only),
         )
@@ -92,12 +97,13 @@ def report_command(run_folder: RunFolderArgument) -> None:
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """The exit code of a piece of work; a HarnessError is one message and code 2, never a traceback."""
+    """The exit code of a piece of work; a HarnessError is one message, an interruption none, neither a traceback."""
     try:
-        return work()
+        with interruptible():
+            return work()
     except HarnessError as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return BAD_INPUT
+        return FAILED if isinstance(error, WriteError) else BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
 

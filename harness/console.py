@@ -40,7 +40,7 @@ COLOURS = {"ok": "green", "skipped": "yellow"}
 
 
 class ConsoleSink:
-    """Formats events. Use as a context manager; ``quiet`` leaves out all but the end."""
+    """Formats events. Use as a context manager; ``quiet`` leaves out all but notes and the end."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console, self._quiet = console, quiet
@@ -86,7 +86,7 @@ class ConsoleSink:
                 self._stop()
                 self._finish(event)
             case Note(text):
-                self._say(text)
+                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
             case _:
                 self._follow(event)
 

@@ -10,6 +10,7 @@ from typing import Any
 from harness.blocks import needed_blocks
 from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
+from harness.interrupts import held
 from harness.launch import Launcher
 from harness.messages import PRECISE, GroupStarted, TrialResult, TrialStarted
 from harness.plan import Plan
@@ -30,6 +31,8 @@ class Execution:
         recorded = 1 + max((int(line["sitting"]) for line in lines), default=-1)
         self.sitting = max(recorded, len(folder.environment().get("sittings", [])))
         self._pending = pending(plan, lines)
+        self.running: str | None = None
+        """The trial that is being measured."""
         self._settled: set[str] = set()
         self._lost: dict[str, int] = {}
         self._out_of_memory: list[Cell] = []
@@ -108,12 +111,14 @@ class Execution:
                         start_s = start_s or time.time() - started
                         self._emit(GroupReady(group, start_s))
                     elif isinstance(message, TrialStarted):
+                        self.running = message.trial_id
                         self._emit(TrialStarting(trials[message.trial_id][1]))
                     else:
                         position, trial = trials[message.trial_id]
                         self._record(trial, message, group, position)
         finally:  # after an interruption too: what it finished ran in this environment
-            self._remember_group(group, ready, started, start_s)
+            with held():
+                self._remember_group(group, ready, started, start_s)
 
     def _remember_group(
         self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None
@@ -135,14 +140,16 @@ class Execution:
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
         """Writes the trial's row. A lost trial is not settled while it has attempts left."""
         attempt = self._attempts.get(trial.id, 0) + 1
-        self._attempts[trial.id] = attempt
         facts: dict[str, Any] = {
             "attempt": attempt,
             "sitting": self.sitting,
             "group_id": group.id if group else None,
             "position": position,
         }
-        line = self._folder.append(trial, result, facts)
+        with held():
+            line = self._folder.append(trial, result, facts)
+            self._attempts[trial.id] = attempt
+            self.running = None if self.running == trial.id else self.running
         self._lost[trial.id] = self._lost.get(trial.id, 0) + (result.outcome == "lost")
         again = result.outcome == "lost" and self._lost[trial.id] < self._plan.experiment.limits.attempts
         if not again:

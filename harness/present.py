@@ -159,6 +159,30 @@ def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
     return TextTable(columns, tuple(rows))
 
 
+def missing_table(missing: pd.DataFrame, most: int = 50) -> TextTable:
+    """The planned trials without a result, by cell: in which blocks, and why."""
+    columns = (Heading("cell"), Heading("trials", True), Heading("blocks"), Heading("reason"))
+    named = missing.assign(label=missing["label"].fillna(missing["cell_id"]))
+    rows = []
+    for (label, reason), group in named.groupby(["label", "reason"], sort=False):
+        blocks = sorted(set(group["block"].tolist()))
+        rows.append(Line((str(label), str(len(group)), ranges(blocks), str(reason))))
+    if len(rows) > most:
+        rows = [*rows[:most], Line((f"and {len(rows) - most} more, in tables/missing.csv", "", "", ""))]
+    return TextTable(columns, tuple(rows))
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """'0, 2 to 5' of sorted whole numbers."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans)
+
+
 def _base(row: Any) -> str:
     return f"{row['base_strategy']} x{row['base_devices']}: {speed(row['base_throughput_per_s'])}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +20,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from harness.config import Experiment, parse
-from harness.errors import RunFolderError
-from harness.files import append_line, replace_text
+from harness.errors import RunFolderError, WriteError
+from harness.files import PARTIAL, append_line, replace_text, replacing, writing
 from harness.messages import TrialResult
 from harness.plan import Plan
-from harness.plan_rows import plan_content, trial_columns
+from harness.plan_rows import merged, plan_content, trial_columns
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.trial import Trial
 from harness.yaml_source import read_mapping
@@ -76,16 +77,14 @@ class RunFolder:
         try:
             for name in ("raw", "tables", "figures", "logs"):
                 (path / name).mkdir(parents=True)
-        except OSError as error:
+            replace_text(path / "experiment.yaml", source)
+            replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
+            replace_text(path / "plan.json", json.dumps(plan_content(plan), indent=1))
+        except (OSError, WriteError) as error:
             raise RunFolderError(
-                f"{path}: the run folder cannot be made: {error.strerror}; give another folder with --output"
+                f"{path}: the run folder cannot be made: {_cause(error)}; give another folder with --output"
             ) from None
-        folder = cls(path)
-        resolved = yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        replace_text(path / "experiment.yaml", source)
-        replace_text(path / "experiment.resolved.yaml", resolved)
-        replace_text(path / "plan.json", json.dumps(plan_content(plan), indent=1))
-        return folder
+        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -101,18 +100,44 @@ class RunFolder:
         source = self.path / "experiment.resolved.yaml"
         return parse(read_mapping(source), source=str(source))
 
+    def given(self) -> Experiment:
+        """The experiment as the file gave it: without blocks that were added since."""
+        source = self.path / "experiment.yaml"
+        return parse(read_mapping(source), source=str(source))
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One run at a time writes into a folder; raises RunFolderError where another does."""
-        lock = FileLock(self.path / ".lock")
+        """One run at a time writes into a folder; raises RunFolderError where another does.
+
+        The system holds the lock for a process and gives it back when that dies, however it dies.
+        """
+        lock, holder = FileLock(self.path / ".lock"), self.path / ".lock-holder"
         try:
             lock.acquire(timeout=0)
+            replace_text(holder, f"pid {os.getpid()} on {platform.node()}")
         except Timeout:
-            raise RunFolderError(f"{self.path}: another run is writing into this folder") from None
+            raise RunFolderError(f"{self.path}: another run is writing into this folder{_named(holder)}") from None
+        except (OSError, WriteError) as error:
+            lock.release()
+            raise RunFolderError(f"{self.path}: the folder cannot be written: {_cause(error)}") from None
         try:
+            with contextlib.suppress(OSError):
+                for left in self.path.rglob(f"*{PARTIAL}"):  # by a run that was killed at it
+                    left.unlink(missing_ok=True)
             yield
         finally:
+            with contextlib.suppress(OSError):
+                holder.unlink(missing_ok=True)
             lock.release()
+
+    def extend(self, experiment: Experiment, plan: Plan) -> None:
+        """Keeps the experiment and the plan as they are from now on: what was planned before stays in the plan."""
+        if _resolved(experiment) != _resolved(self.experiment()):
+            replace_text(self.path / "experiment.resolved.yaml", _resolved(experiment))
+        before = self.plan()
+        now = merged(before, plan_content(plan))
+        if now != before:
+            replace_text(self.path / "plan.json", json.dumps(now, indent=1))
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -129,31 +154,31 @@ class RunFolder:
 
     def add_environment(self, entry: Mapping[str, Any]) -> None:
         """Adds what one worker group saw to environment.json."""
-        content = self.environment()
-        content.setdefault("groups", []).append(dict(entry))
-        replace_text(self._environment, json.dumps(content, indent=1))
+        with writing(self._environment):
+            content = self.environment()
+            content.setdefault("groups", []).append(dict(entry))
+            replace_text(self._environment, json.dumps(content, indent=1))
 
     def set_sitting(self, sitting: int, facts: Mapping[str, Any]) -> None:
         """Adds facts of one sitting, the first being 0, to environment.json."""
-        content = self.environment()
-        sittings = content.setdefault("sittings", [])
-        sittings.extend({} for _ in range(sitting + 1 - len(sittings)))
-        sittings[sitting].update(facts)
-        replace_text(self._environment, json.dumps(content, indent=1))
+        with writing(self._environment):
+            content = self.environment()
+            sittings = content.setdefault("sittings", [])
+            sittings.extend({} for _ in range(sitting + 1 - len(sittings)))
+            sittings[sitting].update(facts)
+            replace_text(self._environment, json.dumps(content, indent=1))
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """A derived table as CSV, replaced whole."""
         path = self.tables / f"{name}.csv"
-        path.parent.mkdir(exist_ok=True)
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
         replace_text(path, frame.to_csv(index=False))
         return path
 
     def _write_raw(self, path: Path, columns: Mapping[str, Any]) -> None:
-        partial = path.with_suffix(".partial")
-        pq.write_table(pa.table(dict(columns)), partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            pq.write_table(pa.table(dict(columns)), partial)
 
     def _write_log(self, trial_id: str, attempt: int, detail: str) -> str | None:
         if not detail:
@@ -208,9 +233,8 @@ class RunFolder:
         """Writes what was read from raw/ as steps.parquet, epochs.parquet and checks.parquet."""
         for table in (STEPS, EPOCHS, CHECKS):
             frame = frames[table.name]
-            partial = self.path / f"{table.name}.partial"
-            frame.to_parquet(partial, index=False)
-            os.replace(partial, self.path / f"{table.name}.parquet")
+            with replacing(self.path / f"{table.name}.parquet") as partial:
+                frame.to_parquet(partial, index=False)
 
     def _compacted(self, table: Table, lines: Lines) -> pd.DataFrame:
         """From raw/ where it is there, else from the compacted file, as in a folder that was passed on."""
@@ -232,6 +256,23 @@ class RunFolder:
         if not parts:
             return table.frame([])
         return table.typed(pa.concat_tables(parts, promote_options="permissive").to_pandas())
+
+
+def _resolved(experiment: Experiment) -> str:
+    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _cause(error: BaseException) -> str:
+    cause = error.__cause__ if isinstance(error, WriteError) else error
+    return str(getattr(cause, "strerror", None) or cause)
+
+
+def _named(holder: Path) -> str:
+    """Who holds the lock, where that can be told: ' (pid 123 on some-host)'."""
+    try:
+        return f" ({holder.read_text(encoding='utf-8')[:200]})"
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _upgraded(line: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from PIL import Image
 
 from harness import report_content as content
 from harness.errors import HarnessError, RunFolderError
-from harness.files import replace_text
+from harness.files import replace_text, replacing, writing
 from harness.plots import FIGURES, Drawing, Tables, style
-from harness.present import convergence_table, failure_table, outcome_table, scaling_table
+from harness.present import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.present_belief import agreement_table, doubt_table, ledger_table, memory_table, noise_table, parity_table
 from harness.present_cost import communication_table, compute_table
 from harness.record import RunFolder
@@ -35,6 +35,7 @@ TABLES = (
     "host_phases",
     "convergence",
     "outcomes",
+    "missing",
     "ledger",
     "ranks",
     "windows",
@@ -92,14 +93,17 @@ def _draw(results: Results) -> list[Drawing]:
 def _save(drawing: Drawing, folder: RunFolder) -> bytes:
     """Writes a figure as SVG and PNG; returns the PNG."""
     assert drawing.figure
-    folder.figures.mkdir(exist_ok=True)
+    with writing(folder.figures):
+        folder.figures.mkdir(exist_ok=True)
     png = io.BytesIO()
     with style():
         drawing.figure.savefig(png, format="png", dpi=DPI)
         drawing.figure.set_layout_engine("none")  # what was laid out stays; doing it again costs as much as drawing
-        drawing.figure.savefig(folder.figures / f"{drawing.name}.svg", metadata={"Date": None})
+        with replacing(folder.figures / f"{drawing.name}.svg") as partial:
+            drawing.figure.savefig(partial, format="svg", metadata={"Date": None})
     small = _smaller(png)
-    (folder.figures / f"{drawing.name}.png").write_bytes(small)
+    with replacing(folder.figures / f"{drawing.name}.png") as partial:
+        partial.write_bytes(small)
     return small
 
 
@@ -139,8 +143,10 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         convergence_words=content.convergence_words(results),
         outcomes=outcome_table(results.outcomes),
         failures=failure_table(results.trials),
+        missing=missing_table(results.missing),
         nodes=[{"host": node["host"], "facts": content.node_facts(node)} for node in nodes],
         environment_differs=content.difference(results.environment),
+        sittings_differ=content.sitting_differences(results.environment),
     )
 
 

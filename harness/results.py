@@ -106,6 +106,10 @@ class Results:
         return analyse.convergence(self.trials, self.epochs, target)
 
     @cached_property
+    def missing(self) -> pd.DataFrame:
+        return analyse.missing(self.lines, self.folder.plan(), self.environment)
+
+    @cached_property
     def outcomes(self) -> pd.DataFrame:
         return analyse.outcomes(self.trials)
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness import run as pipeline
 from harness.config import Experiment
-from harness.errors import RunFolderError, WorkloadError
+from harness.errors import WorkloadError
 from harness.messages import Outcome, TrialResult
 from harness.plan import Plan, make_plan
 from harness.preflight import check_target, data_paths, download_data, missing_data
@@ -57,26 +57,6 @@ def test_a_trial_that_was_lost_and_then_measured_is_fine(plan: Plan, tmp_path: P
         facts = {"attempt": attempt, "sitting": 0, "group_id": "g", "position": 0}
         folder.append(trial, TrialResult(trial.id, outcome), facts)
     assert pipeline._exit_code(folder, plan) == 0
-
-
-def request_for(tmp_path: Path, resume: Path | None) -> pipeline.Request:
-    file = tmp_path / "file.yaml"
-    file.write_text("x")
-    return pipeline.Request(file=file, resume=resume, output=tmp_path / "out")
-
-
-def test_a_folder_of_the_same_experiment_is_resumed_even_with_other_limits(
-    plan: Plan, tmp_path: Path, make_experiment: Make
-) -> None:
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    other = plan.experiment.model_copy(update={"limits": make_experiment(limits={"wall": "1h"}).limits})
-    assert pipeline._folder(request_for(tmp_path, folder.path), other, plan).path == folder.path
-
-
-def test_a_folder_of_another_experiment_is_refused(plan: Plan, tmp_path: Path, make_experiment: Make) -> None:
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    with pytest.raises(RunFolderError, match="was made by another experiment: grid, throughput differ"):
-        pipeline._folder(request_for(tmp_path, folder.path), make_experiment(), plan)
 
 
 def cifar_plan(make_experiment: Make, **options: Any) -> Plan:

@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "interrupts"),
     ("files", "inventory", "schema", "stats", "labels", "config_values", "yaml_source", "cell", "messages", "peaks"),
     (
         "config_problems",
@@ -46,7 +46,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("plan", "checkpoint"),
     ("plan_rows", "events", "failures", "resume", "blocks", "preflight", "measure"),
     ("record", "node", "scenarios"),
-    ("results", "worker", "cluster", "console"),
+    ("results", "worker", "cluster", "console", "reopen", "sitting"),
     ("launch", "ray_worker", "torchrun_worker", "report_content"),
     ("ray_watch", "execute", "torchrun_processes"),
     ("report", "ray_launcher", "torchrun_launcher"),
@@ -59,7 +59,7 @@ WITHOUT_TORCH_OR_RAY = """
 errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
 config_sections trial present present_belief present_cost analyse placement peaks config feasible plots grid
 diagnostics plan plan_rows events failures resume blocks record results report_content report console mailbox
-socket_mailbox watch
+socket_mailbox watch interrupts reopen
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.analyse.agreement import agreement, disagreeing
 from harness.analyse.doubts import doubts
+from harness.analyse.missing import missing
 from harness.analyse.phases import host_phases, ledger, phases
 from harness.analyse.ratios import noise, parity, scaling
 from harness.analyse.training import convergence
@@ -18,6 +19,7 @@ __all__ = [
     "doubts",
     "host_phases",
     "ledger",
+    "missing",
     "noise",
     "outcomes",
     "parity",

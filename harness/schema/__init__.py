@@ -8,6 +8,7 @@ from harness.schema.derived import (
     CONVERGENCE,
     HOST_PHASES,
     LEDGER,
+    MISSING,
     NOISE,
     OUTCOMES,
     PARITY,
@@ -28,6 +29,7 @@ __all__ = [
     "EPOCHS",
     "HOST_PHASES",
     "LEDGER",
+    "MISSING",
     "NOISE",
     "OUTCOMES",
     "PARITY",
@@ -44,5 +46,18 @@ __all__ = [
 ]
 
 RECORDED = (TRIALS, WINDOWS, RANKS, STEPS, EPOCHS, CHECKS)
-DERIVED = (CELLS, SCALING, NOISE, PARITY, AGREEMENT, WATERFALL, PHASES, HOST_PHASES, CONVERGENCE, OUTCOMES, LEDGER)
+DERIVED = (
+    CELLS,
+    SCALING,
+    NOISE,
+    PARITY,
+    AGREEMENT,
+    WATERFALL,
+    PHASES,
+    HOST_PHASES,
+    CONVERGENCE,
+    OUTCOMES,
+    MISSING,
+    LEDGER,
+)
 AXES = tuple(column.name for column in AXIS_COLUMNS)

@@ -191,3 +191,15 @@ OUTCOMES = Table(
         _c("trials", "Int64", "how many"),
     ),
 )
+
+MISSING = Table(
+    "missing",
+    "one planned trial that has no result",
+    (
+        _c("trial_id", "string", "which trial: cell and block, or cell and seed"),
+        _c("cell_id", "string", "hash of the cell's resolved content"),
+        _c("label", "string", "the cell in words"),
+        _c("block", "Int64", "repetition of the grid that it belongs to"),
+        _c("reason", "string", "why: cut short, or not started"),
+    ),
+)

@@ -86,6 +86,18 @@ def test_one_block_has_no_interval() -> None:
     assert pd.isna(row["low"]) and pd.isna(row["high"]) and pd.isna(row["efficiency_low"])
 
 
+def test_a_block_cut_in_two_is_one_block() -> None:
+    lines = [
+        line("single", sitting=0, rates=(100.0,)),
+        line("ddp2", sitting=0, rates=(80.0, 80.0)),
+        line("single", sitting=1, attempt=2, rates=(200.0,)),
+        line("ddp4", sitting=1, rates=(160.0,) * 4),
+        line("single", block=1, sitting=1, rates=(200.0,)),
+    ]
+    blocks = analyse.scaling(trials_of(lines)).set_index("cell_id")["blocks"].to_dict()
+    assert blocks == {"single": 2, "ddp2": 1, "ddp4": 1}
+
+
 def test_trials_of_different_sittings_do_not_pair() -> None:
     lines = [line("single", sitting=0), line("ddp2", rates=(80.0, 80.0), sitting=1)]
     assert "ddp2" not in analyse.scaling(trials_of(lines))["cell_id"].tolist()
