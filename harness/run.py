@@ -26,6 +26,7 @@ from harness.plan import Plan, make_plan, only
 from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, download_data, missing_data
 from harness.record import RunFolder
 from harness.report import write_report
+from harness.scratch import sweep
 from harness.torchrun_launcher import TorchrunLauncher
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -66,6 +67,7 @@ def run(request: Request, emit: Emit) -> int:
         _check_paths(plan, ray_cluster)
         if ray_cluster is None:
             download_data(plan)
+        sweep()
         folder = _folder(request, experiment, plan)
         stack.enter_context(folder.locked())
         finished = True
