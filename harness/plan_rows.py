@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from harness.cell import numbers
 from harness.plan import Plan
 from harness.trial import Trial
 
@@ -35,6 +36,7 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
         "strategy": cell.strategy,
         "device": cell.device,
         "devices": cell.devices,
+        "device_ids": numbers(cell.device_ids) or None,
         "nodes": cell.nodes,
         "scaling": cell.scaling,
         "per_device_batch_size": cell.per_device_batch_size,
