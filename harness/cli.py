@@ -121,7 +121,7 @@ def parse_assumed(text: str) -> Inventory:
 def parse_only(text: str) -> dict[str, Any]:
     """'strategy=ddp,devices=2' -> {'strategy': ['ddp'], 'devices': [2]}; a name may stand several times."""
     wanted: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in re.split(r",(?![^\[]*\])", text):  # at commas, but not inside [0, 1]
         name, equals, value = part.partition("=")
         if not equals or not value.strip():
             raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import torch
 
+from harness import topology
+
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
 VARIABLE_PREFIXES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
 
@@ -34,6 +36,7 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if devices[0].type == "cuda" else None,
         "devices": [describe(device) for device in devices],
+        "topology": topology.capture() if devices[0].type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLE_PREFIXES)},
     }

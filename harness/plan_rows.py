@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from harness.cell import numbers
 from harness.plan import Plan
 from harness.trial import Trial
 
@@ -36,6 +37,7 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
         "strategy": cell.strategy,
         "device": cell.device,
         "devices": cell.devices,
+        "device_ids": numbers(cell.device_ids) or None,
         "nodes": cell.nodes,
         "scaling": cell.scaling,
         "per_device_batch_size": cell.per_device_batch_size,

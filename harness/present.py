@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.labels import rate_unit, settings, shown_strategy
+from harness.labels import rate_unit, settings, shown_devices, shown_strategy
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 METRICS = {
@@ -71,11 +71,10 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
     rows = []
     for name, row in zip(settings(scaling), scaling.to_dict("records"), strict=True):
         is_base = row["cell_id"] == row["base_id"]
-        devices = f"{row['devices']}" + (f" on {row['nodes']} nodes" if row["nodes"] > 1 else "")
         values = (
             name,
             shown_strategy(row),
-            devices,
+            shown_devices(row),
             speed(row["throughput_per_s"]),
             "1" if is_base else _number(row["speedup"]),
             "base" if is_base else percent(row["efficiency"]),

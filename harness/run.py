@@ -29,6 +29,7 @@ from harness.preflight import check_optimizers, check_target, check_workloads, d
 from harness.record import RunFolder
 from harness.reopen import reopened
 from harness.report import write_report
+from harness.scratch import sweep
 from harness.sitting import differences, sitting_facts
 from harness.torchrun_launcher import TorchrunLauncher
 
@@ -74,6 +75,7 @@ def run(request: Request, emit: Emit) -> int:
         _check_paths(plan, ray_cluster)
         if ray_cluster is None:
             download_data(plan)
+        sweep()
         folder = _kept(folder, request, plan, stack)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         try:

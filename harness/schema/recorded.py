@@ -17,6 +17,8 @@ AXIS_COLUMNS = (
     _c("strategy", "string", "single, dp, ddp or fsdp"),
     _c("device", "string", "cpu or cuda"),
     _c("devices", "Int64", "GPUs, or CPU slots"),
+    _c("device_ids", "string", "which GPUs of the node, where the file names them"),
+    _c("link", "string", "what joins its GPUs, as nvidia-smi topo -m calls it: NV12, PIX, PXB, PHB, NODE, SYS"),
     _c("nodes", "Int64", "machines"),
     _c("scaling", "string", "weak: per-device batch fixed; strong: global batch fixed"),
     _c("per_device_batch_size", "Int64", "batch of one device", "samples"),
