@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "config",
         "present_belief",
         "present_cost",
+        "present_doctor",
         "feasible",
         "optimizers",
         "plots",
@@ -45,7 +46,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("diagnostics", "training"),
     ("plan",),
     ("plan_rows", "events", "failures", "resume", "blocks", "preflight", "measure"),
-    ("record", "node", "scenarios"),
+    ("record", "node", "doctor"),
+    ("scenarios",),
     ("results", "worker", "cluster", "console"),
     ("launch", "ray_worker", "torchrun_worker", "report_content"),
     ("ray_watch", "execute", "torchrun_processes"),
@@ -57,7 +59,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 WITHOUT_TORCH_OR_RAY = """
 errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
-config_sections trial present present_belief present_cost analyse placement peaks config feasible plots grid
+config_sections trial present present_belief present_cost present_doctor analyse placement peaks config feasible plots grid
 diagnostics plan plan_rows events failures resume blocks record results report_content report console mailbox
 socket_mailbox watch
 """

@@ -6,6 +6,7 @@ from harness.schema.derived import (
     AGREEMENT,
     CELLS,
     CONVERGENCE,
+    FINDINGS,
     HOST_PHASES,
     LEDGER,
     NOISE,
@@ -26,6 +27,7 @@ __all__ = [
     "CONVERGENCE",
     "DERIVED",
     "EPOCHS",
+    "FINDINGS",
     "HOST_PHASES",
     "LEDGER",
     "NOISE",
@@ -44,5 +46,18 @@ __all__ = [
 ]
 
 RECORDED = (TRIALS, WINDOWS, RANKS, STEPS, EPOCHS, CHECKS)
-DERIVED = (CELLS, SCALING, NOISE, PARITY, AGREEMENT, WATERFALL, PHASES, HOST_PHASES, CONVERGENCE, OUTCOMES, LEDGER)
+DERIVED = (
+    CELLS,
+    SCALING,
+    NOISE,
+    PARITY,
+    AGREEMENT,
+    WATERFALL,
+    PHASES,
+    HOST_PHASES,
+    CONVERGENCE,
+    OUTCOMES,
+    LEDGER,
+    FINDINGS,
+)
 AXES = tuple(column.name for column in AXIS_COLUMNS)
