@@ -37,7 +37,7 @@ def where(rows: pd.DataFrame) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def named(row: Mapping[str, Any]) -> str:
+def named(row: Mapping[Any, Any]) -> str:
     """``ddp x2 resnet8``."""
     model = "" if pd.isna(row["model"]) else f" {row['model']}"
     return f"{shown_strategy(row)} x{row['devices']}{model}"

@@ -59,8 +59,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 WITHOUT_TORCH_OR_RAY = """
 errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
-config_sections trial present present_belief present_cost present_doctor analyse placement peaks config feasible plots grid
-diagnostics plan plan_rows events failures resume blocks record results report_content report console mailbox
+config_sections trial present present_belief present_cost present_doctor analyse placement peaks config feasible
+plots grid diagnostics plan plan_rows events failures resume blocks record results report_content report console mailbox
 socket_mailbox watch
 """
 

@@ -18,7 +18,7 @@ FAILED = {
 
 
 def findings(lines: Sequence[Mapping[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
-    """The findings of the newest examination of each cell. Where one failed, that is a finding, unless it had others."""
+    """The findings of each cell's newest examination. That it failed is one, unless it had found an error before."""
     last = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor"}
     named = trials.drop_duplicates("trial_id", keep="last").set_index("trial_id")
     rows = []
