@@ -109,6 +109,11 @@ class Cell:
             global_batch_size=batch or self.global_batch_size,
         )
 
+    @property
+    def subject(self) -> tuple[str, ...]:
+        """What decides whether a strategy trains this cell's model rightly, whatever the devices and the batch."""
+        return (self.strategy, str(self.data), str(self.model), repr(sorted(self.workload_options.items())))
+
     def alone(self) -> Cell:
         """The bare model on one device at this cell's per-device batch: what one device does of its step."""
         return self._on_one_device("single", {})

@@ -90,6 +90,7 @@ class Experiment(Strict):
     launcher: Axis[LauncherName] = ("ray",)
     oversubscribe: bool = False
     equivalence: bool = True
+    preflight: bool = True
     seed: Seed = 0
 
     @model_validator(mode="after")

@@ -35,6 +35,7 @@ WHY = {
     "twin": "of the base once more (twin), for the noise floor",
     "explain": "to explain where efficiency is lost",
     "equivalence": "to check that strategies train the same thing",
+    "doctor": "to examine cells before they are measured",
 }
 COLOURS = {"ok": "green", "skipped": "yellow"}
 
@@ -106,9 +107,16 @@ class ConsoleSink:
                     f" {trial.label}  {_result(line)}{' (will be tried again)' * again}",
                 )
                 self._last.append(text)
+                self._tell_findings(line)
                 if not self._live and not self._quiet:
                     done, total = self._done()
                     self._console.print(Text(f"[{done}/{total}] ").append(text), soft_wrap=True)
+
+    def _tell_findings(self, line: Mapping[str, Any]) -> None:
+        """What must be known while there is time to stop: errors of an examination."""
+        for finding in line["facts"].get("findings", []):
+            if finding["severity"] == "error":
+                self._say(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
 
     def _finish(self, event: Reported) -> None:
         scaling = event.tables["scaling"]
@@ -221,6 +229,9 @@ def _result(line: Mapping[str, Any]) -> str:
         return str(line["reason"])
     if line["purpose"] == "equivalence":
         return f"checked in {line['steps_s']:.1f} s"
+    if line["purpose"] == "doctor":
+        found = line["facts"].get("findings", [])
+        return f"examined in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
     if line["kind"] != "convergence":
         return f"{speed(throughput(line['windows']))} {line['unit']}/s"
     return f"trained {line['steps_s']:.1f} s"

@@ -18,6 +18,7 @@ from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.present_belief import agreement_table, doubt_table, ledger_table, memory_table, noise_table, parity_table
 from harness.present_cost import communication_table, compute_table
+from harness.present_doctor import findings_table
 from harness.record import RunFolder
 from harness.results import Results, load
 
@@ -37,6 +38,7 @@ TABLES = (
     "outcomes",
     "missing",
     "ledger",
+    "findings",
     "ranks",
     "windows",
 )
@@ -134,6 +136,8 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         parity=parity_table(results.parity),
         agreement=agreement_table(results.agreement),
         doubts=doubt_table(results.trials),
+        preflight=findings_table(results.findings),
+        preflight_words=content.preflight_words(results),
         compute=compute_table(results.cells),
         communication=communication_table(results.waterfall, results.trials),
         memory=memory_table(results.cells, results.ranks, results.trials),

@@ -12,6 +12,7 @@ import pandas as pd
 from harness.config_sections import Throughput
 from harness.labels import rate_unit, spread_options
 from harness.present import counts, duration, plural, speed
+from harness.present_doctor import shared, verdict, where
 from harness.results import Results
 from harness.schema import AXES
 
@@ -66,6 +67,8 @@ def findings(results: Results) -> list[str]:
         )
     if (last["outcome"] == "ok").sum() == 0:
         found.append("Nothing was measured.")
+    errors = results.findings[results.findings["severity"] == "error"]
+    found += [f"Preflight, {g['check'].iloc[0]}: {where(g)}: {g['seen'].iloc[0]}." for g in shared(errors)]
     found += _disagreements(results.agreement) + _noise(results)
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
         found.append("One block was measured: there is no interval, and nothing is known of the spread between runs.")
@@ -97,6 +100,13 @@ def _noise(results: Results) -> list[str]:
     if noise.empty and not results.cells.empty and results.experiment.throughput:
         return ["No base was measured twice: the noise floor is unknown."]
     return []
+
+
+def preflight_words(results: Results) -> str:
+    """How many cells the doctor examined before the run measured them, and what came of it."""
+    trials = results.trials
+    examined = trials[trials["purpose"] == "doctor"]["trial_id"].nunique()
+    return f"Before anything was measured, {verdict(results.findings, examined)}" if examined else ""
 
 
 def noise_words(noise: pd.DataFrame) -> str:

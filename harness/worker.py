@@ -74,6 +74,7 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
         error_type=type(error).__name__,
         error_rank=rank,
         detail=trace,
+        facts=getattr(error, "facts", {}),  # what an examination had found before it failed
     )
 
 

@@ -21,12 +21,13 @@ FLOORS = [
 errors interrupts
 files inventory schema stats labels config_values yaml_source cell messages peaks scratch topology
 config_problems config_sections schema_text present analyse placement ranks environment loader
-config present_belief present_cost feasible optimizers plots strategies mailbox socket_mailbox watch
+config present_belief present_cost present_doctor feasible optimizers plots strategies mailbox socket_mailbox watch
 grid workloads trial
 diagnostics training
 plan checkpoint
 plan_rows events failures resume blocks preflight measure
-record node scenarios
+record node doctor
+scenarios
 results worker cluster console reopen sitting
 launch ray_worker torchrun_worker report_content
 ray_watch execute torchrun_processes
@@ -66,6 +67,7 @@ plots
 present
 present_belief
 present_cost
+present_doctor
 record
 reopen
 report

@@ -37,6 +37,21 @@ CELLS = Table(
     ),
 )
 
+FINDINGS = Table(
+    "findings",
+    "one finding of the doctor on one examined cell",
+    (
+        _c("trial_id", "string", "the examination"),
+        _c("cell_id", "string", "the cell that was examined"),
+        *AXIS_COLUMNS,
+        _c("check", "string", "which check speaks"),
+        _c("severity", "string", "error (its cells are not measured), warning or note"),
+        _c("seen", "string", "what was seen, with the numbers"),
+        _c("means", "string", "what it means"),
+        _c("advice", "string", "what to do"),
+    ),
+)
+
 SCALING = Table(
     "scaling",
     "one cell against its base, paired by block",
