@@ -18,7 +18,7 @@ from typing import Any
 from harness import cluster
 from harness.cluster import Cluster
 from harness.config import Experiment, load
-from harness.errors import ExperimentError, WriteError
+from harness.errors import ExperimentError, RunFolderError, WriteError
 from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
 from harness.interrupts import INTERRUPTED, held

@@ -10,7 +10,7 @@ import pytest
 
 from harness import run as pipeline
 from harness.config import Experiment
-from harness.errors import WorkloadError
+from harness.errors import RunFolderError, WorkloadError
 from harness.messages import Outcome, TrialResult
 from harness.plan import Plan, make_plan
 from harness.preflight import check_target, data_paths, download_data, missing_data
