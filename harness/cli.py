@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
 from harness.config_values import check_filter
 from harness.errors import ExperimentError, HarnessError
+from harness.yaml_source import parse_value
 
 if TYPE_CHECKING:
     from harness.inventory import Inventory
@@ -120,8 +120,8 @@ def parse_only(text: str) -> dict[str, Any]:
         if not equals or not value.strip():
             raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
         try:
-            wanted.setdefault(name.strip(), []).append(yaml.safe_load(value))
-        except (yaml.YAMLError, ValueError, RecursionError):
+            wanted.setdefault(name.strip(), []).append(parse_value(value, source="--only"))
+        except ExperimentError:
             raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"]) from None
     try:
         return check_filter(wanted)
