@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness import cluster
+from harness import cluster, redact
 from harness.cluster import Cluster
 from harness.config import Experiment, load
 from harness.environment import git_commit
@@ -23,7 +24,15 @@ from harness.execute import Execution
 from harness.inventory import Inventory
 from harness.launch import ByLauncher, Launcher
 from harness.plan import Plan, make_plan, only
-from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, download_data, missing_data
+from harness.preflight import (
+    check_optimizers,
+    check_target,
+    check_workloads,
+    data_paths,
+    download_data,
+    missing_data,
+    refuse_user_code,
+)
 from harness.record import RunFolder
 from harness.report import write_report
 from harness.torchrun_launcher import TorchrunLauncher
@@ -42,15 +51,19 @@ class Request:
     resume: Path | None = None
     output: Path = Path("results")
     only: dict[str, Any] = field(default_factory=dict)
+    no_user_code: bool = False
 
 
 def run(request: Request, emit: Emit) -> int:
     """Plans, measures and reports; returns the exit code. Raises HarnessError where nothing was started."""
     began = time.time()
     experiment = load(request.file)
+    if request.no_user_code:
+        refuse_user_code(experiment, request.file)
     home = request.file.resolve().parent
     with ExitStack() as stack:
-        stack.enter_context(_import_path(home))
+        if experiment.own_workload:
+            stack.enter_context(_import_path(home))
         ray_cluster = _connect(request, experiment, home, stack)
         inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
         plan = make_plan(experiment, inventory)
@@ -72,7 +85,9 @@ def run(request: Request, emit: Emit) -> int:
         try:
             with _terminable(), _ray(ray_cluster, plan) as ready, ExitStack() as launched:
                 launcher = _launcher(plan, ready, home, launched)
-                _measure(plan, folder, launcher, home, began, emit)
+                # git runs what a repository's own settings name
+                commit = None if request.no_user_code else git_commit(home)
+                _measure(plan, folder, launcher, commit, began, emit)
         except KeyboardInterrupt:
             finished = False
             emit(Note(f"interrupted: what was finished is kept; go on with --resume {folder.path}"))
@@ -100,11 +115,11 @@ def _launcher(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitSt
     return ByLauncher({"ray": ray, "torchrun": torchrun})
 
 
-def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path, began: float, emit: Emit) -> None:
+def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, commit: str | None, began: float, emit: Emit) -> None:
     """Every pending trial of the plan."""
     execution = Execution(plan, folder, launcher, emit)
     sitting = execution.sitting
-    folder.set_sitting(sitting, {"started_at": began, "git_commit": git_commit(home), "command": sys.argv[1:]})
+    folder.set_sitting(sitting, {"started_at": began, "git_commit": commit, "command": sys.argv[1:]})
     emit(RunStarted(folder.path, execution.trials, execution.done))
     try:
         execution.run()
@@ -142,7 +157,7 @@ def _folder(request: Request, experiment: Experiment, plan: Plan) -> RunFolder:
     if request.resume is None:
         return RunFolder.create(request.output, experiment, plan, request.file.read_text(encoding="utf-8"))
     folder = RunFolder.open(request.resume)
-    then, now = (e.model_dump(mode="json", exclude={"limits"}) for e in (folder.experiment(), experiment))
+    then, now = (redact.plain(e.model_dump(mode="json", exclude={"limits"})) for e in (folder.experiment(), experiment))
     different = [key for key in now if then.get(key) != now[key]]
     if different:
         raise RunFolderError(
@@ -155,7 +170,7 @@ def _folder(request: Request, experiment: Experiment, plan: Plan) -> RunFolder:
 def _check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
     """Data is where the experiment says, on every node, before the first trial; raises WorkloadError."""
     paths = data_paths(plan.experiment, [trial.cell for trial in plan.trials])
-    here = [path for path in paths if not Path(path).exists()]
+    here = [path for path in paths if not os.path.exists(path)]
     missing = ray_cluster.missing_paths(paths) if ray_cluster else {"this machine": here} if here else {}
     if missing:
         raise missing_data(missing)

@@ -17,7 +17,20 @@ MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("files", "inventory", "schema", "stats", "labels", "config_values", "yaml_source", "cell", "messages", "peaks"),
+    (
+        "files",
+        "printable",
+        "redact",
+        "inventory",
+        "schema",
+        "stats",
+        "labels",
+        "config_values",
+        "yaml_source",
+        "cell",
+        "messages",
+        "peaks",
+    ),
     (
         "config_problems",
         "config_sections",
@@ -28,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "ranks",
         "environment",
         "loader",
+        "reading",
     ),
     (
         "config",
@@ -56,8 +70,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 """Rooms from the ground up: a module imports from floors below its own, or from its own package."""
 
 WITHOUT_TORCH_OR_RAY = """
-errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
-config_sections trial present present_belief present_cost analyse placement peaks config feasible plots grid
+errors files printable redact inventory schema reading schema_text stats labels config_values yaml_source cell messages
+config_problems config_sections trial present present_belief present_cost analyse placement peaks config feasible
+plots grid
 diagnostics plan plan_rows events failures resume blocks record results report_content report console mailbox
 socket_mailbox watch
 """
