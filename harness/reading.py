@@ -39,8 +39,8 @@ _ARROW: Mapping[str, Callable[[pa.DataType], bool]] = {
 
 def refuse_links(folder: Path) -> None:
     """Raises RunFolderError where a folder holds what is neither file nor folder: a link may lead anywhere."""
-    with naming(folder):
-        for entry in os.scandir(folder):
+    with naming(folder), os.scandir(folder) as entries:
+        for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 refuse_links(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False):
