@@ -45,9 +45,7 @@ class Grid(Strict):
         plain = {key: option for key, option in value.items() if key not in dotted}
         options = plain.get("options", {})
         if not isinstance(options, dict):
-            raise ValueError(
-                f"options: got {repr(options)[:80]}; allowed: keys such as optimizer.lr in the grid itself"
-            )
+            raise ValueError(f"options: got {repr(options)[:80]}; write optimizer.lr and the like in the grid itself")
         return {**plain, "options": {**options, **dotted}} if dotted else plain
 
     @model_validator(mode="after")

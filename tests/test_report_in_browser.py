@@ -95,8 +95,9 @@ def hostile(make_experiment: Callable[..., Experiment], tmp_path: Path, server: 
     """A run with hostile text wherever the file, the workload, an exception or a node can put one."""
     texts = [payload.replace("HOST", server.host) for payload in PAYLOADS]
     every = " ".join(texts)
+    names = {"model": texts[:2], "data": texts[5]}
     experiment = make_experiment(
-        {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8, "model": texts[:2]},
+        {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8, **names},
         workload="own:Own",
         workload_options={"note": texts[3:5], texts[0]: texts[1:3], "plain": every},
         throughput={"blocks": 1},
