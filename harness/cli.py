@@ -14,15 +14,15 @@ from rich.console import Console
 
 from harness import redact
 from harness.config_values import check_filter
-from harness.errors import ExperimentError, HarnessError
+from harness.errors import ExperimentError, HarnessError, WriteError
+from harness.interrupts import INTERRUPTED, interruptible
 from harness.printable import printable
 from harness.yaml_source import parse_value
 
 if TYPE_CHECKING:
     from harness.inventory import Inventory
 
-BAD_INPUT = 2
-INTERRUPTED = 130
+FAILED, BAD_INPUT = 1, 2
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file (YAML).")]
 Address = Annotated[
@@ -35,6 +35,9 @@ Assume = Annotated[
 Only = Annotated[str | None, typer.Option(help="A part of the grid: 'strategy=ddp,devices=2'.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop; no Ray is started.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with an earlier run of this file.")]
+AddBlocks = Annotated[
+    int, typer.Option(min=0, max=1000, metavar="N", help="With --resume: N more blocks of throughput than the run has.")
+]
 Output = Annotated[Path, typer.Option(help="Where run folders go.")]
 NoUserCode = Annotated[
     bool, typer.Option("--no-user-code", help="Built-in workloads only: for files from people you do not know.")
@@ -52,6 +55,7 @@ def run_command(
     assume: Assume = None,
     dry_run: DryRun = False,
     resume: Resume = None,
+    add_blocks: AddBlocks = 0,
     output: Output = Path("results"),
     only: Only = None,
     no_user_code: NoUserCode = False,
@@ -73,6 +77,7 @@ def run_command(
                 assumed=None if assume is None else parse_assumed(assume),
                 dry_run=dry_run,
                 resume=resume,
+                add_blocks=add_blocks,
                 output=output,
                 only={} if only is None else parse_only(only),
                 no_user_code=no_user_code,
@@ -111,13 +116,14 @@ def report_command(run_folder: RunFolderArgument) -> None:
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """The exit code of a piece of work; a HarnessError is one message and code 2, never a traceback."""
+    """The exit code of a piece of work; a HarnessError is one message, an interruption none, neither a traceback."""
     try:
-        return work()
+        with interruptible():
+            return work()
     except HarnessError as error:
         said = printable(redact.text(str(error)))
         Console(stderr=True).print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return BAD_INPUT
+        return FAILED if isinstance(error, WriteError) else BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -135,7 +141,7 @@ def parse_assumed(text: str) -> Inventory:
 def parse_only(text: str) -> dict[str, Any]:
     """'strategy=ddp,devices=2' -> {'strategy': ['ddp'], 'devices': [2]}; a name may stand several times."""
     wanted: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in re.split(r",(?![^\[]*\])", text):  # at commas, but not inside [0, 1]
         name, equals, value = part.partition("=")
         if not equals or not value.strip():
             raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])

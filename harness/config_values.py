@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from harness.errors import nearest
 
-OPTION_SECTIONS = ("optimizer", "schedule", "workload", "loader", "single", "dp", "ddp", "fsdp")
+OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", "single", "dp", "ddp", "fsdp")
 AXES = (
     "data",
     "model",
@@ -23,6 +23,7 @@ AXES = (
     "precision",
     "compile",
     "launcher",
+    "device_ids",
 )
 MAX_DEVICES = 65_536
 MAX_BATCH = 2**24
@@ -98,6 +99,19 @@ def leaves(value: object) -> Iterator[object]:
         yield value
 
 
+def _id_lists(value: object) -> object:
+    """[[0, 1], [1, 2]] is an axis of two values; [0, 1] is one."""
+    outer = as_axis(value)
+    lists = outer if any(isinstance(item, list | tuple) for item in outer) else (outer,)
+    return tuple(tuple(item) if isinstance(item, list) else item for item in lists)
+
+
+def _distinct(ids: tuple[int, ...]) -> tuple[int, ...]:
+    if not ids or len(set(ids)) != len(ids):
+        raise ValueError(f"got {list(ids)}; allowed: the numbers of one or more GPUs of a node, each once")
+    return ids
+
+
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=MAX_SECONDS)]
 Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 Batch = Annotated[int, Field(ge=1, le=MAX_BATCH)]
@@ -106,5 +120,7 @@ Text = Annotated[str, Field(min_length=1, max_length=500)]
 OptionValue = Annotated[Any, BeforeValidator(_plain)]
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
+DeviceIds = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_DEVICES)], ...], AfterValidator(_distinct)]
+DeviceIdAxis = Annotated[tuple[DeviceIds, ...], BeforeValidator(_id_lists)]
 Options = Annotated[dict[str, OptionValue], Field(max_length=MAX_OPTIONS)]
 Filter = Annotated[dict[str, OptionValue], AfterValidator(check_filter)]

@@ -35,12 +35,13 @@ WHY = {
     "twin": "of the base once more (twin), for the noise floor",
     "explain": "to explain where efficiency is lost",
     "equivalence": "to check that strategies train the same thing",
+    "doctor": "to examine cells before they are measured",
 }
 COLOURS = {"ok": "green", "skipped": "yellow"}
 
 
 class ConsoleSink:
-    """Formats events. Use as a context manager; ``quiet`` leaves out all but the end."""
+    """Formats events. Use as a context manager; ``quiet`` leaves out all but notes and the end."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console, self._quiet = console, quiet
@@ -88,7 +89,7 @@ class ConsoleSink:
                 self._stop()
                 self._finish(event)
             case Note(text):
-                self._say(text)
+                self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
             case _:
                 self._follow(event)
 
@@ -108,9 +109,16 @@ class ConsoleSink:
                     printable(f" {trial.label}  {_result(line)}{' (will be tried again)' * again}"),
                 )
                 self._last.append(text)
+                self._tell_findings(line)
                 if not self._live and not self._quiet:
                     done, total = self._done()
                     self._console.print(Text(f"[{done}/{total}] ").append(text), soft_wrap=True)
+
+    def _tell_findings(self, line: Mapping[str, Any]) -> None:
+        """What must be known while there is time to stop: errors of an examination."""
+        for finding in line["facts"].get("findings", []):
+            if finding["severity"] == "error":
+                self._say(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
 
     def _finish(self, event: Reported) -> None:
         scaling = event.tables["scaling"]
@@ -223,6 +231,9 @@ def _result(line: Mapping[str, Any]) -> str:
         return str(line["reason"])
     if line["purpose"] == "equivalence":
         return f"checked in {line['steps_s']:.1f} s"
+    if line["purpose"] == "doctor":
+        found = line["facts"].get("findings", [])
+        return f"examined in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
     if line["kind"] != "convergence":
         return f"{speed(throughput(line['windows']))} {line['unit']}/s"
     return f"trained {line['steps_s']:.1f} s"

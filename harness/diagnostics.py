@@ -61,6 +61,24 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     ]
 
 
+def examinations(trials: Iterable[Trial], seed: int) -> list[Trial]:
+    """The doctor's: each strategy with each model on its most devices, and each number of devices once."""
+    trials = [trial for trial in trials if trial.kind != "diagnostic" and trial.cell.launcher == "ray"]
+    largest = sorted(
+        dict.fromkeys(trial.cell for trial in trials),
+        key=lambda cell: (cell.devices, cell.global_batch_size),
+        reverse=True,
+    )
+    chosen: dict[tuple[object, ...], Cell] = {}
+    for cell in largest:
+        chosen.setdefault(cell.subject, cell)
+    for cell in reversed(largest):  # its smallest batch will do where only the number of devices is new
+        if not any((cell.strategy, cell.devices) == (other.strategy, other.devices) for other in chosen.values()):
+            chosen[cell.strategy, cell.devices] = cell
+    first = min((trial.block for trial in trials), default=0)
+    return [Trial(cell, "diagnostic", first, seed, added=True, purpose="doctor") for cell in chosen.values()]
+
+
 def check_batch(cells: Iterable[Cell]) -> int:
     """A global batch that gives every device of the largest cell two samples."""
     return max(LEAST_CHECK_BATCH, 2 * max(cell.devices for cell in cells))

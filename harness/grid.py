@@ -84,7 +84,8 @@ def _fixed_axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]
         "data": grid.data or (defaults.get("data"),),
         "model": grid.model or (defaults.get("model"),),
         "strategy": grid.strategy,
-        "devices": grid.devices,
+        "device_ids": grid.device_ids or ((),),
+        "devices": (None,) if grid.device_ids else grid.devices,  # they are as many as the ids
         "nodes": grid.nodes or (None,),
         "batch": grid.per_device_batch_size or grid.global_batch_size or (),
         "precision": grid.precision,
@@ -118,8 +119,9 @@ def _cells(grid: Grid, experiment: Experiment, machine: Machine) -> Iterator[Cel
 
 
 def _cell(point: Mapping[str, Any], weak: bool, experiment: Experiment, machine: Machine) -> Cell:
-    strategy, devices, batch = point["strategy"], point["devices"], point["batch"]
-    nodes, oversubscribed = _nodes(strategy, devices, point["nodes"], experiment, machine)
+    strategy, batch, ids = point["strategy"], point["batch"], point["device_ids"]
+    devices = len(ids) or point["devices"]
+    nodes, oversubscribed = (1, False) if ids else _nodes(strategy, devices, point["nodes"], experiment, machine)
     cell = Cell(
         workload=experiment.workload,
         data=point["data"],
@@ -135,10 +137,12 @@ def _cell(point: Mapping[str, Any], weak: bool, experiment: Experiment, machine:
         compile=point["compile"],
         oversubscribe=oversubscribed,
         launcher=point["launcher"],
+        device_ids=ids,
         strategy_options=_section(point, strategy),
         workload_options=_section(point, "workload"),
         optimizer=_section(point, "optimizer"),
         schedule=_section(point, "schedule"),
+        training=_section(point, "training"),
         loader=_section(point, "loader"),
     )
     return cell if weak else cell.at_global_batch_size(batch)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from harness import scratch
 from harness.inventory import Node
 from harness.measure.progress import read_counter
 
@@ -106,6 +107,15 @@ class NodeAgent:
                 os.kill(pid, signal.SIGKILL)
             for file in files:
                 Path(file).unlink(missing_ok=True)
+
+    def clear(self, folders: Sequence[str]) -> None:
+        """Removes the scratch folders of processes that have ended."""
+        for folder in filter(None, folders):
+            scratch.remove(Path(folder))
+
+    def sweep(self) -> None:
+        """Removes what earlier runs, if they were killed, left on this node."""
+        scratch.sweep()
 
 
 def _read(path: Path) -> str:

@@ -68,12 +68,12 @@ def check_target(experiment: Experiment) -> None:
         return
     known = ["train_loss", "val_loss"]
     found = workloads.load_class(experiment.workload)
-    own_metrics = experiment.own_workload and callable(getattr(found, "metrics", None))
-    if not experiment.own_workload:
-        known.append("val_accuracy")
+    names = getattr(found, "metric_names", None)
+    known += [f"val_{name}" for name in names or ()]
+    unnamed = names is None and any(callable(getattr(found, method, None)) for method in ("metrics", "derived"))
     metric = settings.target.metric
-    if metric not in known and not (own_metrics and metric.startswith("val_")):
-        hint = ", or val_<name> of your own metrics" if own_metrics else ""
+    if metric not in known and not (unnamed and metric.startswith("val_")):
+        hint = ", or val_<name> of your own metrics" if unnamed else ""
         raise WorkloadError(f"convergence.target.metric: got {metric!r}; {nearest(metric, known)}{hint}")
 
 

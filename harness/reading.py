@@ -64,7 +64,7 @@ def read_object(path: Path, *, lists: tuple[str, ...] = ()) -> dict[str, Any]:
         return content
 
 
-def read_lines(path: Path, upgraded: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """The recorded trials in a file, brought up to today's version; raises RunFolderError.
 
     What a crash cut short does not count: the rest after the last newline, or a line that was ended later.
@@ -80,7 +80,7 @@ def read_lines(path: Path, upgraded: Callable[[dict[str, Any]], dict[str, Any]])
                 if _torn(line):
                     continue
                 raise
-            rows.append(_checked(upgraded(row)))
+            rows.append(_checked(_upgraded(row)))
     if not _torn(rest):
         raise RunFolderError(f"{path}: is damaged or incomplete: it does not end with a recorded trial")
     return rows
@@ -117,6 +117,16 @@ def _object(data: bytes) -> dict[str, Any]:
 def _torn(line: bytes) -> bool:
     """Whether a line is the beginning of one, or nothing: some file systems leave zeros for what was not written."""
     return _HEAD.startswith(line.rstrip(b"\0")[: len(_HEAD)])
+
+
+def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of an older version with what it lacks, so that old run folders can be read."""
+    if "purpose" not in line:
+        later = {"purpose": "", "check_id": None, "alone_id": None, "wrapped_id": None, "launcher": "ray"}
+        line = {**later, "facts": {}, "parts": {}, **line}
+        for window in line["windows"]:
+            window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
+    return line
 
 
 def _checked(line: dict[str, Any]) -> dict[str, Any]:

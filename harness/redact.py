@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-MARK = "[redacted]"
+MARK = "<redacted>"  # a plain word in YAML too
 LEAST = 8
 """Characters of a variable's value: a shorter one, such as a flag, would be taken out of words that it stands in."""
 OFTEN = 2000
+FREE_TEXT = ("workload", "data", "model", "options", "reason", "error_type", "facts")
+"""The columns of a trial that may hold what a user or an exception wrote, and so a secret."""
 
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE", re.IGNORECASE)
 _SECRET_NAME = re.compile(
@@ -38,7 +40,7 @@ _SHAPES = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ASSIGNED = re.compile(
-    r"""(?P<name>[A-Za-z0-9_.-]{1,64})(?P<between>["']?\s?[=:]\s?["']?)(?!\[redacted)[^\s"'\\,;&)\]}]{6,}"""
+    r"""(?P<name>[A-Za-z0-9_.-]{1,64})(?P<between>["']?\s?[=:]\s?["']?)(?!<redacted)[^\s"'\\,;&)\]}]{6,}"""
 )
 """name=value or name: value, quoted or not; whether it is a secret is for the name to say."""
 
@@ -51,6 +53,11 @@ def text(said: str) -> str:
 def plain(value: Any) -> Any:
     """The same for every text in mappings and lists, and for a text whose key says that it is secret."""
     return _plain(value, _secret_values())
+
+
+def row(trial: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a trial, the same done to those of free text."""
+    return {**trial, **plain({name: trial[name] for name in FREE_TEXT if name in trial})}
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:

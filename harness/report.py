@@ -15,11 +15,12 @@ from PIL import Image
 
 from harness import report_content as content
 from harness.errors import RunFolderError
-from harness.files import replace_text
+from harness.files import replace_text, replacing, writing
 from harness.plots import FIGURES, Drawing, Tables, style
-from harness.present import convergence_table, failure_table, outcome_table, scaling_table
+from harness.present import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.present_belief import agreement_table, doubt_table, ledger_table, memory_table, noise_table, parity_table
 from harness.present_cost import communication_table, compute_table
+from harness.present_doctor import findings_table
 from harness.record import RunFolder
 from harness.results import Results, load
 
@@ -37,7 +38,9 @@ TABLES = (
     "host_phases",
     "convergence",
     "outcomes",
+    "missing",
     "ledger",
+    "findings",
     "ranks",
     "windows",
 )
@@ -60,10 +63,12 @@ def build_report(results: Results) -> Results:
     folder.compact({"steps": results.steps, "epochs": results.epochs, "checks": results.checks})
     for name in TABLES:
         folder.write_table(name, getattr(results, name))
-    folder.figures.mkdir(exist_ok=True)
+    with writing(folder.figures):
+        folder.figures.mkdir(exist_ok=True)
     for name, (png, svg) in pictures.items():
-        (folder.figures / f"{name}.png").write_bytes(png)
-        (folder.figures / f"{name}.svg").write_bytes(svg)
+        for kind, data in (("png", png), ("svg", svg)):
+            with replacing(folder.figures / f"{name}.{kind}") as partial:
+                partial.write_bytes(data)
     replace_text(folder.report, html)
     return results
 
@@ -131,6 +136,8 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         parity=parity_table(results.parity),
         agreement=agreement_table(results.agreement),
         doubts=doubt_table(results.trials),
+        preflight=findings_table(results.findings),
+        preflight_words=content.preflight_words(results),
         compute=compute_table(results.cells),
         communication=communication_table(results.waterfall, results.trials),
         memory=memory_table(results.cells, results.ranks, results.trials),
@@ -140,8 +147,10 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         convergence_words=content.convergence_words(results),
         outcomes=outcome_table(results.outcomes),
         failures=failure_table(results.trials),
+        missing=missing_table(results.missing),
         nodes=[{"host": node["host"], "facts": content.node_facts(node)} for node in nodes],
         environment_differs=content.difference(results.environment),
+        sittings_differ=content.sitting_differences(results.environment),
     )
 
 

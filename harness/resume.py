@@ -73,5 +73,11 @@ def _family(cell: Cell) -> Cell:
     """What cells share that differ in their device count alone."""
     batch = cell.global_batch_size if cell.scaling == "strong" else cell.per_device_batch_size
     return replace(
-        cell, devices=1, nodes=1, oversubscribe=False, per_device_batch_size=batch, global_batch_size=batch or 0
+        cell,
+        devices=1,
+        device_ids=(),
+        nodes=1,
+        oversubscribe=False,
+        per_device_batch_size=batch,
+        global_batch_size=batch or 0,
     )

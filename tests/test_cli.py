@@ -87,6 +87,19 @@ BAD_FILES = {
         SMALL + "convergence: {epochs: 1, target: {metric: accuracy, at_least: 0.9}}\n",
         "convergence.target.metric: got 'accuracy'; did you mean 'val_accuracy'?",
     ),
+    "a target of another workload": (
+        "name: x\nworkload: language_model\ngrid: {per_device_batch_size: 8}\n"
+        "convergence: {epochs: 1, target: {metric: val_accuracy, at_least: 0.9}}\n",
+        "convergence.target.metric: got 'val_accuracy'; allowed: train_loss, val_loss, val_perplexity",
+    ),
+    "missing texts": (
+        "name: x\nworkload: language_model\ngrid: {data: ./none, per_device_batch_size: 8}\n",
+        "data is missing",
+    ),
+    "an unknown size of a model": (
+        "name: x\nworkload: mlp\ngrid: {model: larg, per_device_batch_size: 8}\n",
+        "grid.model: got 'larg'; did you mean 'large'?",
+    ),
     "a schedule without a name": (
         "name: x\ngrid: {model: resnet8, per_device_batch_size: 8, schedule.T_max: 5}\n",
         "schedule.name: got None",
@@ -237,5 +250,5 @@ def test_an_error_shows_no_secret_and_no_control_character(capsys: pytest.Captur
     assert guarded(work) == 2
     assert (
         capsys.readouterr().err
-        == "error: f: 1 problem\n  - cannot open https://[redacted]@host/x \\x1b[2J\\x07 \\u202e\n"
+        == "error: f: 1 problem\n  - cannot open https://<redacted>@host/x \\x1b[2J\\x07 \\u202e\n"
     )

@@ -195,7 +195,7 @@ def test_no_secret_reaches_a_file_by_any_door(make_experiment: Make, tmp_path: P
         if path.is_file():
             text = path.read_text()
             assert SECRET not in text and GITHUB not in text, path.name
-            assert path.suffix not in (".txt", ".jsonl") or "[redacted]" in text, path.name
+            assert path.suffix not in (".txt", ".jsonl") or "<redacted>" in text, path.name
     assert folder.experiment().workload_options["width"] == 8
     assert len(folder.lines()) == 2 + len(plan.skips)
 

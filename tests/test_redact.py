@@ -36,15 +36,15 @@ def test_well_known_tokens(token: str) -> None:
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        ("postgres://me:secret@db:5432/x", "postgres://[redacted]@db:5432/x"),
-        ("https://user:p%40ss@host and https://host:80/a@b", "https://[redacted]@host and https://host:80/a@b"),
-        ("Authorization: Bearer abcdefghijklmnop.qrst", "Authorization: Bearer [redacted]"),
-        (f"key {KEY} end", "key [redacted] end"),
-        ("login(api_key='abcdef123', user='me')", "login(api_key='[redacted]', user='me')"),
-        ('{"password": "hunter2hunter2", "a": 1}', '{"password": "[redacted]", "a": 1}'),
-        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "AWS_SECRET_ACCESS_KEY=[redacted]"),
-        ("--auth-token=abcdefgh", "--auth-token=[redacted]"),
-        ("https://h/x?a=1&sig=abcdefg%3D&b=2", "https://h/x?a=1&sig=[redacted]&b=2"),
+        ("postgres://me:secret@db:5432/x", "postgres://<redacted>@db:5432/x"),
+        ("https://user:p%40ss@host and https://host:80/a@b", "https://<redacted>@host and https://host:80/a@b"),
+        ("Authorization: Bearer abcdefghijklmnop.qrst", "Authorization: Bearer <redacted>"),
+        (f"key {KEY} end", "key <redacted> end"),
+        ("login(api_key='abcdef123', user='me')", "login(api_key='<redacted>', user='me')"),
+        ('{"password": "hunter2hunter2", "a": 1}', '{"password": "<redacted>", "a": 1}'),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "AWS_SECRET_ACCESS_KEY=<redacted>"),
+        ("--auth-token=abcdefgh", "--auth-token=<redacted>"),
+        ("https://h/x?a=1&sig=abcdefg%3D&b=2", "https://h/x?a=1&sig=<redacted>&b=2"),
     ],
 )
 def test_what_texts_say(said: str, shown: str) -> None:
@@ -78,7 +78,7 @@ def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("SSH_KEY_FILE", str(tmp_path))
     monkeypatch.setenv("EDITOR", "some-editor")
     said = f"0123456789abcdef, 0123456789abcdef-and-more, on, {tmp_path}, some-editor"
-    assert redact.text(said) == f"[redacted], [redacted], on, {tmp_path}, some-editor"
+    assert redact.text(said) == f"<redacted>, <redacted>, on, {tmp_path}, some-editor"
 
 
 def test_plain_values_keep_their_shape() -> None:
@@ -90,7 +90,7 @@ def test_plain_values_keep_their_shape() -> None:
 
 def test_variables_that_are_named_like_secrets_are_left_out() -> None:
     given = {"NCCL_DEBUG": "INFO", "TORCH_HUB_TOKEN": "abc", "GLOO_X": "redis://a:b@c/d"}
-    assert redact.variables(given) == {"NCCL_DEBUG": "INFO", "GLOO_X": "redis://[redacted]@c/d"}
+    assert redact.variables(given) == {"NCCL_DEBUG": "INFO", "GLOO_X": "redis://<redacted>@c/d"}
 
 
 def test_the_environment_holds_known_variables_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,5 +115,5 @@ def test_a_worker_takes_out_what_its_own_node_knows(monkeypatch: pytest.MonkeyPa
         raise ValueError("cannot log in with correct-horse-battery")
     except ValueError as error:
         told = failure("t-b0", 0, error)
-    assert told.reason == "ValueError on rank 0: cannot log in with [redacted]"
-    assert "correct-horse" not in told.detail and "[redacted]" in told.detail
+    assert told.reason == "ValueError on rank 0: cannot log in with <redacted>"
+    assert "correct-horse" not in told.detail and "<redacted>" in told.detail

@@ -37,6 +37,7 @@ from harness.torchrun_worker import devices_of
 from harness.trial import WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
 from tests.conftest import gpu_cluster, laptop
+from tests.listening import outside
 
 Make = Callable[..., Experiment]
 HERE = Path(__file__).parent
@@ -374,7 +375,9 @@ def test_closing_the_generator_ends_the_processes(group_of: Any) -> None:
     assert isinstance(seen[1], TrialStarted) and all(map(alive, pids_of(seen)))
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     assert set(pids_of(seen)) < children
+    reachable = outside([psutil.Process(pid) for pid in children])
     messages.close()
+    assert not reachable
     assert not [pid for pid in children if alive(pid)]
 
 
