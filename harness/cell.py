@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -48,7 +48,8 @@ class Cell:
     @cached_property
     def id(self) -> str:
         """Twelve hexadecimal digits of a hash of the whole content, defaults included."""
-        content = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), default=str)
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}  # asdict() would copy it all
+        content = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def __hash__(self) -> int:

@@ -58,11 +58,11 @@ BUILTIN_DEFAULTS: Mapping[str, Mapping[str, str]] = {
 """What a built-in workload trains where the grid names no data or model; a user's own class has its own."""
 
 DATA_AXIS = "workload.data_folder"
-_USER_CLASS = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+_USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _workload(value: object) -> object:
-    if isinstance(value, str) and value not in BUILTIN_WORKLOADS and not _USER_CLASS.match(value):
+    if isinstance(value, str) and value not in BUILTIN_WORKLOADS and not _USER_CLASS.fullmatch(value):
         hint = nearest(value, BUILTIN_WORKLOADS)
         raise ValueError(f"got {value!r}; {hint}, or package.module:ClassName of your own")
     return value

@@ -59,12 +59,17 @@ class Grid(Strict):
         value = {str(key).replace("workload_options.", "workload.", 1): option for key, option in value.items()}
         dotted = {key: option for key, option in value.items() if is_option_axis(key)}
         plain = {key: option for key, option in value.items() if key not in dotted}
-        return {**plain, "options": {**plain.get("options", {}), **dotted}} if dotted else plain
+        options = plain.get("options", {})
+        if not isinstance(options, dict):
+            raise ValueError(f"options: got {repr(options)[:80]}; write optimizer.lr and the like in the grid itself")
+        return {**plain, "options": {**options, **dotted}} if dotted else plain
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.per_device_batch_size is None) == (self.global_batch_size is None):
             raise ValueError("give exactly one of per_device_batch_size (weak) and global_batch_size (strong)")
+        if unknown := [key for key in self.options if not is_option_axis(key)]:
+            raise ValueError(f"options: unknown axis {unknown[0][:80]!r}; allowed: an option such as optimizer.lr")
         return self._with_named_devices() if self.device_ids else self
 
     def _with_named_devices(self) -> Self:

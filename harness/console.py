@@ -10,7 +10,6 @@ from typing import Any
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +28,7 @@ from harness.events import (
 from harness.plan import Plan
 from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
 from harness.present_belief import belief_lines
+from harness.printable import printable
 
 LAST_RESULTS = 6
 WHY = {
@@ -75,7 +75,9 @@ class ConsoleSink:
         match event:
             case Planned(plan):
                 if not self._quiet:
-                    self._console.print(plan_table(plan), *plan_lines(plan), sep="\n", highlight=False)
+                    self._console.print(plan_table(plan))
+                    for line in plan_lines(plan):
+                        self._console.print(printable(line), highlight=False, markup=False)
             case RunStarted(folder, trials, done):
                 self._progress.update(self._task, total=trials, visible=True)
                 self._say(
@@ -87,7 +89,7 @@ class ConsoleSink:
                 self._stop()
                 self._finish(event)
             case Note(text):
-                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+                self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
             case _:
                 self._follow(event)
 
@@ -99,12 +101,12 @@ class ConsoleSink:
             case GroupReady(group, start_s):
                 self._now = f"worker group {group.id} is up after {start_s:.1f} s"
             case TrialStarting(trial):
-                self._now = trial.label
+                self._now = printable(trial.label)
             case TrialEnded(trial, line, again):
                 self._progress.advance(self._task, 0 if again else 1)
                 text = Text.assemble(
                     (f"{line['outcome']:<8}", COLOURS.get(line["outcome"], "red")),
-                    f" {trial.label}  {_result(line)}{' (will be tried again)' * again}",
+                    printable(f" {trial.label}  {_result(line)}{' (will be tried again)' * again}"),
                 )
                 self._last.append(text)
                 self._tell_findings(line)
@@ -128,8 +130,8 @@ class ConsoleSink:
             f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
         )
         for text in belief_lines(event.tables["noise"], trials):
-            self._console.print(text, highlight=False)
-        self._console.print(f"Report: {event.report}", highlight=False, soft_wrap=True)
+            self._console.print(printable(text), highlight=False, markup=False)
+        self._console.print(printable(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
 
     def _done(self) -> tuple[int, int]:
         task = self._progress.tasks[0]
@@ -137,7 +139,7 @@ class ConsoleSink:
 
     def _say(self, text: str, *, live: bool = True) -> None:
         if not self._quiet and (live or not self._live):
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def _display(self) -> Group:
         return Group(*self._last, Text(f"now      {self._now}", style="bold"), self._progress)
@@ -187,7 +189,7 @@ def plan_lines(plan: Plan) -> list[str]:
     for skip in plan.skips:
         reasons.setdefault(skip.reason, set()).add(skip.trial.cell)
     for reason, cells in reasons.items():
-        lines.append(f"  skipped {plural(len(cells), 'cell')}: {escape(reason)}")
+        lines.append(f"  skipped {plural(len(cells), 'cell')}: {reason}")
     if plan.trials:
         lines += _convergence_line(plan)
         lines.append(f"Takes at least {duration(plan.least_seconds)}{_open_end(plan)}.")
@@ -202,7 +204,7 @@ def _convergence_line(plan: Plan) -> list[str]:
     if not cells:
         return []
     chosen = "; ".join(cell.label for cell in list(cells)[:8]) + ("; ..." if len(cells) > 8 else "")
-    return [f"Convergence (convergence.only chooses): {escape(chosen)}."]
+    return [f"Convergence (convergence.only chooses): {chosen}."]
 
 
 def _open_end(plan: Plan) -> str:
@@ -213,12 +215,12 @@ def _open_end(plan: Plan) -> str:
 
 def rich_table(content: TextTable, title: str) -> Table:
     """A table of text for the terminal."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(printable(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for heading in content.columns:
         table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
     for row in content.rows:
         style = {"apart": "dim italic", "base": "bold"}.get(row.kind, "")
-        table.add_row(*(escape(cell) for cell in row.cells), style=style)
+        table.add_row(*(Text(printable(cell)) for cell in row.cells), style=style)
     return table
 
 

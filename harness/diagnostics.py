@@ -48,12 +48,11 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     if not compared:
         return list(trials)
     batch = check_batch(compared)
-    checks = dict.fromkeys(cell.check(batch) for cell in compared)
+    by_cell = {cell: cell.check(batch) for cell in dict.fromkeys(compared)}
+    checks = dict.fromkeys(by_cell.values())
     references = dict.fromkeys(cell.base() for cell in checks)
     known = [
-        replace(trial, check_id=trial.cell.check(batch).id)
-        if trial.timed and trial.cell.strategy != "single"
-        else trial
+        replace(trial, check_id=by_cell[trial.cell].id) if trial.timed and trial.cell in by_cell else trial
         for trial in trials
     ]
     first = min(trial.block for trial in trials)

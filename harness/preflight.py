@@ -10,11 +10,18 @@ from torch import nn
 
 from harness import workloads
 from harness.cell import Cell
-from harness.config import Experiment
-from harness.errors import WorkloadError, nearest
+from harness.config import BUILTIN_WORKLOADS, Experiment
+from harness.errors import ExperimentError, WorkloadError, nearest
 from harness.optimizers import make_optimizer, make_schedule, refused
 from harness.plan import Plan
 from harness.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
+
+
+def refuse_user_code(experiment: Experiment, file: Path) -> None:
+    """Raises ExperimentError where a file names a workload of its own; nothing of it was imported until then."""
+    if experiment.own_workload:
+        allowed = f"--no-user-code allows built-in workloads only: {', '.join(BUILTIN_WORKLOADS)}"
+        raise ExperimentError(str(file), [f"workload: got {experiment.workload!r}; {allowed}"])
 
 
 def check_workloads(plan: Plan) -> None:

@@ -7,6 +7,7 @@ if __name__ == "__main__":  # before the imports below: they take seconds, and a
 
     run_main()
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +26,15 @@ from harness.interrupts import INTERRUPTED, held
 from harness.inventory import Inventory
 from harness.launch import ByLauncher, Launcher
 from harness.plan import Plan, make_plan, only
-from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, download_data, missing_data
+from harness.preflight import (
+    check_optimizers,
+    check_target,
+    check_workloads,
+    data_paths,
+    download_data,
+    missing_data,
+    refuse_user_code,
+)
 from harness.record import RunFolder
 from harness.reopen import reopened
 from harness.report import write_report
@@ -48,6 +57,7 @@ class Request:
     add_blocks: int = 0
     output: Path = Path("results")
     only: dict[str, Any] = field(default_factory=dict)
+    no_user_code: bool = False
 
 
 def run(request: Request, emit: Emit) -> int:
@@ -58,8 +68,8 @@ def run(request: Request, emit: Emit) -> int:
     began = time.time()
     home = request.file.resolve().parent
     with ExitStack() as stack:
-        stack.enter_context(_import_path(home))
         experiment, folder = _experiment(request, stack)
+        stack.enter_context(_import_path(home) if experiment.own_workload else nullcontext())
         ray_cluster = _connect(request, experiment, home, stack)
         inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
         plan = make_plan(experiment, inventory)
@@ -81,7 +91,8 @@ def run(request: Request, emit: Emit) -> int:
         try:
             with _ray(ray_cluster, plan) as ready, ExitStack() as launched:
                 launcher = _launcher(plan, ready, home, launched)
-                _measure(plan, folder, launcher, home, began, emit)
+                known = None if request.no_user_code else home  # git runs what a repository's own settings name
+                _measure(plan, folder, launcher, known, began, emit)
         except (KeyboardInterrupt, WriteError) as end:
             return _ended_early(end, folder, began, emit)
         return _report(folder, began, emit, _exit_code(folder, plan))
@@ -107,7 +118,7 @@ def _launcher(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitSt
     return ByLauncher({"ray": ray, "torchrun": torchrun})
 
 
-def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path, began: float, emit: Emit) -> None:
+def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | None, began: float, emit: Emit) -> None:
     """Every pending trial of the plan."""
     facts = sitting_facts(plan, home)
     earlier = folder.environment().get("sittings", [])
@@ -182,6 +193,8 @@ def _connect(request: Request, experiment: Experiment, home: Path, stack: ExitSt
 def _experiment(request: Request, stack: ExitStack) -> tuple[Experiment, RunFolder | None]:
     """The file's experiment; on resume as it goes on, and its folder, which is locked for this run."""
     experiment = load(request.file)
+    if request.no_user_code:
+        refuse_user_code(experiment, request.file)
     if request.resume is None:
         if request.add_blocks:
             raise ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
@@ -225,7 +238,7 @@ def _keeping_checkpoints(plan: Plan, folder: RunFolder, ray_cluster: Cluster | N
 def _check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
     """Data is where the experiment says, on every node, before the first trial; raises WorkloadError."""
     paths = data_paths(plan.experiment, [trial.cell for trial in plan.trials])
-    here = [path for path in paths if not Path(path).exists()]
+    here = [path for path in paths if not os.path.exists(path)]
     missing = ray_cluster.missing_paths(paths) if ray_cluster else {"this machine": here} if here else {}
     if missing:
         raise missing_data(missing)

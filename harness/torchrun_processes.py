@@ -86,7 +86,8 @@ def _variables(job: Job) -> dict[str, str]:
     return {
         **process_variables(job.group, job.threads_per_device),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # they find what the driver finds
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # they find what the driver finds,
+        "PYTHONSAFEPATH": "1",  # and not what lies in the current folder besides
     }
 
 

@@ -19,8 +19,8 @@ FLOORS = [
     line.split()
     for line in """
 errors interrupts
-files inventory schema stats labels config_values yaml_source cell messages peaks scratch topology
-config_problems config_sections schema_text present analyse placement ranks environment loader
+files printable redact inventory schema stats labels config_values yaml_source cell messages peaks scratch topology
+config_problems config_sections schema_text present analyse placement ranks environment loader reading
 config present_belief present_cost present_doctor feasible optimizers plots strategies mailbox socket_mailbox watch
 grid workloads trial
 diagnostics training
@@ -68,7 +68,10 @@ present
 present_belief
 present_cost
 present_doctor
+printable
+reading
 record
+redact
 reopen
 report
 report_content

@@ -1,0 +1,81 @@
+"""Files from strangers: with --no-user-code nothing that lies beside them, or in the current folder, is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
+PLANTED = ("torch", "yaml", "ray", "sklearn", "pandas", "matplotlib", "sitecustomize", "own_workload", "torchvision")
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A folder whose modules leave a mark when they are imported, and whose repository runs a program of its own."""
+    folder = tmp_path / "strange"
+    folder.mkdir()
+    for name in PLANTED:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r})\n")
+    (folder / "matplotlibrc").write_text("backend: module://own_workload\n")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    spy = tmp_path / "spy"
+    spy.write_text(f"#!/bin/sh\necho git >> {tmp_path / 'mark'}\n")
+    spy.chmod(0o755)
+    subprocess.run(["git", "-C", str(folder), "config", "core.fsmonitor", str(spy)], check=True)
+    return folder
+
+
+def call(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness.run", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=500)
+
+
+def mark(folder: Path) -> str:
+    path = folder.parent / "mark"
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(strange: Path) -> None:
+    (strange / "e.yaml").write_text(SMALL + "workload: own_workload:Own\n")
+    done = call("e.yaml", "--no-user-code", "--dry-run", cwd=strange)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "workload: got 'own_workload:Own'; --no-user-code allows built-in workloads only" in done.stderr
+    assert mark(strange) == ""
+
+
+def test_without_the_option_it_is_imported(strange: Path) -> None:
+    (strange / "e.yaml").write_text(SMALL + "workload: own_workload:Own\n")
+    done = call(strange / "e.yaml", "--dry-run", cwd=ROOT)
+    assert done.returncode == 2
+    assert "own_workload" in mark(strange)
+
+
+def test_nothing_in_the_current_folder_is_imported_for_a_plan(strange: Path) -> None:
+    (strange / "e.yaml").write_text(SMALL)
+    done = call("e.yaml", "--no-user-code", "--dry-run", cwd=strange)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert mark(strange) == ""
+
+
+def test_the_folder_of_a_file_with_a_built_in_workload_is_never_on_the_import_path(strange: Path) -> None:
+    (strange / "e.yaml").write_text(SMALL)
+    assert call(strange / "e.yaml", "--dry-run", cwd=ROOT).returncode == 0
+    assert mark(strange) == ""
+
+
+@pytest.mark.slow
+def test_a_whole_run_imports_and_calls_nothing_of_the_folder(strange: Path) -> None:
+    text = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1], per_device_batch_size: 8}\n"
+    text += "throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 2, window_seconds: 0, twin: false, "
+    text += "explain: false}\nworkload_options: {width: 4}\nequivalence: false\nlauncher: [ray, torchrun]\n"
+    (strange / "e.yaml").write_text(text)
+    done = call("e.yaml", "--no-user-code", "--quiet", cwd=strange)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert mark(strange) == ""
+    assert [path.name for path in (strange / "results" / "small").iterdir()]
