@@ -9,6 +9,8 @@ from typing import Any, Literal
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
 PRECISE = "precise enough"
 """How the reason begins of a trial that its cell's interval no longer needs."""
+TIME_IS_UP = "time is up: limits.wall was reached"
+"""The reason of a trial that was not started for want of time."""
 Row = Mapping[str, Any]
 Columns = Mapping[str, Sequence[Any]]
 
