@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from harness.lifeline import die_with_parent
+
 Key = tuple[int, int]
 """(epoch, index of the sample)."""
 
@@ -116,8 +118,14 @@ def batches(
         pin_memory=_pins(device, options),
         prefetch_factor=int(options.get("prefetch_factor", 2)) if workers else None,
         collate_fn=collate,
+        worker_init_fn=_end_with_trainer if workers else None,
     )
     yield from loader
+
+
+def _end_with_trainer(worker: int) -> None:
+    """Where the trainer is killed, torch's workers notice it between two samples: one that hangs would stay."""
+    die_with_parent()
 
 
 def copier(device: torch.device, options: Mapping[str, Any]) -> Callable[[Any], Any]:

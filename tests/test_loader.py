@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
 from itertools import islice
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -129,3 +133,31 @@ def test_to_device_walks_through_mappings_and_sequences() -> None:
     moved = to_device(batch, torch.device("meta"), non_blocking=False)
     assert moved["x"].device.type == moved["rest"][0].device.type == moved["rest"][1][1].device.type == "meta"
     assert moved["rest"][1][0] == "text"
+
+
+HANGS = """
+import sys, time
+import torch
+from harness.loader import Share, batches
+
+class Hangs(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        print("hanging", flush=True)
+        time.sleep(600)
+
+options = {"workers": 1}
+list(batches(Hangs(), [Share(((0, 0),), 1, 1)], seed=0, device=torch.device("cpu"), options=options))
+"""
+
+
+@pytest.mark.slow
+def test_a_loader_that_hangs_does_not_outlive_its_trainer() -> None:
+    with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout and trainer.stdout.readline() == b"hanging\n"
+        (worker,) = psutil.Process(trainer.pid).children()
+        trainer.kill()
+    until = time.monotonic() + 2
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, "the loader's process is still there"
+        time.sleep(0.02)
