@@ -21,7 +21,7 @@ from tests.scripted import TEXT, command, start
 
 pytestmark = pytest.mark.slow
 
-KILLS, BLOCKS = 100, 6
+KILLS, BLOCKS = 100, 8
 Line = dict[str, Any]
 
 
@@ -133,7 +133,7 @@ class Times:
             return chance.uniform(0, self.end_s - self.last_s + self.first_s)
         if chance.random() < 0.2:
             return chance.uniform(0, self.first_s)
-        return self.first_s + chance.expovariate(12 / (self.last_s - self.first_s))
+        return self.first_s + chance.expovariate(20 / (self.last_s - self.first_s))
 
 
 def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
