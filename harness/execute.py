@@ -12,13 +12,11 @@ from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.interrupts import held
 from harness.launch import Launcher
-from harness.messages import PRECISE, GroupStarted, TrialResult, TrialStarted, refusal
+from harness.messages import PRECISE, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted, refusal
 from harness.plan import Plan
 from harness.record import RunFolder
 from harness.resume import attempts, pending
 from harness.trial import Trial, WorkerGroup
-
-TIME_IS_UP = "time is up: limits.wall was reached"
 
 
 class Execution:

@@ -11,6 +11,8 @@ PRECISE = "precise enough"
 """How the reason begins of a trial that its cell's interval no longer needs."""
 PREFLIGHT = "preflight"
 """The same of a trial that the doctor's findings forbid."""
+TIME_IS_UP = "time is up: limits.wall was reached"
+"""The reason of a trial that was not started for want of time."""
 Row = Mapping[str, Any]
 Columns = Mapping[str, Sequence[Any]]
 

@@ -19,6 +19,7 @@ from typing import IO
 import psutil
 
 from harness.launch import process_variables
+from harness.lifeline import die_with_parent
 from harness.node import interface_of
 from harness.scratch import Scratch, shared_memory
 from harness.socket_mailbox import SocketMailbox
@@ -67,6 +68,7 @@ def started(job: Job, deadline: float | None) -> Iterator[Processes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is the driver's
+            preexec_fn=die_with_parent,
         )
         processes = Processes(agent, mailbox, output)
         stack.callback(_end, processes)

@@ -402,7 +402,7 @@ def test_nothing_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
     pids = [child.pid for child in children]
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
-    wait_until_gone(pids, 60.0)
+    wait_until_gone(pids, 10.0)
     shutil.rmtree(folder)  # what only its owner removes
 
 
