@@ -71,7 +71,7 @@ def examinations(trials: Iterable[Trial], seed: int) -> list[Trial]:
         chosen.setdefault(cell.subject, cell)
     for cell in sorted(
         cells, key=lambda cell: cell.global_batch_size
-    ):  # the smallest batch will do where only the number of devices is new
+    ):  # the smallest will do for a number of devices
         if not any((cell.strategy, cell.devices) == (other.strategy, other.devices) for other in chosen.values()):
             chosen[cell.strategy, cell.devices] = cell
     first = min((trial.block for trial in trials), default=0)
