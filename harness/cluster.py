@@ -185,9 +185,12 @@ def _session(**arguments: Any) -> Iterator[None]:
         ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=True, **arguments)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(f"Ray did not start: {type(error).__name__}: {error}") from error
-    for number, handler in handlers.items():
-        with contextlib.suppress(ValueError, TypeError):  # not in the main thread, or not set from Python
-            signal.signal(number, handler)
+    except SystemExit:  # what Ray makes of a SIGTERM until ours is back
+        raise KeyboardInterrupt from None
+    finally:
+        for number, handler in handlers.items():
+            with contextlib.suppress(ValueError, TypeError):  # not in the main thread, or not set from Python
+                signal.signal(number, handler)
     try:
         yield
     finally:

@@ -74,6 +74,15 @@ def _batch_divides(cell: Cell, machine: Machine) -> str | None:
     return None
 
 
+def _micro_batches_divide(cell: Cell, machine: Machine) -> str | None:
+    batch, parts = cell.per_device_batch_size, cell.micro_batches
+    if batch is not None and batch % parts:
+        return f"per-device batch {batch} does not divide into {parts} micro-batches (training.accumulation)"
+    if parts > 1 and cell.strategy_options.get("static_graph"):
+        return "static_graph does not go with training.accumulation: DDP fails at a backward pass without an exchange"
+    return None
+
+
 def _compiles(cell: Cell, machine: Machine) -> str | None:
     if cell.compile and cell.strategy == "dp":
         return "compile does not apply to dp: its replicas are made anew at each step"
@@ -99,6 +108,7 @@ RULES: tuple[Rule, ...] = (
     _named_devices,
     _enough_devices,
     _batch_divides,
+    _micro_batches_divide,
     _compiles,
     _needs_cuda,
 )

@@ -86,7 +86,7 @@ class NodeAgent:
 
     def missing(self, paths: Sequence[str]) -> list[str]:
         """Those of these paths that this node does not have."""
-        return [path for path in paths if not Path(path).exists()]
+        return [path for path in paths if not os.path.exists(path)]
 
     def progress(self, counters: Sequence[str]) -> list[int | None]:
         """How many steps the processes behind these counters have taken."""

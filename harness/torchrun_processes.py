@@ -19,6 +19,7 @@ from typing import IO
 import psutil
 
 from harness.launch import process_variables
+from harness.lifeline import die_with_parent
 from harness.node import interface_of
 from harness.scratch import Scratch, shared_memory
 from harness.socket_mailbox import SocketMailbox
@@ -67,6 +68,7 @@ def started(job: Job, deadline: float | None) -> Iterator[Processes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is the driver's
+            preexec_fn=die_with_parent,
         )
         processes = Processes(agent, mailbox, output)
         stack.callback(_end, processes)
@@ -86,7 +88,8 @@ def _variables(job: Job) -> dict[str, str]:
     return {
         **process_variables(job.group, job.threads_per_device),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # they find what the driver finds
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # they find what the driver finds,
+        "PYTHONSAFEPATH": "1",  # and not what lies in the current folder besides
     }
 
 

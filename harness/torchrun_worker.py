@@ -15,6 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from harness.lifeline import die_with_parent
 from harness.measure.progress import StepCounter
 from harness.ranks import Ranks
 from harness.socket_mailbox import DriverLine
@@ -30,6 +31,7 @@ NODE_ID, ADDRESS = "torchrun", "127.0.0.1"
 
 def main(job_file: Path) -> int:
     """Runs the job's one trial on this rank; returns the exit code."""
+    die_with_parent()
     folder, rank = job_file.parent, int(os.environ["RANK"])
     key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))  # what the workload starts need not know it
     line = DriverLine(folder / SOCKET, key)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harness import environment, topology
+from harness import environment, redact, topology
 from harness.config import Experiment
 from harness.errors import SkipTrial
 from harness.measure import memory
@@ -67,13 +67,14 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     """A row for a trial that raised: which rank, what, and the whole traceback."""
     trace = "".join(traceback.format_exception(error))
     reason = f"{type(error).__name__} on rank {rank}: {' '.join(str(error).split())[:500]}"
-    return TrialResult(
+    return TrialResult(  # redacted here too: another node may have variables that the driver has not
         trial_id,
         outcome_of(error),
-        reason,
+        redact.text(reason),
         error_type=type(error).__name__,
         error_rank=rank,
-        detail=trace,
+        detail=redact.text(trace),
+        facts=getattr(error, "facts", {}),  # what an examination had found before it failed
     )
 
 

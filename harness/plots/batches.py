@@ -41,7 +41,7 @@ def batch_sizes(tables: Tables) -> Drawing:
             _panel(axes, part, lost, value)
             unit = "GiB" if value == "peak_gib" else rate_unit(rows)
             axes.set_ylabel(f"{label} ({unit})" if column == 0 else "")
-        grid[0][column].set_title(facet)
+        grid[0][column].set_title(facet, parse_math=False)
     marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
     add_legend(figure, [*strategy_legend(rows), *marks])
     caption = (
