@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -36,6 +36,8 @@ class Cell:
     compile: bool = False
     oversubscribe: bool = False
     launcher: str = "ray"
+    device_ids: tuple[int, ...] = ()
+    """Which GPUs of the node, by number; any where it is empty."""
     strategy_options: Options = field(default_factory=dict)
     workload_options: Options = field(default_factory=dict)
     optimizer: Options = field(default_factory=dict)
@@ -46,7 +48,8 @@ class Cell:
     @cached_property
     def id(self) -> str:
         """Twelve hexadecimal digits of a hash of the whole content, defaults included."""
-        content = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), default=str)
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}  # asdict() would copy it all
+        content = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def __hash__(self) -> int:
@@ -91,7 +94,8 @@ class Cell:
     def base(self) -> Cell:
         """What this cell's ratios are against: the bare model on one device, at the same batch.
 
-        The same per-device batch under weak scaling, the same global batch under strong scaling.
+        The same per-device batch under weak scaling, the same global batch under strong scaling. Where the cell
+        names its GPUs, on the first of them.
         """
         batch = self.global_batch_size if self.scaling == "strong" else self.per_device_batch_size
         return replace(
@@ -100,10 +104,16 @@ class Cell:
             devices=1,
             nodes=1,
             oversubscribe=False,
+            device_ids=self.device_ids[:1],
             strategy_options={},
             per_device_batch_size=batch,
             global_batch_size=batch or self.global_batch_size,
         )
+
+    @property
+    def subject(self) -> tuple[str, ...]:
+        """What decides whether a strategy trains this cell's model rightly, whatever the devices and the batch."""
+        return (self.strategy, str(self.data), str(self.model), repr(sorted(self.workload_options.items())))
 
     def alone(self) -> Cell:
         """The bare model on one device at this cell's per-device batch: what one device does of its step."""
@@ -121,6 +131,7 @@ class Cell:
             devices=1,
             nodes=1,
             oversubscribe=False,
+            device_ids=self.device_ids[:1],
             strategy_options=options,
             global_batch_size=batch or self.global_batch_size,
         )
@@ -161,10 +172,18 @@ class Cell:
             else f"global batch {self.global_batch_size}"
         )
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        which = f" on GPU {numbers(self.device_ids)}" if self.device_ids else ""
         launcher = self.launcher if self.launcher != "ray" else None
-        parts = [f"{self.strategy} x{self.devices}{nodes}", self.model, batch, self.precision, launcher]
+        parts = [f"{self.strategy} x{self.devices}{nodes}{which}", self.model, batch, self.precision, launcher]
         return " · ".join(part for part in parts if part)
 
 
+def numbers(device_ids: tuple[int, ...]) -> str:
+    """Which GPUs, as text: '0,1'."""
+    return ",".join(map(str, device_ids))
+
+
 def _wants(values: Any, value: Any) -> bool:
-    return value in values if isinstance(values, list | tuple) else bool(value == values)
+    if isinstance(value, tuple):
+        value = list(value)
+    return bool(value == values) or (isinstance(values, list | tuple) and value in values)

@@ -43,18 +43,26 @@ DeviceRequest = Literal["auto", "cpu", "cuda"]
 
 BUILTIN_WORKLOADS: Mapping[str, str] = {
     "image_classification": "harness.workloads.image_classification:ImageClassification",
+    "conv_stack": "harness.workloads.conv_stack:ConvStack",
+    "mlp": "harness.workloads.mlp:Mlp",
+    "padded_sequences": "harness.workloads.padded_sequences:PaddedSequences",
+    "language_model": "harness.workloads.language_model:LanguageModel",
 }
 BUILTIN_DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "image_classification": {"data": "digits", "model": "resnet18"},
+    "conv_stack": {"data": "digits", "model": "small"},
+    "mlp": {"data": "digits", "model": "medium"},
+    "padded_sequences": {"data": "stdlib", "model": "small"},
+    "language_model": {"data": "stdlib", "model": "nano"},
 }
 """What a built-in workload trains where the grid names no data or model; a user's own class has its own."""
 
 DATA_AXIS = "workload.data_folder"
-_USER_CLASS = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+_USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _workload(value: object) -> object:
-    if isinstance(value, str) and value not in BUILTIN_WORKLOADS and not _USER_CLASS.match(value):
+    if isinstance(value, str) and value not in BUILTIN_WORKLOADS and not _USER_CLASS.fullmatch(value):
         hint = nearest(value, BUILTIN_WORKLOADS)
         raise ValueError(f"got {value!r}; {hint}, or package.module:ClassName of your own")
     return value
@@ -82,6 +90,7 @@ class Experiment(Strict):
     launcher: Axis[LauncherName] = ("ray",)
     oversubscribe: bool = False
     equivalence: bool = True
+    preflight: bool = True
     seed: Seed = 0
 
     @model_validator(mode="after")

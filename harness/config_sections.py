@@ -6,7 +6,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from harness.config_values import Axis, Batch, Count, Filter, Options, Seconds, Seed, Text, is_option_axis
+from harness.config_values import (
+    Axis,
+    Batch,
+    Count,
+    DeviceIdAxis,
+    Filter,
+    Options,
+    Seconds,
+    Seed,
+    Text,
+    is_option_axis,
+)
 
 StrategyName = Literal["single", "dp", "ddp", "fsdp"]
 PrecisionName = Literal["fp32", "tf32", "bf16"]
@@ -21,12 +32,16 @@ class Strict(BaseModel):
 
 
 class Grid(Strict):
-    """Axes whose product is a set of cells. Keys such as ``optimizer.lr`` make any option an axis too."""
+    """Axes whose product is a set of cells. Keys such as ``optimizer.lr`` make any option an axis too.
+
+    ``device_ids`` names GPUs of one node, and with them how many devices: ``devices`` follows from it.
+    """
 
     data: Axis[Text] | None = None
     model: Axis[Text] | None = None
     strategy: Axis[StrategyName] = ("single",)
     devices: Axis[Count] = (1,)
+    device_ids: DeviceIdAxis | None = None
     nodes: Axis[Count] | None = None
     per_device_batch_size: Axis[Batch] | None = None
     global_batch_size: Axis[Batch] | None = None
@@ -44,13 +59,32 @@ class Grid(Strict):
         value = {str(key).replace("workload_options.", "workload.", 1): option for key, option in value.items()}
         dotted = {key: option for key, option in value.items() if is_option_axis(key)}
         plain = {key: option for key, option in value.items() if key not in dotted}
-        return {**plain, "options": {**plain.get("options", {}), **dotted}} if dotted else plain
+        options = plain.get("options", {})
+        if not isinstance(options, dict):
+            raise ValueError(f"options: got {repr(options)[:80]}; write optimizer.lr and the like in the grid itself")
+        return {**plain, "options": {**options, **dotted}} if dotted else plain
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.per_device_batch_size is None) == (self.global_batch_size is None):
             raise ValueError("give exactly one of per_device_batch_size (weak) and global_batch_size (strong)")
-        return self
+        if unknown := [key for key in self.options if not is_option_axis(key)]:
+            raise ValueError(f"options: unknown axis {unknown[0][:80]!r}; allowed: an option such as optimizer.lr")
+        return self._with_named_devices() if self.device_ids else self
+
+    def _with_named_devices(self) -> Self:
+        counts = tuple(dict.fromkeys(len(ids) for ids in self.device_ids or ()))
+        if "devices" in self.model_fields_set and set(self.devices) != set(counts):
+            ids = [list(one) for one in self.device_ids or ()]
+            raise ValueError(
+                f"got devices {list(self.devices)} and device_ids {ids}, which are {list(counts)} devices; "
+                "leave devices out"
+            )
+        if self.nodes not in (None, (1,)):
+            raise ValueError(
+                f"got nodes {list(self.nodes or ())} and device_ids, which are those of one node; leave nodes out"
+            )
+        return self.model_copy(update={"devices": counts})
 
 
 class NoOptions(Strict):

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from harness.lifeline import die_with_parent
+
 Key = tuple[int, int]
 """(epoch, index of the sample)."""
 
@@ -152,11 +154,17 @@ def batches(
         collate_fn=collate,
         # else each pass draws from the global one: a resumed training would draw once more
         generator=torch.Generator().manual_seed(_mix(seed, 0, 0)),
+        worker_init_fn=_end_with_trainer if workers else None,
     )
     if micro_batches == 1:
         yield from loader
     else:
         yield from zip(*[iter(loader)] * micro_batches, strict=True)
+
+
+def _end_with_trainer(worker: int) -> None:
+    """Where the trainer is killed, torch's workers notice it between two samples: one that hangs would stay."""
+    die_with_parent()
 
 
 def copier(device: torch.device, options: Mapping[str, Any]) -> Callable[[Any], Any]:

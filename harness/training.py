@@ -116,6 +116,11 @@ class Training:
         counts = share.samples > 0
         return {name: (float(total) * counts, float(weight) * counts) for name, (total, weight) in totals.items()}
 
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """What follows from the means of the loss and of each metric, such as a perplexity."""
+        found: Callable[..., Mapping[str, Any]] | None = getattr(self._workload, "derived", None)
+        return {name: float(value) for name, value in found(means).items()} if found else {}
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Inside, a ddp rank steps by itself: gradients are not exchanged, so parameters drift apart."""

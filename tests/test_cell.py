@@ -39,6 +39,7 @@ OTHER: dict[str, Any] = {
     "compile": True,
     "oversubscribe": True,
     "launcher": "torchrun",
+    "device_ids": (4, 5, 6, 7),
     "strategy_options": {"bucket_cap_mb": 1},
     "workload_options": {"width": 3},
     "optimizer": {"name": "SGD", "lr": 0.2},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
@@ -71,8 +72,8 @@ def test_all_problems_are_told_at_once() -> None:
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; it should be a valid integer",
         "limts: unknown key; did you mean 'limits'? (allowed: cells, checkpoint, convergence, device, equivalence, "
-        "exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, schedule, seed, strategy_options, "
-        "throughput, training, workload, workload_options)",
+        "exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, schedule, seed, "
+        "strategy_options, throughput, training, workload, workload_options)",
     ]
 
 
@@ -124,6 +125,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_section(workload_options=[1]), "workload_options: got [1]"),
     (with_section(workload_options={"width": float("inf")}), "workload_options.width: got inf"),
     (with_section(workload_options={"width": {"a": 1}}), "workload_options.width: got a mapping"),
+    (with_section(workload_options={"width": [[1, [float("nan")]]]}), "workload_options.width: got [[1, [nan]]]"),
+    (with_section(workload_options={"width": 2**63}), "workload_options.width: got a whole number of more than 63"),
+    (with_section(workload_options={"day": date(2026, 1, 1)}), "workload_options.day: got a date, datetime.date(2026"),
+    (with_section(workload_options={"blob": [b"x"]}), "workload_options.blob: got a bytes, b'x'; allowed: text,"),
+    (with_section(workload_options={f"o{n}": 1 for n in range(101)}), "workload_options: got {'o0': 1, 'o1': 1"),
+    (with_section(exclude=[{"model": {"a": 1}}]), "exclude[0].model: got a mapping"),
+    (with_section(workload="own:Class\n"), "workload: got 'own:Class\\n'"),
+    (with_grid(options=3, **{"optimizer.lr": 1}), "grid: options: got 3; write optimizer.lr and the like"),
+    (with_grid(options={"x.y": 1}), "grid: options: unknown axis 'x.y'"),
     (with_section(optimizer={"lr": 0.1}), "optimizer: needs a name, a class of torch.optim such as SGD"),
     (with_section(optimizer={"name": "SGD", "lr": float("nan")}), "optimizer.lr: got nan; allowed: finite numbers"),
     (with_section(schedule={"T_max": 3}), "schedule: needs a name"),
@@ -215,3 +225,9 @@ def test_training_options_of_a_grid_join_those_of_the_section() -> None:
     axes = config.parse(content, source="f").option_axes()
     assert axes["training.lr_base_batch_size"] == (256,)
     assert axes["training.accumulation"] == (1,)
+
+
+def test_of_very_many_problems_the_first_are_told() -> None:
+    problems = problems_of({"name": "x", "grid": {"per_device_batch_size": ["x" * 1000] * 3000}})
+    assert len(problems) == 51 and problems[-1] == "and 2950 more"
+    assert max(map(len, problems)) <= 500

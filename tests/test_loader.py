@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
 from itertools import islice
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -174,3 +178,31 @@ def test_a_data_set_that_draws_now_and_then_is_seeded_all_the_same() -> None:
     expected = SeededDataset(Numbers(10), seed=1).__getitems__([(0, 3)])[0]
     assert data.__getitems__([(0, 2), (0, 3)])[1] == expected
     assert data.__getitems__([(0, 3)])[0] == expected
+
+
+HANGS = """
+import sys, time
+import torch
+from harness.loader import Share, batches
+
+class Hangs(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        print("hanging", flush=True)
+        time.sleep(600)
+
+options = {"workers": 1}
+list(batches(Hangs(), [Share(((0, 0),), 1, 1)], seed=0, device=torch.device("cpu"), options=options))
+"""
+
+
+@pytest.mark.slow
+def test_a_loader_that_hangs_does_not_outlive_its_trainer() -> None:
+    with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout and trainer.stdout.readline() == b"hanging\n"
+        (worker,) = psutil.Process(trainer.pid).children()
+        trainer.kill()
+    until = time.monotonic() + 2
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, "the loader's process is still there"
+        time.sleep(0.02)

@@ -13,7 +13,7 @@ from harness.config import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.messages import Outcome, TrialResult
 from harness.plan import Plan, make_plan
-from harness.preflight import data_paths, download_data, missing_data
+from harness.preflight import check_target, data_paths, download_data, missing_data
 from harness.record import RunFolder
 from tests.conftest import laptop
 
@@ -59,26 +59,6 @@ def test_a_trial_that_was_lost_and_then_measured_is_fine(plan: Plan, tmp_path: P
     assert pipeline._exit_code(folder, plan) == 0
 
 
-def request_for(tmp_path: Path, resume: Path | None) -> pipeline.Request:
-    file = tmp_path / "file.yaml"
-    file.write_text("x")
-    return pipeline.Request(file=file, resume=resume, output=tmp_path / "out")
-
-
-def test_a_folder_of_the_same_experiment_is_resumed_even_with_other_limits(
-    plan: Plan, tmp_path: Path, make_experiment: Make
-) -> None:
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    other = plan.experiment.model_copy(update={"limits": make_experiment(limits={"wall": "1h"}).limits})
-    assert pipeline._folder(request_for(tmp_path, folder.path), other, plan).path == folder.path
-
-
-def test_a_folder_of_another_experiment_is_refused(plan: Plan, tmp_path: Path, make_experiment: Make) -> None:
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    with pytest.raises(RunFolderError, match="was made by another experiment: grid, throughput differ"):
-        pipeline._folder(request_for(tmp_path, folder.path), make_experiment(), plan)
-
-
 def cifar_plan(make_experiment: Make, **options: Any) -> Plan:
     grid = {"data": "cifar10", "model": "resnet8", "per_device_batch_size": 8}
     return make_plan(make_experiment(grid, workload_options=options, throughput={"blocks": 1}), laptop())
@@ -105,6 +85,31 @@ def test_a_download_without_a_network_says_where_to_put_what(
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", offline)
     with pytest.raises(WorkloadError, match=r"no route to host.*Unpack cifar-10-python.tar.gz"):
         download_data(cifar_plan(make_experiment, data_folder=str(tmp_path), download=True))
+
+
+@pytest.mark.parametrize(
+    ("members", "metric", "problem"),
+    [
+        ({}, "val_f1", "got 'val_f1'; allowed: train_loss, val_loss"),
+        ({"metrics": min}, "val_f1", None),
+        ({"derived": min}, "val_f1", None),
+        ({"derived": min}, "f1", "got 'f1'; allowed: train_loss, val_loss, or val_<name> of your own metrics"),
+        ({"metrics": min, "metric_names": ("f1",)}, "val_f1", None),
+        ({"metrics": min, "metric_names": ("f1",)}, "val_f2", "got 'val_f2'; did you mean 'val_f1'?"),
+    ],
+)
+def test_a_target_is_a_metric_that_the_workload_gives(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch, members: dict[str, Any], metric: str, problem: str | None
+) -> None:
+    monkeypatch.setattr("harness.workloads.load_class", lambda name: type("Own", (), members))
+    target = {"metric": metric, "at_least": 0.5}
+    experiment = make_experiment(workload="own:Own", convergence={"epochs": 1, "target": target})
+    if problem is None:
+        check_target(experiment)
+    else:
+        with pytest.raises(WorkloadError) as caught:
+            check_target(experiment)
+        assert str(caught.value).startswith(f"convergence.target.metric: {problem}")
 
 
 def test_missing_data_names_every_node_and_path() -> None:

@@ -145,7 +145,10 @@ class Epochs:
         }
 
     def _evaluate(self, advance: Callable[[], None]) -> dict[str, float]:
-        """The mean of the loss and of each metric over the whole validation set, each sample exactly once."""
+        """The mean of the loss and of each metric over the whole validation set, each sample exactly once.
+
+        And what follows from these means.
+        """
         model = self.training.model
         if self.ranks.world_size > 1:
             for buffer in model.buffers():
@@ -165,7 +168,8 @@ class Epochs:
             advance()
         model.train()
         sums = self.ranks.sum([value for entry in totals.values() for value in entry])
-        return {f"val_{name}": sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
+        means = {name: sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
+        return {f"val_{name}": value for name, value in {**self.training.derived(means), **means}.items()}
 
     def _shares(self, epoch: int) -> Iterator[Share]:
         batch, ranks = self.cell.global_batch_size, self.ranks

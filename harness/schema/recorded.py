@@ -17,6 +17,8 @@ AXIS_COLUMNS = (
     _c("strategy", "string", "single, dp, ddp or fsdp"),
     _c("device", "string", "cpu or cuda"),
     _c("devices", "Int64", "GPUs, or CPU slots"),
+    _c("device_ids", "string", "which GPUs of the node, where the file names them"),
+    _c("link", "string", "what joins its GPUs, as nvidia-smi topo -m calls it: NV12, PIX, PXB, PHB, NODE, SYS"),
     _c("nodes", "Int64", "machines"),
     _c("scaling", "string", "weak: per-device batch fixed; strong: global batch fixed"),
     _c("per_device_batch_size", "Int64", "batch of one device", "samples"),
@@ -200,6 +202,8 @@ EPOCHS = Table(
         _c("train_loss", "Float64", "mean training loss over the epoch"),
         _c("learning_rate", "Float64", "of the epoch's last step, warm-up and schedule included"),
         _c("val_loss", "Float64", "mean validation loss, each sample exactly once"),
-        _c("val_accuracy", "Float64", "part of the validation samples that is classified rightly"),
+        _c("val_accuracy", "Float64", "part of the validation samples or tokens that is classified rightly"),
+        _c("val_perplexity", "Float64", "exp of the mean validation loss of a language model"),
+        _c("val_psnr", "Float64", "peak signal-to-noise ratio over the validation images", "dB"),
     ),
 )
