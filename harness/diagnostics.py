@@ -69,9 +69,7 @@ def examinations(trials: Iterable[Trial], seed: int) -> list[Trial]:
     chosen: dict[tuple[object, ...], Cell] = {}
     for cell in largest:
         chosen.setdefault(cell.subject, cell)
-    for cell in sorted(
-        cells, key=lambda cell: cell.global_batch_size
-    ):  # the smallest will do for a number of devices
+    for cell in sorted(cells, key=lambda cell: cell.global_batch_size):  # the smallest will do for a number of devices
         if not any((cell.strategy, cell.devices) == (other.strategy, other.devices) for other in chosen.values()):
             chosen[cell.strategy, cell.devices] = cell
     first = min((trial.block for trial in trials), default=0)
