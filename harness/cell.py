@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -44,7 +44,8 @@ class Cell:
     @cached_property
     def id(self) -> str:
         """Twelve hexadecimal digits of a hash of the whole content, defaults included."""
-        content = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), default=str)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # asdict copies deeply
+        content = json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def __hash__(self) -> int:
@@ -70,6 +71,18 @@ class Cell:
     def axis(self, name: str) -> Any:
         """The cell's value on an axis, given by its name in the experiment file; None where it has none."""
         return self.options.get(name) if "." in name else getattr(self, name)
+
+    @cached_property
+    def base_id(self) -> str:
+        return self.base().id
+
+    @cached_property
+    def alone_id(self) -> str:
+        return self.alone().id
+
+    @cached_property
+    def wrapped_id(self) -> str:
+        return self.wrapped_alone().id
 
     def base(self) -> Cell:
         """What this cell's ratios are against: the bare model on one device, at the same batch.

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError
 from harness.files import append_line, replace_text
+from harness.frames import csv_text
 from harness.messages import TrialResult
+from harness.parquet import gather, write_columns, write_frame
 from harness.plan import Plan
 from harness.plan_rows import plan_content, trial_columns
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
@@ -115,9 +115,9 @@ class RunFolder:
     def append(self, trial: Trial, result: TrialResult, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Records what became of a trial: its steps or epochs first, then its line. Returns the line."""
         attempt = int(facts["attempt"])
-        columns = result.steps or result.epochs or result.checks
-        if columns:
-            self._write_raw(self._raw(trial.id, attempt), columns)
+        rows = ((STEPS, result.steps), (EPOCHS, result.epochs), (CHECKS, result.checks))
+        for table, columns in [(table, columns) for table, columns in rows if columns][:1]:
+            self._write_raw(self._raw(trial.id, attempt), table, columns)
         log = self._write_log(trial.id, attempt, result.detail)
         line = {**trial_columns(trial), **facts, **_result_columns(result), "log": log}
         append_line(self._lines, json.dumps(line, allow_nan=True))
@@ -141,12 +141,12 @@ class RunFolder:
         """A derived table as CSV, replaced whole."""
         path = self.tables / f"{name}.csv"
         path.parent.mkdir(exist_ok=True)
-        replace_text(path, frame.to_csv(index=False))
+        replace_text(path, csv_text(frame))
         return path
 
-    def _write_raw(self, path: Path, columns: Mapping[str, Any]) -> None:
+    def _write_raw(self, path: Path, table: Table, columns: Mapping[str, Any]) -> None:
         partial = path.with_suffix(".partial")
-        pq.write_table(pa.table(dict(columns)), partial)
+        write_columns(partial, table, columns)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -205,7 +205,7 @@ class RunFolder:
         for table in (STEPS, EPOCHS, CHECKS):
             frame = frames[table.name]
             partial = self.path / f"{table.name}.partial"
-            frame.to_parquet(partial, index=False)
+            write_frame(partial, frame)
             os.replace(partial, self.path / f"{table.name}.parquet")
 
     def _compacted(self, table: Table, lines: Lines) -> pd.DataFrame:
@@ -216,18 +216,8 @@ class RunFolder:
         return self._from_raw(table, lines)
 
     def _from_raw(self, table: Table, lines: Lines) -> pd.DataFrame:
-        parts = []
-        for line in lines:
-            path = self._raw(line["trial_id"], line["attempt"])
-            if path.exists():
-                with pq.ParquetFile(path) as file:  # half the time of read_table
-                    part = file.read(use_threads=False)
-                for name in ("trial_id", "attempt"):
-                    part = part.append_column(name, pa.repeat(line[name], part.num_rows))
-                parts.append(part)
-        if not parts:
-            return table.frame([])
-        return table.typed(pa.concat_tables(parts, promote_options="permissive").to_pandas())
+        named = [(line["trial_id"], line["attempt"], self._raw(line["trial_id"], line["attempt"])) for line in lines]
+        return gather(table, [part for part in named if part[2].exists()])
 
 
 def _upgraded(line: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "frames"),
     ("files", "inventory", "schema", "stats", "labels", "config_values", "yaml_source", "cell", "messages", "peaks"),
     (
         "config_problems",
@@ -28,6 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "ranks",
         "environment",
         "loader",
+        "parquet",
     ),
     (
         "config",
@@ -56,8 +57,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 """Rooms from the ground up: a module imports from floors below its own, or from its own package."""
 
 WITHOUT_TORCH_OR_RAY = """
-errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
-config_sections trial present present_belief present_cost analyse placement peaks config feasible plots grid
+errors files frames inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
+config_sections parquet trial present present_belief present_cost analyse placement peaks config feasible plots grid
 diagnostics plan plan_rows events failures resume blocks record results report_content report console mailbox
 socket_mailbox watch
 """
