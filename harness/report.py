@@ -82,7 +82,7 @@ def _draw(results: Results) -> list[Drawing]:
         waterfall=results.waterfall,
         phases=results.phases,
         convergence=results.convergence,
-        steps=results.steps,
+        steps=results.step_times,
         epochs=results.epochs,
     )
     with style():
@@ -95,7 +95,7 @@ def _save(drawing: Drawing, folder: RunFolder) -> bytes:
     folder.figures.mkdir(exist_ok=True)
     png = io.BytesIO()
     with style():
-        drawing.figure.savefig(png, format="png", dpi=DPI)
+        drawing.figure.savefig(png, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # made smaller below
         drawing.figure.set_layout_engine("none")  # what was laid out stays; doing it again costs as much as drawing
         drawing.figure.savefig(folder.figures / f"{drawing.name}.svg", metadata={"Date": None})
     small = _smaller(png)
