@@ -31,4 +31,8 @@ def _plain(column: pd.Series[Any]) -> list[Any]:
 
 
 def _known(column: pd.Series[Any]) -> list[Any]:
-    return column.astype(object).where(column.notna(), None).tolist()
+    known = column.notna()
+    if not known.any():
+        return [None] * len(column)
+    values = column.astype(object)
+    return (values if known.all() else values.where(known, None)).tolist()

@@ -62,7 +62,8 @@ def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """A whole frame; pandas reads it back with its types."""
     schema = pa.Schema.from_pandas(frame, preserve_index=False)
-    with pq.ParquetWriter(path, schema) as writer:
+    alike = [field.name for field in schema if not pa.types.is_floating(field.type)]
+    with pq.ParquetWriter(path, schema, use_dictionary=alike) as writer:
         for start in range(0, len(frame), ROWS):
             part = frame.iloc[start : start + ROWS]
             writer.write_table(pa.Table.from_pandas(part, schema=schema, preserve_index=False))

@@ -91,13 +91,16 @@ def _draw(results: Results) -> list[Drawing]:
 
 def _save(drawing: Drawing, folder: RunFolder) -> bytes:
     """Writes a figure as SVG and PNG; returns the PNG."""
-    assert drawing.figure
+    figure, png = drawing.figure, io.BytesIO()
+    layout = figure and figure.get_layout_engine()
+    assert figure and layout
     folder.figures.mkdir(exist_ok=True)
-    png = io.BytesIO()
+    figure.dpi = DPI
     with style():
-        drawing.figure.savefig(png, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # made smaller below
-        drawing.figure.set_layout_engine("none")  # what was laid out stays; doing it again costs as much as drawing
-        drawing.figure.savefig(folder.figures / f"{drawing.name}.svg", metadata={"Date": None})
+        layout.execute(figure)
+        figure.set_layout_engine("none")  # laid out once: savefig would do it again, and draw twice for it
+        figure.savefig(png, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # made smaller below
+        figure.savefig(folder.figures / f"{drawing.name}.svg", metadata={"Date": None})
     small = _smaller(png)
     (folder.figures / f"{drawing.name}.png").write_bytes(small)
     return small

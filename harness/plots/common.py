@@ -165,7 +165,7 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
             markerfacecolor="white" if apart else COLOURS[strategy],
             linestyle=":" if apart else "-",
             linewidth=1.2,
-            errorbar=None,
+            estimator=None,
         )
 
 
