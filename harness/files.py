@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 
 def append_line(path: Path, line: str) -> None:
@@ -21,9 +25,14 @@ def append_line(path: Path, line: str) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Writes a file whole or not at all."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: Buffer) -> None:
+    """Writes a file whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

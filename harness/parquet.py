@@ -21,19 +21,20 @@ Part = tuple[str, int, Path]
 """A trial's id, its attempt, and the file with its rows."""
 
 
-def write_columns(path: Path, table: Table, columns: Mapping[str, Sequence[Any]]) -> None:
+def in_parquet(table: Table, columns: Mapping[str, Sequence[Any]]) -> pa.Buffer:
     """One trial's columns, with the types of the table; columns that it does not know get those of their values.
 
     Plain values without statistics: such files are small, written between trials and read whole.
     """
     types = {column.name: ARROW[column.dtype] for column in table.columns}
     arrays = {name: pa.array(values, type=types.get(name)) for name, values in columns.items()}
-    with pa.OSFile(str(path), "wb") as file:
-        pq.write_table(pa.table(arrays), file, use_dictionary=False, write_statistics=False, store_schema=False)
+    file = pa.BufferOutputStream()
+    pq.write_table(pa.table(arrays), file, use_dictionary=False, write_statistics=False, store_schema=False)
+    return file.getvalue()
 
 
 def read_columns(path: Path) -> pa.Table:
-    """What ``write_columns`` wrote."""
+    """What ``in_parquet`` gave, from a file."""
     with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:  # a third of the time of read_table
         return file.read(use_threads=False)
 

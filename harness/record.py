@@ -18,10 +18,10 @@ from filelock import FileLock, Timeout
 
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError
-from harness.files import append_line, replace_text
+from harness.files import append_line, replace_bytes, replace_text
 from harness.frames import csv_text
 from harness.messages import TrialResult
-from harness.parquet import gather, write_columns, write_frame
+from harness.parquet import gather, in_parquet, write_frame
 from harness.plan import Plan
 from harness.plan_rows import plan_content, trial_columns
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
@@ -117,7 +117,7 @@ class RunFolder:
         attempt = int(facts["attempt"])
         rows = ((STEPS, result.steps), (EPOCHS, result.epochs), (CHECKS, result.checks))
         for table, columns in [(table, columns) for table, columns in rows if columns][:1]:
-            self._write_raw(self._raw(trial.id, attempt), table, columns)
+            replace_bytes(self._raw(trial.id, attempt), in_parquet(table, columns))
         log = self._write_log(trial.id, attempt, result.detail)
         line = {**trial_columns(trial), **facts, **_result_columns(result), "log": log}
         append_line(self._lines, json.dumps(line, allow_nan=True))
@@ -143,13 +143,6 @@ class RunFolder:
         path.parent.mkdir(exist_ok=True)
         replace_text(path, csv_text(frame))
         return path
-
-    def _write_raw(self, path: Path, table: Table, columns: Mapping[str, Any]) -> None:
-        partial = path.with_suffix(".partial")
-        write_columns(partial, table, columns)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
 
     def _write_log(self, trial_id: str, attempt: int, detail: str) -> str | None:
         if not detail:
