@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -14,8 +15,11 @@ from typing import Any
 import psutil
 import torch
 
+from harness import redact, topology
+
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
-VARIABLE_PREFIXES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
+VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
+"""How the variables begin that set threads, collectives and devices; no other is looked at."""
 
 
 def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
@@ -33,9 +37,17 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if devices[0].type == "cuda" else None,
         "devices": [describe(device) for device in devices],
+        "topology": topology.capture() if devices[0].type == "cuda" else None,
+        "iommu": _iommu(),
         "threads": torch.get_num_threads(),
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLE_PREFIXES)},
+        "variables": redact.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }
+
+
+def _iommu() -> bool | None:
+    """Whether the kernel has an IOMMU in use; None where it does not tell."""
+    known = Path("/sys/class/iommu")
+    return any(known.iterdir()) if known.is_dir() else None
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -70,20 +82,22 @@ def package_version(name: str) -> str | None:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout that holds a folder, '-dirty' where it has changes; None outside git."""
+    """The commit of the checkout that holds a folder; None outside git.
 
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+    Where there are changes, '-dirty' and eight characters that differ with what was changed in known files.
+    """
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit or not _git(folder, "status", "--porcelain"):
+        return commit
+    changes = _git(folder, "diff", "HEAD") or ""
+    return f"{commit}-dirty-{hashlib.sha256(changes.encode()).hexdigest()[:8]}"
 
-    commit = git("rev-parse", "HEAD")
-    return commit and commit + ("-dirty" if git("status", "--porcelain") else "")
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git says; None where it says nothing good."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -4,7 +4,8 @@ HarnessError
 ├── ExperimentError     the experiment file is wrong            (exit code 2, nothing was started)
 ├── WorkloadError       the workload cannot be used as asked    (exit code 2 before the run)
 ├── ClusterError        no cluster, or not the one asked for    (exit code 2 before the run)
-├── RunFolderError      a run folder cannot be written or read  (exit code 2)
+├── RunFolderError      a run folder cannot be made, read or resumed  (exit code 2, nothing was started)
+├── WriteError          a file of the run cannot be written: a full disk  (exit code 1, what is recorded is kept)
 └── SkipTrial           a trial that cannot run here, with its reason (a row, never an exit code)
 
 Each message says where, what was got, what is allowed and what to do. The command prints the message of a
@@ -44,7 +45,11 @@ class ClusterError(HarnessError):
 
 
 class RunFolderError(HarnessError):
-    """A run folder cannot be written, read or resumed."""
+    """A run folder cannot be made, read or resumed."""
+
+
+class WriteError(HarnessError):
+    """A file cannot be written in mid-run: the disk is full, or the folder became read-only."""
 
 
 class SkipTrial(HarnessError):

@@ -10,14 +10,13 @@ from typing import Any
 from harness.blocks import needed_blocks
 from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
+from harness.interrupts import held
 from harness.launch import Launcher
-from harness.messages import PRECISE, GroupStarted, TrialResult, TrialStarted
+from harness.messages import PRECISE, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted, refusal
 from harness.plan import Plan
 from harness.record import RunFolder
 from harness.resume import attempts, pending
 from harness.trial import Trial, WorkerGroup
-
-TIME_IS_UP = "time is up: limits.wall was reached"
 
 
 class Execution:
@@ -30,9 +29,12 @@ class Execution:
         recorded = 1 + max((int(line["sitting"]) for line in lines), default=-1)
         self.sitting = max(recorded, len(folder.environment().get("sittings", [])))
         self._pending = pending(plan, lines)
+        self.running: str | None = None
+        """The trial that is being measured."""
         self._settled: set[str] = set()
         self._lost: dict[str, int] = {}
         self._out_of_memory: list[Cell] = []
+        self._refused: dict[tuple[str, ...], str] = {}
         self._needed: dict[str, int] | None = None
         self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
         wall = plan.experiment.limits.wall
@@ -75,6 +77,8 @@ class Execution:
     def _reason_to_skip(self, trial: Trial) -> str | None:
         if self._deadline is not None and time.time() >= self._deadline:
             return TIME_IS_UP
+        if trial.purpose != "doctor" and (refused := self._refused.get(trial.cell.subject)):
+            return refused
         if reason := self._precise_enough(trial):
             return reason
         for cell in self._out_of_memory:
@@ -108,12 +112,14 @@ class Execution:
                         start_s = start_s or time.time() - started
                         self._emit(GroupReady(group, start_s))
                     elif isinstance(message, TrialStarted):
+                        self.running = message.trial_id
                         self._emit(TrialStarting(trials[message.trial_id][1]))
                     else:
                         position, trial = trials[message.trial_id]
                         self._record(trial, message, group, position)
         finally:  # after an interruption too: what it finished ran in this environment
-            self._remember_group(group, ready, started, start_s)
+            with held():
+                self._remember_group(group, ready, started, start_s)
 
     def _remember_group(
         self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None
@@ -135,18 +141,22 @@ class Execution:
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
         """Writes the trial's row. A lost trial is not settled while it has attempts left."""
         attempt = self._attempts.get(trial.id, 0) + 1
-        self._attempts[trial.id] = attempt
         facts: dict[str, Any] = {
             "attempt": attempt,
             "sitting": self.sitting,
             "group_id": group.id if group else None,
             "position": position,
         }
-        line = self._folder.append(trial, result, facts)
+        with held():
+            line = self._folder.append(trial, result, facts)
+            self._attempts[trial.id] = attempt
+            self.running = None if self.running == trial.id else self.running
         self._lost[trial.id] = self._lost.get(trial.id, 0) + (result.outcome == "lost")
         again = result.outcome == "lost" and self._lost[trial.id] < self._plan.experiment.limits.attempts
         if not again:
             self._settled.add(trial.id)
+        if reason := refusal(result.facts):
+            self._refused[trial.cell.subject] = reason
         if result.outcome == "oom":
             self._out_of_memory.append(trial.cell)
         if group:

@@ -2,37 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
+from harness.errors import WriteError
+
+PARTIAL = ".partial"
+"""What a file is called until it is whole; a crash may leave one behind."""
+_CHUNK = 4096
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends one line and waits until it is on disk. A line that a crash cut short is ended first."""
-    with path.open("a+b") as file:
-        file.seek(0, os.SEEK_END)
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write(line.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Appends one line and waits until it is on disk; raises WriteError. A line that a crash cut short goes first.
+
+    It was never counted, so it must not count now: what it tells may have been measured again.
+    """
+    with writing(path), path.open("a+b", buffering=0) as file:
+        end = _end_of_lines(file)
+        file.truncate(end)
+        try:
+            left = line.encode() + b"\n"
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    replace_bytes(path, text.encode())
+    """Writes a file whole or not at all; raises WriteError."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
-def replace_bytes(path: Path, content: Buffer) -> None:
-    """Writes a file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside ``path``, which takes its place, on disk, at the end of the block; raises WriteError."""
+    partial = path.with_name(path.name + PARTIAL)
+    with writing(path):
+        try:
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            with contextlib.suppress(OSError):  # on a full disk it takes the room that others need
+                partial.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises WriteError where the system refuses to write: a full disk, a folder that became read-only."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(
+            f"{path}: cannot be written: {error.strerror or error}. What was recorded before is kept and whole; "
+            "make room, or make the folder writable"
+        ) from error
+
+
+def _end_of_lines(file: io.FileIO) -> int:
+    """Where the last whole line ends; looks at no more than what follows it."""
+    end = file.seek(0, os.SEEK_END)
+    start, tail = end, b""
+    while start and b"\n" not in tail:
+        step = 1 if start == end else min(_CHUNK, start)  # nearly always the last byte tells
+        start -= step
+        file.seek(start)
+        tail = file.read(step) + tail
+    return start + tail.rfind(b"\n") + 1

@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.reading import read_table
 from harness.schema import Table
 
 ARROW = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64(), "boolean": pa.bool_()}
@@ -33,12 +34,6 @@ def in_parquet(table: Table, columns: Mapping[str, Sequence[Any]]) -> pa.Buffer:
     return file.getvalue()
 
 
-def read_columns(path: Path) -> pa.Table:
-    """What ``in_parquet`` gave, from a file."""
-    with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:  # a third of the time of read_table
-        return file.read(use_threads=False)
-
-
 def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
     """The rows of all files under each other as a frame of the table.
 
@@ -46,7 +41,7 @@ def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
     """
     if not parts:
         return table.frame([])
-    rows, counts = _joined([path for _, _, path in parts])
+    rows, counts = _joined(table, [path for _, _, path in parts])
     dtypes = {column.name: column.dtype for column in table.columns}
     columns: dict[str, Any] = {}
     for name in rows.column_names:
@@ -59,11 +54,11 @@ def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
     return table.typed(pd.DataFrame(columns, copy=False))
 
 
-def _joined(paths: Sequence[Path]) -> tuple[pa.Table, list[int]]:
+def _joined(table: Table, paths: Sequence[Path]) -> tuple[pa.Table, list[int]]:
     """The rows of all files, and how many each has; in few large pieces, which can be given back one by one."""
     counts, pieces = [], []
     for start in range(0, len(paths), FILES):
-        read = [read_columns(path) for path in paths[start : start + FILES]]
+        read = [read_table(path, table) for path in paths[start : start + FILES]]
         counts += [part.num_rows for part in read]
         pieces.append(pa.concat_tables(read, promote_options="permissive").combine_chunks())
     return pa.concat_tables(pieces, promote_options="permissive"), counts

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from harness.cell import Cell, numbers
 from harness.plan import Plan
 from harness.trial import Trial
 
@@ -29,12 +31,20 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
         "block": trial.block,
         "seed": trial.seed,
         "added": trial.added,
+        **axes_of(cell),
+    }
+
+
+def axes_of(cell: Cell) -> dict[str, Any]:
+    """A cell's value on each axis of the tables."""
+    return {
         "workload": cell.workload,
         "data": cell.data,
         "model": cell.model,
         "strategy": cell.strategy,
         "device": cell.device,
         "devices": cell.devices,
+        "device_ids": numbers(cell.device_ids) or None,
         "nodes": cell.nodes,
         "scaling": cell.scaling,
         "per_device_batch_size": cell.per_device_batch_size,
@@ -58,5 +68,19 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "groups": [
             {"id": g.id, "block": g.block, "placement": str(g), "trials": [t.id for t in g.trials]} for g in plan.groups
         ],
+        "cells": {trial.cell.id: trial.cell.label for trial in plan.trials},
         "skipped": [{**trial_columns(skip.trial), "reason": skip.reason} for skip in plan.skips],
+    }
+
+
+def merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan.json with what a later plan has beyond it, such as added blocks; nothing of it is lost."""
+    known = {trial_id for group in before["groups"] for trial_id in group["trials"]}
+    skipped = {row["trial_id"] for row in before["skipped"]}
+    more = [{**group, "trials": [t for t in group["trials"] if t not in known]} for group in now["groups"]]
+    return {
+        **before,
+        "groups": [*before["groups"], *(group for group in more if group["trials"])],
+        "cells": {**before.get("cells", {}), **now["cells"]},
+        "skipped": [*before["skipped"], *(row for row in now["skipped"] if row["trial_id"] not in skipped)],
     }

@@ -12,6 +12,7 @@ import pandas as pd
 from harness.config_sections import Throughput
 from harness.labels import rate_unit, spread_options
 from harness.present import counts, duration, plural, speed
+from harness.present_doctor import shared, verdict, where
 from harness.results import Results
 from harness.schema import AXES
 
@@ -58,8 +59,16 @@ def findings(results: Results) -> list[str]:
         found.append(
             f"{plural(len(bad), 'trial')} failed: {counts(bad['outcome'].tolist())}. See the end of this report."
         )
+    if not results.missing.empty:
+        reasons = counts([reason.partition(":")[0] for reason in results.missing["reason"]])
+        found.append(
+            f"{plural(len(results.missing), 'planned trial')} without a result: {reasons}. See the end of this report; "
+            "--resume measures what is missing."
+        )
     if (last["outcome"] == "ok").sum() == 0:
         found.append("Nothing was measured.")
+    errors = results.findings[results.findings["severity"] == "error"]
+    found += [f"Preflight, {g['check'].iloc[0]}: {where(g)}: {g['seen'].iloc[0]}." for g in shared(errors)]
     found += _disagreements(results.agreement) + _noise(results)
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
         found.append("One block was measured: there is no interval, and nothing is known of the spread between runs.")
@@ -93,6 +102,13 @@ def _noise(results: Results) -> list[str]:
     return []
 
 
+def preflight_words(results: Results) -> str:
+    """How many cells the doctor examined before the run measured them, and what came of it."""
+    trials = results.trials
+    examined = trials[trials["purpose"] == "doctor"]["trial_id"].nunique()
+    return f"Before anything was measured, {verdict(results.findings, examined)}" if examined else ""
+
+
 def noise_words(noise: pd.DataFrame) -> str:
     if noise.empty:
         return ""
@@ -119,12 +135,16 @@ def asked(results: Results) -> list[tuple[str, str]]:
     for name, values in spread_options(trials).items():
         known = dict.fromkeys(str(value) for value in values.tolist() if value is not None)
         asked.append((str(name), ", ".join(known)))
+    if chosen := experiment.training.model_dump(exclude_defaults=True):
+        words = (f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
+        asked.append(("training", "; ".join(words)))
     if experiment.throughput:
         t = experiment.throughput
         asked.append(
             (
                 "throughput",
-                f"{_blocks(t)}; warm-up in rounds of {t.warmup_steps} steps until steady, at most {t.warmup_rounds}, "
+                f"{_blocks(t, results.environment)}; warm-up in rounds of {t.warmup_steps} steps until steady, "
+                f"at most {t.warmup_rounds}, "
                 f"then {t.windows} windows of at least {t.window_steps} steps and {t.window_seconds:g} s",
             )
         )
@@ -134,10 +154,11 @@ def asked(results: Results) -> list[tuple[str, str]]:
     return asked
 
 
-def _blocks(settings: Throughput) -> str:
-    rule = settings.rule
+def _blocks(settings: Throughput, environment: Mapping[str, Any]) -> str:
+    rule, blocks = settings.rule, settings.most_blocks
     if rule is None:
-        return plural(settings.most_blocks, "block")
+        first = next((s["blocks"] for s in environment.get("sittings", []) if s.get("blocks")), blocks)
+        return plural(blocks, "block") + (f", {blocks - first} of them added later" if blocks > first else "")
     return f"{rule.at_least} to {rule.at_most} blocks, for intervals within {100 * rule.halfwidth:g} %"
 
 
@@ -168,13 +189,14 @@ def convergence_words(results: Results) -> str:
     if settings is None:
         return ""
     target = settings.target
+    resumed = int(results.trials["resumed_epoch"].notna().sum())
     words = f"{settings.epochs} epochs; median over seeds, smallest and largest in brackets."
     if target:
         bound = f"at least {target.at_least:g}" if target.at_least is not None else f"at most {target.at_most:g}"
         words += (
             f" Target: {target.metric} {bound}, looked for at the end of each epoch; the clock excludes evaluation."
         )
-    return words
+    return words + (f" {plural(resumed, 'training')} went on from a checkpoint." if resumed else "")
 
 
 def nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -224,11 +246,21 @@ def difference(environment: Mapping[str, Any]) -> str:
     return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
 
 
+def sitting_differences(environment: Mapping[str, Any]) -> list[str]:
+    """A sentence for each sitting that found other code, versions or hardware than the one before it."""
+    return [
+        f"Sitting {number} found what differs from the one before: {'; '.join(sitting['differs'])}."
+        for number, sitting in enumerate(environment.get("sittings", []))
+        if sitting.get("differs")
+    ]
+
+
 def started(environment: Mapping[str, Any]) -> str:
-    sittings = environment.get("sittings", [])
+    """When, how often it was resumed, at which commit."""
+    sittings = [sitting for sitting in environment.get("sittings", []) if "started_at" in sitting]
     if not sittings:
         return "not started"
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(sittings[0]["started_at"]))
-    again = f", resumed {len(sittings) - 1} times" if len(sittings) > 1 else ""
+    again = f", resumed {plural(len(sittings) - 1, 'time')}" if len(sittings) > 1 else ""
     commit = sittings[0].get("git_commit")
     return f"{began}{again}{f' · git {commit[:12]}' if commit else ''}"

@@ -92,6 +92,10 @@ class Results:
         return analyse.ledger(self.lines, self.environment)
 
     @cached_property
+    def findings(self) -> pd.DataFrame:
+        return analyse.findings(self.lines, self.trials)
+
+    @cached_property
     def noise(self) -> pd.DataFrame:
         return analyse.noise(self.trials, self._rule)
 
@@ -109,6 +113,10 @@ class Results:
         settings = self.experiment.convergence
         target = settings.target.model_dump(exclude_none=True) if settings and settings.target else None
         return analyse.convergence(self.trials, self.epochs, target)
+
+    @cached_property
+    def missing(self) -> pd.DataFrame:
+        return analyse.missing(self.lines, self.folder.plan(), self.environment)
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from harness.cell import Cell
-from harness.messages import PRECISE
+from harness.messages import PRECISE, TIME_IS_UP
 from harness.plan import Plan
 from harness.trial import Trial, WorkerGroup
 
+Lines = Sequence[Mapping[str, Any]]
 
-def pending(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> tuple[WorkerGroup, ...]:
-    """The worker groups with the trials that are not ok yet.
 
-    A block that is measured in two parts measures its bases again in the second: pairs form only between
-    trials of the same sitting.
+def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
+    """The worker groups with the trials that are not ok yet, and with those that these are compared with.
+
+    Pairs form only between trials of the same sitting. So a block that is measured in two parts measures its bases
+    again in the second; and what is done, but without the base that the first part did not come to, is done again.
     """
-    done = {line["trial_id"] for line in lines if line["outcome"] == "ok" or _is_precise(line)}
-    missing = [trial for trial in plan.trials if trial.id not in done]
-    failed = {line["trial_id"] for line in lines if line["outcome"] not in ("ok", "skipped")}
-    wanted = {trial.id for trial in missing} | _bases(plan, missing, done, failed)
+    pairs = _Pairs(plan, lines)
+    again = [trial for trial in plan.trials if trial.id not in pairs.done or pairs.lacks_one(trial)]
+    wanted = {trial.id for trial in again} | {partner for trial in again for partner in pairs.beside(trial)}
     groups = (replace(g, trials=tuple(t for t in g.trials if t.id in wanted)) for g in plan.groups)
     return tuple(group for group in groups if group.trials)
 
 
-def _is_precise(line: Mapping[str, Any]) -> bool:
-    return line["outcome"] == "skipped" and str(line.get("reason", "")).startswith(PRECISE)
-
-
-def attempts(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def attempts(lines: Lines) -> dict[str, int]:
     """How often each trial was recorded so far."""
     counts: dict[str, int] = {}
     for line in lines:
@@ -38,31 +35,65 @@ def attempts(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return counts
 
 
-def _bases(plan: Plan, missing: list[Trial], done: set[str], failed: set[str]) -> set[str]:
-    """The finished trials that the missing ones are compared with in their block.
+class _Pairs:
+    """Which trials of a block are compared with each other, and in which sittings they were measured."""
 
-    Where a base failed, its stand-in: the smallest device count of the same strategy that was measured.
-    """
-    timed = [trial for trial in plan.trials if trial.kind == "throughput"]
-    twins = {(trial.block, trial.cell): trial.id for trial in plan.trials if trial.purpose == "twin"}
-    by_cell = {(t.block, t.cell): t for t in plan.trials if t.timed and t.purpose != "twin"}
-    stand_ins: dict[tuple[int, Cell], Trial] = {}
-    for trial in sorted(timed, key=lambda t: t.cell.devices, reverse=True):
-        if trial.id in done:
-            stand_ins[trial.block, _family(trial.cell)] = trial
-    found = set()
-    for trial in missing:
-        if trial.timed and trial.cell.per_device_batch_size:
-            found |= {twins.get((trial.block, trial.cell.base()), trial.id)}
-            base = by_cell.get((trial.block, trial.cell.base()))
-            if base and base.id in failed - done:
-                base = stand_ins.get((trial.block, _family(trial.cell)))
-            found |= {base.id} if base else set()
-            partners = [*_other_launchers(trial.cell)]
-            if plan.experiment.explains:
-                partners += [trial.cell.alone(), trial.cell.wrapped_alone()]
-            found |= {by_cell[trial.block, cell].id for cell in partners if (trial.block, cell) in by_cell}
-    return found
+    def __init__(self, plan: Plan, lines: Lines) -> None:
+        self._plan = plan
+        self._sittings: dict[str, set[int]] = {}
+        for line in lines:
+            if line["outcome"] == "ok":
+                self._sittings.setdefault(line["trial_id"], set()).add(int(line.get("sitting", 0)))
+        self.done = {*self._sittings, *(line["trial_id"] for line in lines if _is_skipped(line, PRECISE))}
+        self._failed = {line["trial_id"] for line in lines if _failed(line)} - self.done
+        self._twins = {(trial.block, trial.cell): trial.id for trial in plan.trials if trial.purpose == "twin"}
+        self._by_cell = {(t.block, t.cell): t.id for t in plan.trials if t.timed and t.purpose != "twin"}
+        self._stand_ins: dict[tuple[int, Cell], str] = {}
+        for trial in sorted(plan.trials, key=lambda t: t.cell.devices, reverse=True):
+            if trial.kind == "throughput" and trial.id in self._sittings:
+                self._stand_ins[trial.block, _family(trial.cell)] = trial.id
+
+    def of(self, trial: Trial) -> set[str]:
+        """The other trials of its block that a trial is compared with.
+
+        Where a base failed, its stand-in: the smallest device count of the same strategy that was measured.
+        """
+        if not trial.timed or not trial.cell.per_device_batch_size:
+            return set()
+        base = self._by_cell.get((trial.block, trial.cell.base()))
+        if base in self._failed:
+            base = self._stand_ins.get((trial.block, _family(trial.cell)))
+        partners = _other_launchers(trial.cell)
+        if self._plan.experiment.explains:
+            partners += [trial.cell.alone(), trial.cell.wrapped_alone()]
+        found = {base, *(self._by_cell.get((trial.block, cell)) for cell in partners)}
+        return {trial_id for trial_id in found if trial_id and trial_id != trial.id}
+
+    def beside(self, trial: Trial) -> set[str]:
+        """What is measured again where this trial is: what it is compared with, and the twin of its base."""
+        comparable = trial.timed and trial.cell.per_device_batch_size
+        twin = self._twins.get((trial.block, trial.cell.base())) if comparable else None
+        return self.of(trial) | ({twin} if twin else set())
+
+    def lacks_one(self, trial: Trial) -> bool:
+        """Whether no sitting holds both this trial, which was measured, and another that it needs."""
+        mine = self._sittings.get(trial.id)
+        if not mine:
+            return False
+        needed = (partner for partner in self.of(trial) if partner not in self._failed)
+        return any(not mine & self._sittings.get(partner, set()) for partner in needed if not self._spared(partner))
+
+    def _spared(self, trial_id: str) -> bool:
+        return trial_id in self.done and trial_id not in self._sittings
+
+
+def _is_skipped(line: Mapping[str, Any], reason: str) -> bool:
+    return line["outcome"] == "skipped" and str(line.get("reason", "")).startswith(reason)
+
+
+def _failed(line: Mapping[str, Any]) -> bool:
+    """Whether a trial is likely to fail again; one that was lost, or had no time left, may yet go well."""
+    return line["outcome"] not in ("ok", "lost") and not _is_skipped(line, TIME_IS_UP)
 
 
 def _other_launchers(cell: Cell) -> list[Cell]:
@@ -73,5 +104,11 @@ def _family(cell: Cell) -> Cell:
     """What cells share that differ in their device count alone."""
     batch = cell.global_batch_size if cell.scaling == "strong" else cell.per_device_batch_size
     return replace(
-        cell, devices=1, nodes=1, oversubscribe=False, per_device_batch_size=batch, global_batch_size=batch or 0
+        cell,
+        devices=1,
+        device_ids=(),
+        nodes=1,
+        oversubscribe=False,
+        per_device_batch_size=batch,
+        global_batch_size=batch or 0,
     )

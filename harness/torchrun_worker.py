@@ -15,6 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from harness.lifeline import die_with_parent
 from harness.measure.progress import StepCounter
 from harness.ranks import Ranks
 from harness.socket_mailbox import DriverLine
@@ -30,6 +31,7 @@ NODE_ID, ADDRESS = "torchrun", "127.0.0.1"
 
 def main(job_file: Path) -> int:
     """Runs the job's one trial on this rank; returns the exit code."""
+    die_with_parent()
     folder, rank = job_file.parent, int(os.environ["RANK"])
     key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))  # what the workload starts need not know it
     line = DriverLine(folder / SOCKET, key)
@@ -54,12 +56,17 @@ def main(job_file: Path) -> int:
 
 
 def devices_of(group: WorkerGroup, local_rank: int, gpus: int) -> tuple[torch.device, ...]:
-    """The devices of one worker among the first that this machine shows; a GPU that is shared stands several times."""
+    """The devices of one worker: those that are named, or the first that this machine shows.
+
+    A GPU that is shared stands several times.
+    """
     count = group.placement.devices_per_worker
     if group.device == "cpu":
         return tuple(torch.device("cpu") for _ in range(count))
     if not gpus:
         raise RuntimeError("no GPU is visible to torch in this process")
+    if ids := group.placement.ids_of(local_rank):
+        return tuple(torch.device("cuda", number) for number in ids)
     return tuple(torch.device("cuda", (local_rank * count + i) % gpus) for i in range(count))
 
 

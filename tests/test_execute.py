@@ -11,8 +11,8 @@ import pytest
 
 from harness.config import Experiment
 from harness.events import Event, TrialEnded
-from harness.execute import TIME_IS_UP, Execution
-from harness.messages import GroupStarted, Message, Outcome, TrialResult, TrialStarted
+from harness.execute import Execution
+from harness.messages import TIME_IS_UP, GroupStarted, Message, Outcome, TrialResult, TrialStarted
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder
 from harness.trial import Trial, WorkerGroup
@@ -161,8 +161,14 @@ def test_the_wall_limit_ends_at_a_trials_boundary_and_a_resume_goes_on(make_expe
     launcher, folder = execute(unlimited, tmp_path, lambda trial, tries: "ok")
     assert {row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"} == {t.id for t in limited.trials}
     assert {row["sitting"] for row in folder.lines()} == {0, 1}
-    measured_again = set(done) & set(launcher.tries)
-    assert measured_again <= {t.id for t in limited.trials if t.cell.strategy == "single"}
+    sittings = {row["trial_id"]: set[int]() for row in folder.lines()}
+    for row in folder.lines():
+        sittings[row["trial_id"]] |= {row["sitting"]} if row["outcome"] == "ok" else set()
+    for trial in limited.trials:
+        base = f"{trial.cell.base().id}-b0"
+        assert sittings[trial.id] & sittings[base], "no sitting holds it and its base"
+        if base in done and trial.id in done and trial.id in launcher.tries:
+            assert trial.id == base, "it had its base already"
 
 
 def test_resuming_does_not_repeat_the_same_skips(plan: Plan, tmp_path: Path) -> None:

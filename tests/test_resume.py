@@ -51,6 +51,29 @@ def test_a_block_cut_in_two_measures_its_base_again(plan: Plan) -> None:
     assert again == {missing.id, base}
 
 
+def test_what_has_not_got_its_base_is_measured_again_with_it(plan: Plan) -> None:
+    base = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "single" and t.block == 1)
+    lines = recorded(plan, keep=lambda trial: trial.id != base.id)
+    again = {trial.id for group in pending(plan, lines) for trial in group.trials}
+    users = {t.id for t in plan.trials if t.timed and t.block == 1 and t.cell.base() == base.cell}
+    assert again == users and len(users) == 3
+    rest = [line | {"attempt": 2, "sitting": 1} for line in recorded(plan, keep=lambda trial: trial.id in users)]
+    assert pending(plan, lines + rest) == ()
+
+
+def test_two_halves_that_were_measured_apart_make_no_pair(plan: Plan) -> None:
+    lines = [line | {"sitting": number} for number, line in enumerate(recorded(plan))]
+    again = {trial.id for group in pending(plan, lines) for trial in group.trials}
+    assert again == {trial.id for trial in plan.trials if trial.timed}
+
+
+@pytest.mark.parametrize(("outcome", "again"), [("oom", 1), ("error", 1), ("lost", 3)])
+def test_a_base_that_would_fail_again_costs_no_more_than_itself(plan: Plan, outcome: str, again: int) -> None:
+    base = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "single" and t.block == 1)
+    lines = [line | {"outcome": outcome if line["trial_id"] == base.id else "ok"} for line in recorded(plan)]
+    assert len([trial for group in pending(plan, lines) for trial in group.trials]) == again
+
+
 def test_a_missing_training_needs_no_base(plan: Plan) -> None:
     missing = next(t for t in plan.trials if t.kind == "convergence")
     lines = recorded(plan, keep=lambda trial: trial.id != missing.id)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from harness.analyse.agreement import agreement, disagreeing
 from harness.analyse.doubts import doubts
+from harness.analyse.findings import figures, findings
+from harness.analyse.missing import missing
 from harness.analyse.phases import host_phases, ledger, phases
 from harness.analyse.ratios import noise, parity, scaling
 from harness.analyse.steps import StepTimes, step_times
@@ -18,8 +20,11 @@ __all__ = [
     "convergence",
     "disagreeing",
     "doubts",
+    "figures",
+    "findings",
     "host_phases",
     "ledger",
+    "missing",
     "noise",
     "outcomes",
     "parity",

@@ -100,7 +100,7 @@ def excludes_one(ratio: Estimate) -> bool | None:
 
 
 def _but_launcher(row: Row) -> tuple[str, ...]:
-    return tuple(str(row[axis]) for axis in AXES if axis != "launcher")
+    return tuple(str(row[axis]) for axis in AXES if axis not in ("launcher", "link"))
 
 
 def _doubts(group: Rows, base: Rows) -> str | None:
@@ -112,12 +112,13 @@ def _doubts(group: Rows, base: Rows) -> str | None:
 
 
 def _paired(group: Rows, base: Rows, rule: Rule) -> tuple[list[float], list[float], list[bool] | None]:
-    """The throughputs of both in the blocks and sittings that hold both, in the order of the blocks.
+    """The throughputs of both in each block, from the last sitting that holds both, in the order of the blocks.
 
+    A block that was cut in two has its base, and the base its twin, in both sittings: it is one block all the same.
     And, where a rule set the number of blocks, which of them were its pilot.
     """
     bases = {(row["block"], row["sitting"]): float(row["throughput_per_s"]) for row in base}
-    both = [row for row in group if (row["block"], row["sitting"]) in bases]
+    both = list({row["block"]: row for row in group if (row["block"], row["sitting"]) in bases}.values())
     speeds = [float(row["throughput_per_s"]) for row in both]
     others = [bases[row["block"], row["sitting"]] for row in both]
     return speeds, others, [row["block"] < rule["at_least"] for row in both] if rule else None

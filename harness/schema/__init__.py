@@ -6,8 +6,10 @@ from harness.schema.derived import (
     AGREEMENT,
     CELLS,
     CONVERGENCE,
+    FINDINGS,
     HOST_PHASES,
     LEDGER,
+    MISSING,
     NOISE,
     OUTCOMES,
     PARITY,
@@ -26,8 +28,10 @@ __all__ = [
     "CONVERGENCE",
     "DERIVED",
     "EPOCHS",
+    "FINDINGS",
     "HOST_PHASES",
     "LEDGER",
+    "MISSING",
     "NOISE",
     "OUTCOMES",
     "PARITY",
@@ -44,5 +48,19 @@ __all__ = [
 ]
 
 RECORDED = (TRIALS, WINDOWS, RANKS, STEPS, EPOCHS, CHECKS)
-DERIVED = (CELLS, SCALING, NOISE, PARITY, AGREEMENT, WATERFALL, PHASES, HOST_PHASES, CONVERGENCE, OUTCOMES, LEDGER)
+DERIVED = (
+    CELLS,
+    SCALING,
+    NOISE,
+    PARITY,
+    AGREEMENT,
+    WATERFALL,
+    PHASES,
+    HOST_PHASES,
+    CONVERGENCE,
+    OUTCOMES,
+    MISSING,
+    LEDGER,
+    FINDINGS,
+)
 AXES = tuple(column.name for column in AXIS_COLUMNS)

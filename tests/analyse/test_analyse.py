@@ -86,6 +86,18 @@ def test_one_block_has_no_interval() -> None:
     assert pd.isna(row["low"]) and pd.isna(row["high"]) and pd.isna(row["efficiency_low"])
 
 
+def test_a_block_cut_in_two_is_one_block() -> None:
+    lines = [
+        line("single", sitting=0, rates=(100.0,)),
+        line("ddp2", sitting=0, rates=(80.0, 80.0)),
+        line("single", sitting=1, attempt=2, rates=(200.0,)),
+        line("ddp4", sitting=1, rates=(160.0,) * 4),
+        line("single", block=1, sitting=1, rates=(200.0,)),
+    ]
+    blocks = analyse.scaling(trials_of(lines)).set_index("cell_id")["blocks"].to_dict()
+    assert blocks == {"single": 2, "ddp2": 1, "ddp4": 1}
+
+
 def test_trials_of_different_sittings_do_not_pair() -> None:
     lines = [line("single", sitting=0), line("ddp2", rates=(80.0, 80.0), sitting=1)]
     assert "ddp2" not in analyse.scaling(trials_of(lines))["cell_id"].tolist()
@@ -190,6 +202,14 @@ def test_never_reached_is_never_reached() -> None:
 
 def test_a_loss_must_fall_to_its_target() -> None:
     row = convergence([0.5, 0.6, 0.7], {"metric": "val_loss", "at_most": 1.0})
+    assert row["epochs_to_target"] == 2
+
+
+def test_every_metric_of_the_last_epoch_is_carried_over() -> None:
+    trials = trials_of([line("ddp2", kind="convergence", rates=(1.0, 1.0))])
+    epochs = epochs_of("ddp2-s0", [0.5, 0.6]).assign(val_perplexity=[9.0, 7.0], val_own=[1.0, 3.0])
+    row = analyse.convergence(trials, epochs, {"metric": "val_perplexity", "at_most": 8.0}).iloc[0]
+    assert (row["val_accuracy"], row["val_perplexity"], row["val_own"]) == (0.6, 7.0, 3.0)
     assert row["epochs_to_target"] == 2
 
 

@@ -1,0 +1,44 @@
+"""The plan and what was recorded -> what has no result, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from harness.analyse.common import Lines
+from harness.schema import MISSING
+
+WHY = {
+    "interrupted": "not started: the run was interrupted",
+    "finished": "not started: it was no part of the last call (--only, or another machine)",
+    "error": "not started: the run ended with an error of its own",
+    None: "not started: the run was killed, or is still going on",
+}
+"""By how the last sitting ended; None where nothing says so, since nobody was left to write it down."""
+RUNNING = "cut short: it was being measured when the run was interrupted"
+
+
+def missing(lines: Lines, plan: Mapping[str, Any], environment: Mapping[str, Any]) -> pd.DataFrame:
+    """One row a planned trial that no line was recorded of, in the order of the plan."""
+    sittings = environment.get("sittings", [])
+    last = sittings[-1] if sittings else {}
+    why = WHY.get(last.get("ended"), WHY[None])
+    recorded = {line["trial_id"] for line in lines}
+    labels = plan.get("cells", {})
+    rows = []
+    for group in plan["groups"]:
+        for trial_id in group["trials"]:
+            if trial_id not in recorded:
+                cell_id = trial_id.rpartition("-")[0]
+                rows.append(
+                    {
+                        "trial_id": trial_id,
+                        "cell_id": cell_id,
+                        "label": labels.get(cell_id),
+                        "block": group["block"],
+                        "reason": RUNNING if trial_id == last.get("running") else why,
+                    }
+                )
+    return MISSING.frame(rows)

@@ -1,0 +1,90 @@
+"""One call of the command, as it is kept: its code, versions and hardware; and what differs from an earlier one's."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness.environment import PACKAGES, cpu_model, git_commit, package_version
+from harness.inventory import Node
+from harness.plan import Plan
+
+GIB = 2**30
+COMPARED = {
+    "git_commit": "git commit",
+    "harness": "harness",
+    "workload_code": "the workload's code",
+    "python": "Python",
+    "packages": "",
+    "driver": "driver",
+    "nodes": "nodes",
+    "device": "device",
+    "threads_per_device": "threads per device",
+}
+"""What is compared between sittings, and what it is called."""
+
+
+def sitting_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
+    """What the numbers of this call depend on. ``home``: the experiment file's folder, if it may be looked at."""
+    timed = plan.experiment.throughput
+    return {
+        "blocks": timed and timed.most_blocks,
+        "git_commit": home and git_commit(home),
+        "harness": f"{package_version('harness') or 'not installed'}, source {_digest(_harness_sources())}",
+        "workload_code": _digest(sorted(home.glob("*.py"))) if home and plan.experiment.own_workload else None,
+        "python": sys.version.split()[0],
+        "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},
+        "driver": f"{platform.node()}, {cpu_model()}",
+        "nodes": sorted(map(_described, plan.inventory.nodes)),
+        "device": plan.machine.device,
+        "threads_per_device": plan.machine.threads_per_device,
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two sittings, such as 'torch 2.14.0 -> 2.15.0'; what one of them did not record is equal."""
+    found: list[str] = []
+    for key, name in COMPARED.items():
+        if key not in before or key not in now or before[key] == now[key]:
+            continue
+        old, new = before[key], now[key]
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += [_changed(part, old.get(part), new.get(part)) for part in _unequal(old, new)]
+        else:
+            found.append(_changed(name, old, new))
+    return found
+
+
+def _unequal(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    return (part for part in {**old, **new} if old.get(part) != new.get(part))
+
+
+def _changed(name: str, old: Any, new: Any) -> str:
+    return f"{name} {_words(old)} -> {_words(new)}"
+
+
+def _words(value: Any) -> str:
+    return "none" if value is None else " + ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _described(node: Node) -> str:
+    gpus = f", {node.gpus} x {node.gpu_model}" if node.gpus else ""
+    memory = f", {node.memory_bytes / GIB:.0f} GiB" if node.memory_bytes else ""
+    return f"{node.host} ({node.cores} cores{gpus}{memory})"
+
+
+def _harness_sources() -> list[Path]:
+    return sorted(Path(harness.__file__).parent.rglob("*.py"))
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """Eight characters that change where the text of a file does."""
+    content = hashlib.sha256()
+    for file in files:
+        content.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return content.hexdigest()[:8]

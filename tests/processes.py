@@ -1,0 +1,64 @@
+"""The command in a process of its own, and every process that comes from it, wherever that hangs in the tree."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+MARK = "HARNESS_TEST_MARK"
+
+
+class Command:
+    """``python -m harness.run ARGUMENTS`` in a session of its own, as a terminal or a batch system gives it."""
+
+    def __init__(self, *arguments: object, log: Path) -> None:
+        self.mark, self.log = uuid.uuid4().hex, log
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "harness.run", *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, MARK: self.mark, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def others(self) -> list[psutil.Process]:
+        """All living processes that have the environment of this command, but itself: workers, Ray, torchrun."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                mine = process.environ().get(MARK) == self.mark and process.pid != self.process.pid
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def wait_for(self, what: Callable[[], object], within_s: float = 120.0) -> None:
+        until = time.monotonic() + within_s
+        while not what():
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < until, f"waited in vain; {self.output}"
+            time.sleep(0.02)
+
+    def seconds_until_alone(self, within_s: float) -> float:
+        """How long until none of its processes lives."""
+        began = time.monotonic()
+        while left := self.others():
+            waited = time.monotonic() - began
+            assert waited < within_s, f"after {waited:.0f} s there are still {[p.cmdline()[:3] for p in left]}"
+            time.sleep(0.05)
+        return time.monotonic() - began

@@ -1,0 +1,106 @@
+"""The real pipeline over a launcher that measures nothing, in a child process: for kills, full disks, locks."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from harness import run as pipeline
+from harness.cli import guarded
+from harness.events import Event, Note, TrialEnded
+from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
+from harness.stage import Request
+from harness.trial import Trial, WorkerGroup
+
+TEXT = """
+name: scripted
+grid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: [8, 16]}
+throughput: {blocks: %d, twin: false, explain: false}
+equivalence: false
+"""
+"""Six cells a block, four of them against two bases."""
+STEPS = 40
+
+
+def start(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """A child that has paid for its imports: it is forked from a server that has them."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tests.scripted", "torch._dynamo", "torchvision.models", "harness.report"])
+    child = context.Process(target=target, args=arguments)
+    child.start()
+    return child
+
+
+def command(
+    request: Request, witness: Path, trial_s: float = 0.002, before: Callable[[int], None] | None = None
+) -> None:
+    """What ``harness run`` does with this request, but measuring nothing; ends the process with its exit code.
+
+    ``witness`` gets the id of each trial that the run has told to be over. ``before``: called with the number of
+    trials so far, before each.
+    """
+    launcher = Scripted(trial_s, before or (lambda count: None))
+    pipeline.started_ray = lambda *_: ExitStack()  # type: ignore[assignment,return-value]
+    pipeline.launcher_for = lambda *_: launcher  # type: ignore[assignment]
+    with witness.open("ab", buffering=0) as told:
+
+        def emit(event: Event) -> None:
+            if isinstance(event, Note):
+                os.write(1, f"{event.text}\n".encode())
+            if isinstance(event, TrialEnded):
+                told.write(f"{event.line['trial_id']} {event.line['attempt']}\n".encode())
+
+        os._exit(guarded(lambda: pipeline.run(request, emit)))
+
+
+@dataclass
+class Scripted:
+    """Every trial is ok. All speeds of one process share a random factor: a ratio over two sittings would show it."""
+
+    trial_s: float
+    before: Callable[[int], None]
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.factor = random.SystemRandom().uniform(1, 1000)
+
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        yield GroupStarted((), ())
+        for trial in group.trials:
+            self.before(self.count)
+            yield TrialStarted(trial.id)
+            time.sleep(self.trial_s)
+            yield self._measured(trial)
+            self.count += 1
+
+    def _measured(self, trial: Trial) -> TrialResult:
+        devices, speed = trial.cell.devices, self.factor * trial.cell.devices
+        ranks = [rank for rank in range(devices) for _ in range(STEPS)]
+        window = {"window": 1, "window_kind": "timed", "duration_s": 1.0, "steps": STEPS, "weight": speed / devices}
+        return TrialResult(
+            trial.id,
+            "ok",
+            windows=tuple({"rank": rank, **window} for rank in range(devices)),
+            ranks=tuple({"rank": rank, "local_rank": rank, "node_rank": 0} for rank in range(devices)),
+            steps={
+                "rank": ranks,
+                "window": [1] * len(ranks),
+                "step": [*range(STEPS)] * devices,
+                "warmup": [False] * len(ranks),
+                "step_s": [1.0 / STEPS] * len(ranks),
+                "wait_s": [0.0] * len(ranks),
+                "loss": [1.0] * len(ranks),
+            },
+            unit="samples",
+            started_at=time.time(),
+            trial_s=1.0,
+            steps_s=1.0,
+        )

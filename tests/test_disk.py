@@ -1,0 +1,185 @@
+"""The run folder refuses to be written, or is another's: the whole command over a launcher that measures nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness.stage import Request
+from tests.scripted import TEXT, command, start
+
+pytestmark = pytest.mark.slow
+
+BLOCKS, TRIALS = 2, 12
+AT = 5
+"""How many trials are recorded before the disk refuses."""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that other users can reach too, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
+
+
+def request(place: Path, **more: Any) -> Request:
+    file = place / "scripted.yaml"
+    file.write_text(TEXT % BLOCKS)
+    return Request(file=file, **{"output": place / "out", **more})
+
+
+def call(place: Path, child: Callable[..., None], **more: Any) -> tuple[int | None, str]:
+    """The exit code of a call of the command, and what it said."""
+    process = start(child, request(place, **more), place / "told", place / "said")
+    process.join(120)
+    return process.exitcode, (place / "said").read_text()
+
+
+def folder_of(place: Path) -> Path:
+    (path,) = place.glob("out/scripted/*")
+    return path
+
+
+def limited(request: Request, witness: Path, said: Path) -> None:
+    """No file may grow beyond a few lines: a limit of the system, as real to root as a full disk."""
+
+    def before(count: int) -> None:
+        if count == AT:
+            size = next(request.output.glob("*/*/trials.jsonl")).stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+
+    _tell(said)
+    command(request, witness, before=before)
+
+
+def made_read_only(request: Request, witness: Path, said: Path) -> None:
+    """The folder becomes read-only, and so that root feels it too, the run goes on as another user."""
+
+    def before(count: int) -> None:
+        if count == AT:
+            folder = next(request.output.glob("*/*"))
+            for path in (folder, *folder.rglob("*")):
+                path.chmod(0o555 if path.is_dir() else 0o444)
+            if os.geteuid() == 0:
+                os.seteuid(65534)
+
+    _tell(said)
+    command(request, witness, before=before)
+
+
+def plain(request: Request, witness: Path, said: Path) -> None:
+    _tell(said)
+    command(request, witness)
+
+
+def waiting(request: Request, witness: Path, said: Path) -> None:
+    """Measures one trial and then nothing more."""
+    import time
+
+    command(request, witness, before=lambda count: time.sleep(600 * (count > 0)))
+
+
+def _tell(said: Path) -> None:
+    number = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(number, 1)
+    os.dup2(number, 2)
+
+
+@pytest.mark.parametrize(
+    ("child", "cause"),
+    [(limited, "File too large"), (made_read_only, "Permission denied")],
+    ids=lambda value: str(value),
+)
+def test_a_disk_that_refuses_is_one_error_and_loses_nothing(
+    place: Path, child: Callable[..., None], cause: str
+) -> None:
+    code, said = call(place, child)
+    assert code == 1, said
+    folder = folder_of(place)
+    assert said.count("error: ") == 1 and f"cannot be written: {cause}" in said
+    assert "Traceback" not in said
+    assert f"go on with --resume {folder}" in said and f"python -m harness.report {folder}" in said
+    results = harness.load(folder)
+    done = [line["trial_id"] for line in results.lines if line["outcome"] == "ok"]
+    assert len(done) == AT and len(results.missing) == TRIALS - AT
+    assert len(results.steps) > 0 and not list(folder.rglob("*.partial"))
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+    code, said = call(place, plain, resume=folder)
+    assert code == 0, said
+    assert {line["trial_id"] for line in harness.load(folder).lines} >= set(done)
+    assert harness.load(folder).missing.empty
+
+
+@pytest.fixture
+def small_disk(place: Path) -> Iterator[Path]:
+    """A disk of 300 KB, where this user may make one."""
+    disk = place / "out"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs a right that this user has not")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk_is_one_error_and_loses_nothing(place: Path, small_disk: Path) -> None:
+    code, said = call(place, filling, output=small_disk)
+    assert code == 1, said
+    assert said.count("error: ") == 1 and "cannot be written: No space left on device" in said
+    assert "Traceback" not in said
+    results = harness.load(folder_of(place))
+    assert len([line for line in results.lines if line["outcome"] == "ok"]) == AT
+    assert len(results.steps) > 0
+
+
+def filling(request: Request, witness: Path, said: Path) -> None:
+    """Somebody else fills the disk while the run is on."""
+
+    def before(count: int) -> None:
+        if count == AT:
+            with (request.output / "others").open("wb", buffering=0) as file:
+                try:
+                    while file.write(b"x" * 512):
+                        pass
+                except OSError:
+                    pass
+
+    _tell(said)
+    command(request, witness, before=before)
+
+
+def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
+    first = start(waiting, request(tmp_path), tmp_path / "told", tmp_path / "said")
+    while not (tmp_path / "told").exists() or not (tmp_path / "told").read_text():
+        first.join(0.02)
+    folder = folder_of(tmp_path)
+    code, said = call(tmp_path, plain, resume=folder)
+    assert code == 2
+    assert f"another run is writing into this folder (pid {first.pid} on " in said
+    first.kill()
+    first.join()
+    code, said = call(tmp_path, stopped, resume=folder)
+    assert code == 130, said  # it went on
+    assert len({line["sitting"] for line in harness.load(folder).lines}) == 2
+
+
+def stopped(request: Request, witness: Path, said: Path) -> None:
+    """Is interrupted at its third trial, and the report that follows it too."""
+    import signal
+
+    def before(count: int) -> None:
+        if count == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    _tell(said)
+    command(request, witness, before=before)

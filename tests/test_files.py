@@ -1,0 +1,68 @@
+"""Appended lines and replaced files, when the system refuses to write or a crash cut a line short."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.errors import WriteError
+from harness.files import append_line, replace_text, replacing
+
+LIMIT = 10_000
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow beyond LIMIT bytes: a real limit of the system, which stops root too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("torn", ["x", '{"whole": 1}', "y" * 10_000])
+def test_a_line_cut_short_goes_before_the_next_comes(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "lines"
+    append_line(path, "one")
+    with path.open("a") as file:
+        file.write(torn)
+    append_line(path, "two")
+    assert path.read_text() == "one\ntwo\n"
+
+
+def test_a_file_that_is_one_line_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("torn")
+    append_line(path, "one")
+    assert path.read_text() == "one\n"
+
+
+def test_a_line_that_does_not_fit_is_an_error_and_leaves_whole_lines(tmp_path: Path, small_files: None) -> None:
+    path = tmp_path / "lines"
+    append_line(path, "a" * 6_000)
+    with pytest.raises(WriteError, match=r"lines: cannot be written: File too large. What was recorded before is kept"):
+        append_line(path, "b" * 6_000)
+    assert path.read_text() == "a" * 6_000 + "\n"
+    append_line(path, "c")
+    assert path.read_text().endswith("\nc\n")
+
+
+def test_a_text_that_does_not_fit_leaves_the_one_before(tmp_path: Path, small_files: None) -> None:
+    path = tmp_path / "text"
+    replace_text(path, "before")
+    with pytest.raises(WriteError, match="File too large"):
+        replace_text(path, "x" * (LIMIT + 1))
+    assert path.read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["text"]
+
+
+def test_what_fails_inside_is_not_called_a_write_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "text") as partial:
+        partial.write_text(str(1 / 0))
+    assert not (tmp_path / "text").exists()

@@ -1,0 +1,150 @@
+"""Kill -9, Ctrl-C and SIGTERM of the command as a user runs it: real Ray, real torchrun, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from tests.processes import Command
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+GONE_S, ORDERLY_S = 10.0, 15.0
+"""How long processes may outlive a driver that is killed, and one that is asked to end."""
+TEXT = """
+name: interrupted
+workload: ray_workload:Told
+grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
+throughput: {blocks: 2, warmup_steps: 2, windows: 2, window_steps: 4, window_seconds: %s, twin: false, explain: false}
+loader: {workers: 1}
+launcher: %s
+equivalence: false
+"""
+WANTED = 6
+
+
+class Run:
+    """One experiment, called again and again in one folder."""
+
+    def __init__(self, place: Path, window_s: float = 0.5, launcher: str = "ray") -> None:
+        self.file, self.output, self.calls = place / "interrupted.yaml", place / "out", 0
+        self.file.write_text(TEXT % (window_s, launcher))
+        (place / "ray_workload.py").write_text((HERE / "ray_workload.py").read_text())
+
+    def call(self, *more: object) -> Command:
+        self.calls += 1
+        again = ["--resume", self.folder] if self.folder else ["--output", self.output]
+        return Command(self.file, *again, *more, log=self.file.with_name(f"log-{self.calls}.txt"))
+
+    @property
+    def folder(self) -> Path | None:
+        return next((path.parent for path in self.output.glob("*/*/plan.json")), None)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        path = self.folder / "trials.jsonl" if self.folder else None
+        return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+
+    @property
+    def done(self) -> list[str]:
+        return [line["trial_id"] for line in self.lines if line["outcome"] == "ok"]
+
+    def finish(self) -> None:
+        """The rest, in one call that nobody disturbs."""
+        command = self.call()
+        command.process.wait(300)
+        assert command.process.returncode == 0, command.output
+        results = harness.load(self.folder or self.output)
+        assert len(set(self.done)) == WANTED and results.missing.empty
+        assert set(results.scaling["blocks"]) == {2}
+
+
+def named(command: Command, name: str) -> Callable[[], bool]:
+    """Whether a process of this name came from the command."""
+    return lambda: any(name in " ".join(process.cmdline() or [process.name()]) for process in command.others())
+
+
+def test_a_driver_that_is_killed_leaves_nobody_and_loses_nothing(tmp_path: Path) -> None:
+    """While Ray starts, while workers come up, while a trial is measured; then the rest."""
+    run, waited, kept = Run(tmp_path), [], []
+    moments = [
+        lambda command: named(command, "gcs_server"),
+        lambda command: named(command, "RayTrainWorker"),
+        lambda command: lambda: run.done,
+    ]
+    for moment in moments:
+        command = run.call()
+        command.wait_for(moment(command))
+        command.process.kill()
+        command.process.wait()
+        waited.append(command.seconds_until_alone(within_s=GONE_S))
+        assert run.done[: len(kept)] == kept
+        kept = run.done
+    assert kept
+    run.finish()
+    assert run.done[: len(kept)] == kept
+    print("seconds until the last process was gone:", [f"{seconds:.1f}" for seconds in waited])
+
+
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg)],
+    ids=["Ctrl-C in a terminal", "SIGTERM", "SIGTERM to everybody, as SLURM sends it"],
+)
+def test_an_interruption_ends_in_order(tmp_path: Path, number: int, send: Callable[[int, int], None]) -> None:
+    run = Run(tmp_path, window_s=3.0)
+    command = run.call()
+    command.wait_for(lambda: run.done)
+    began = time.monotonic()
+    send(command.process.pid, number)
+    command.seconds_until_alone(within_s=ORDERLY_S)
+    gone_s = time.monotonic() - began
+    command.process.wait(60)
+    output = command.output
+    assert command.process.returncode == 130, output
+    assert f"go on with --resume {run.folder}" in output
+    assert f"python -m harness.report {run.folder}" in output
+    assert "Traceback" not in output
+    results = harness.load(run.folder or tmp_path)
+    assert results.folder.report.exists() and len(results.missing) == WANTED - len(run.done)
+    assert "was interrupted" in results.folder.report.read_text()
+    print(f"workers gone after {gone_s:.1f} s, the report was there after {time.monotonic() - began:.1f} s")
+
+
+def test_a_second_ctrl_c_exits_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, window_s=30.0)
+    command = run.call()
+    command.wait_for(named(command, "RayTrainWorker"))
+    os.killpg(command.process.pid, signal.SIGINT)
+    time.sleep(0.7)
+    os.killpg(command.process.pid, signal.SIGINT)
+    command.process.wait(2)
+    assert command.process.returncode == 130
+    command.seconds_until_alone(within_s=GONE_S)
+
+
+def test_ctrl_c_before_anything_is_measured(tmp_path: Path) -> None:
+    """While it plans nothing is left; while Ray starts a folder that can go on."""
+    run = Run(tmp_path)
+    command = run.call()
+    time.sleep(2.0)
+    command.process.send_signal(signal.SIGINT)
+    command.process.wait(ORDERLY_S)
+    assert command.process.returncode == 130 and "Traceback" not in command.output, command.output
+    for number in (signal.SIGINT, signal.SIGTERM):
+        command = run.call()
+        command.wait_for(named(command, "gcs_server"))
+        command.process.send_signal(number)
+        command.process.wait(ORDERLY_S)
+        assert command.process.returncode == 130 and "Traceback" not in command.output, command.output
+        assert f"go on with --resume {run.folder}" in command.output
+        command.seconds_until_alone(within_s=GONE_S)

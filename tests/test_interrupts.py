@@ -1,0 +1,104 @@
+"""Ctrl-C and SIGTERM, as one process receives them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.cli import guarded
+from harness.errors import HarnessError, WriteError
+from harness.interrupts import held, interruptible
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+STUBBORN = """
+import sys, time
+from harness.interrupts import interruptible
+with interruptible():
+    try:
+        print("up", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("ending", flush=True)
+        time.sleep(60)
+"""
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_raises_and_the_handlers_come_back(number: int, capfd: pytest.CaptureFixture[str]) -> None:
+    before = [signal.getsignal(one) for one in SIGNALS]
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        send(number)
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+    assert "once more exits at once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_is_being_recorded_is_finished_first(number: int) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        with held(), held():
+            send(number)
+            done.append("line")
+        done.append("too far")
+    assert done == ["line"]
+
+
+def test_a_signal_that_a_wrapper_hands_on_is_the_same_one() -> None:
+    with interruptible():
+        try:
+            send(signal.SIGINT)
+        except KeyboardInterrupt:
+            send(signal.SIGINT)  # ends nothing: so soon it is no second Ctrl-C
+            send(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_second_signal_ends_the_process_at_once(number: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stdout.readline() == b"up\n"
+    process.send_signal(number)
+    assert process.stdout.readline() == b"ending\n"
+    time.sleep(0.6)
+    process.send_signal(number)
+    began = time.monotonic()
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(("error", "code"), [(HarnessError("x"), 2), (WriteError("x"), 1), (KeyboardInterrupt(), 130)])
+def test_exit_codes_of_what_ends_a_command(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        raise error
+
+    assert guarded(work) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path: Path) -> None:
+    """The pipeline takes seconds to import."""
+    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness.run", "x.yaml"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])},
+        text=True,
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in error

@@ -1,0 +1,204 @@
+"""Which experiment goes on in a run folder, with how many blocks; and what differs since the last sitting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import config
+from harness.config import Experiment
+from harness.environment import git_commit
+from harness.errors import ExperimentError, RunFolderError
+from harness.plan import Plan, make_plan
+from harness.record import RunFolder
+from harness.reopen import more_blocks, reopened
+from harness.resume import pending
+from harness.sitting import differences, sitting_facts
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+TEXT = (
+    "name: test\ngrid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\nthroughput: {blocks: %s}\n"
+)
+FILE = Path("test.yaml")
+
+
+def experiment_of(blocks: object = 2, more: str = "") -> Experiment:
+    import yaml
+
+    return config.parse(yaml.safe_load(TEXT % blocks + more), source="test.yaml")
+
+
+def folder_of(tmp_path: Path, blocks: object = 2, more: str = "") -> tuple[RunFolder, Plan]:
+    plan = make_plan(experiment_of(blocks, more), laptop())
+    return RunFolder.create(tmp_path, plan.experiment, plan, TEXT % blocks + more), plan
+
+
+def test_the_same_experiment_goes_on_even_with_other_limits(tmp_path: Path) -> None:
+    folder, _ = folder_of(tmp_path)
+    given = experiment_of(more="limits: {wall: 1h}\n")
+    found, experiment = reopened(folder.path, FILE, given)
+    assert (found.path, experiment) == (folder.path, given)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "more", "named"), [(3, "", "throughput"), (2, "seed: 1\n", "seed"), (3, "seed: 1\n", "throughput, seed")]
+)
+def test_another_experiment_is_refused(tmp_path: Path, blocks: int, more: str, named: str) -> None:
+    folder, _ = folder_of(tmp_path)
+    with pytest.raises(RunFolderError, match=f"was made by another experiment: {named} differ from test.yaml"):
+        reopened(folder.path, FILE, experiment_of(blocks, more))
+
+
+def test_added_blocks_are_planned_after_the_old_ones_which_stay_as_they_were(tmp_path: Path) -> None:
+    folder, old = folder_of(tmp_path)
+    _, longer = reopened(folder.path, FILE, experiment_of(2), add_blocks=3)
+    plan = make_plan(longer, laptop())
+    assert plan.groups[: len(old.groups)] == old.groups
+    done = [{"trial_id": trial.id, "outcome": "ok", "attempt": 1} for trial in old.trials]
+    added = [trial for group in pending(plan, done) for trial in group.trials]
+    assert {trial.block for trial in added} == {2, 3, 4}
+    assert {trial.seed for trial in added} == {trial.seed for trial in old.trials}
+    timed = [trial for trial in old.trials if trial.timed]
+    assert len(added) == 3 * len(timed) // 2
+    orders = {tuple(t.cell.id for group in plan.groups if group.block == b for t in group.trials) for b in range(2, 5)}
+    assert len(orders) > 1  # random as before
+
+
+def test_a_later_resume_agrees_with_what_was_added(tmp_path: Path) -> None:
+    folder, old = folder_of(tmp_path)
+    _, longer = reopened(folder.path, FILE, experiment_of(2), add_blocks=3)
+    plan = make_plan(longer, laptop())
+    folder.extend(longer, plan)
+    for given in (experiment_of(2), experiment_of(5)):  # the file as it was, or brought up to date
+        assert reopened(folder.path, FILE, given)[1].throughput == longer.throughput
+    with pytest.raises(RunFolderError, match="throughput differ"):
+        reopened(folder.path, FILE, experiment_of(4))
+    assert more_blocks(longer, 2).throughput.blocks == 7  # type: ignore[union-attr]
+    kept = folder.plan()
+    assert [trial for group in kept["groups"] for trial in group["trials"]] == [trial.id for trial in plan.trials]
+    assert kept["groups"][: len(old.groups)] == [
+        {"id": g.id, "block": g.block, "placement": str(g), "trials": [t.id for t in g.trials]} for g in old.groups
+    ]
+
+
+def test_a_kill_between_the_two_files_of_an_extension_harms_nothing(tmp_path: Path) -> None:
+    folder, old = folder_of(tmp_path)
+    _, longer = reopened(folder.path, FILE, experiment_of(2), add_blocks=1)
+    folder.extend(longer, old)  # the experiment is there, the plan is not
+    again = reopened(folder.path, FILE, experiment_of(2))[1]
+    folder.extend(again, plan := make_plan(again, laptop()))
+    assert {t for group in folder.plan()["groups"] for t in group["trials"]} == {trial.id for trial in plan.trials}
+
+
+def test_resuming_a_part_of_the_grid_leaves_the_plan_whole(tmp_path: Path) -> None:
+    from harness.plan import only
+
+    folder, plan = folder_of(tmp_path)
+    before = (folder.path / "plan.json").read_bytes()
+    folder.extend(plan.experiment, only(plan, {"strategy": "single"}))
+    assert (folder.path / "plan.json").read_bytes() == before
+
+
+def test_a_rule_is_not_added_to(tmp_path: Path) -> None:
+    rule = "{at_least: 3, at_most: 12, halfwidth: 0.05}"
+    folder, _ = folder_of(tmp_path, rule)
+    with pytest.raises(ExperimentError, match=r"--add-blocks: 1 problem\n.*is a rule \(at most 12\)"):
+        reopened(folder.path, FILE, experiment_of(rule), add_blocks=3)
+
+
+def test_an_experiment_without_throughput_has_no_blocks(make_experiment: Make) -> None:
+    with pytest.raises(ExperimentError, match="convergence repeats by its seeds"):
+        more_blocks(make_experiment(throughput=None, convergence={"epochs": 1}), 1)
+
+
+def test_no_more_blocks_than_a_file_may_ask_for(make_experiment: Make) -> None:
+    with pytest.raises(ExperimentError, match=r"--add-blocks: 1 problem\n.*less than or equal to 1000"):
+        more_blocks(make_experiment(throughput={"blocks": 6}), 995)
+
+
+def test_a_plan_of_an_older_version_is_extended_too(tmp_path: Path) -> None:
+    import json
+
+    folder, _ = folder_of(tmp_path)
+    old = folder.plan()
+    del old["cells"]
+    (folder.path / "plan.json").write_text(json.dumps(old))
+    _, longer = reopened(folder.path, FILE, experiment_of(2), add_blocks=1)
+    folder.extend(longer, make_plan(longer, laptop()))
+    assert folder.plan()["cells"]
+
+
+# --- what differs
+
+
+BEFORE: dict[str, Any] = {
+    "git_commit": "a" * 40,
+    "python": "3.11.7",
+    "packages": {"torch": "2.14.0", "ray": "2.60.0"},
+    "nodes": ["a (2 cores)"],
+    "threads_per_device": 1,
+}
+
+
+def test_differences_name_what_was_and_what_is() -> None:
+    now = {
+        **BEFORE,
+        "git_commit": "b" * 40 + "-dirty-12345678",
+        "packages": {"torch": "2.15.0", "ray": "2.60.0", "torchvision": "0.30.0"},
+        "nodes": ["a (2 cores)", "b (2 cores)"],
+        "threads_per_device": 2,
+    }
+    assert differences(BEFORE, now) == [
+        f"git commit {'a' * 40} -> {'b' * 40}-dirty-12345678",
+        "torch 2.14.0 -> 2.15.0",
+        "torchvision none -> 0.30.0",
+        "nodes a (2 cores) -> a (2 cores) + b (2 cores)",
+        "threads per device 1 -> 2",
+    ]
+
+
+def test_what_is_the_same_or_was_not_recorded_is_no_difference() -> None:
+    assert differences(BEFORE, BEFORE) == []
+    assert differences({"started_at": 1.0, "python": "3.11.7"}, BEFORE) == []
+
+
+def test_a_sitting_records_code_versions_and_hardware(make_experiment: Make, tmp_path: Path) -> None:
+    import torch
+
+    plan = make_plan(make_experiment(workload="own:Own"), laptop())
+    (tmp_path / "own.py").write_text("x = 1\n")
+    facts = sitting_facts(plan, tmp_path)
+    assert facts["packages"]["torch"] == torch.__version__.partition("+")[0]
+    assert facts["nodes"] == ["laptop (2 cores)"]
+    assert (facts["device"], facts["threads_per_device"], facts["blocks"]) == ("cpu", 2, 6)
+    assert differences(facts, sitting_facts(plan, tmp_path)) == []
+    (tmp_path / "own.py").write_text("x = 2\n")
+    (found,) = differences(facts, sitting_facts(plan, tmp_path))
+    assert found.startswith("the workload's code ")
+
+
+def test_a_dirty_checkout_is_named_by_its_changes(tmp_path: Path) -> None:
+    import subprocess
+
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        subprocess.run(["git", *identity, "-C", str(tmp_path), *arguments], check=True, capture_output=True)
+
+    assert git_commit(tmp_path) is None
+    git("init")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-m", "one")
+    clean = git_commit(tmp_path)
+    assert clean and len(clean) == 40
+    seen = {clean}
+    for text in ("two", "three"):
+        (tmp_path / "file").write_text(text)
+        dirty = git_commit(tmp_path)
+        assert dirty and dirty.startswith(f"{clean}-dirty-")
+        seen.add(dirty)
+    assert len(seen) == 3
