@@ -51,7 +51,7 @@ class Told:
 
 
 class Killed(Told):
-    """The last of several ranks is killed in the second epoch of a process, so many times; ``folder`` remembers how often it was.
+    """The last of several ranks is killed in a process's second epoch, so many times; ``folder`` remembers how often.
 
     Dropout and batch statistics: what a training loses that forgets more than its parameters.
     """
