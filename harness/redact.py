@@ -94,7 +94,12 @@ def _plain(value: Any, values: tuple[str, ...], name: str = "") -> Any:
     return value
 
 
+@lru_cache(maxsize=4096)
+def _is_secret(variable: str) -> bool:
+    return bool(_SECRET_VARIABLE.search(variable))
+
+
 def _secret_values() -> tuple[str, ...]:
     """The longest first, since one may hold another. A path is no secret: what it names may be."""
-    named = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name) and len(value) >= LEAST}
+    named = {os.environ[name] for name in os.environ if _is_secret(name) and len(os.environ[name]) >= LEAST}
     return tuple(sorted((value for value in named if not os.path.exists(value)), key=lambda v: (-len(v), v)))
