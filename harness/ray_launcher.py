@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -21,7 +22,7 @@ from harness.failures import blamed, from_launch, primary
 from harness.inventory import Machine, Node
 from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
-from harness.ray_watch import Fit, ask_agents
+from harness.ray_watch import Fit, ask_agents, patience
 from harness.ray_worker import InterfaceTorchConfig, train
 from harness.trial import WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
@@ -104,7 +105,8 @@ class RayLauncher:
                     return
         finally:
             if not fit.ended:  # given up: ranks that are still coming up hear it when they register
-                ray.get(self.cluster.mailbox.open.remote(CLOSED, None))
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
                 watch.end()
                 fit.join(GIVEN_UP_S)
 
