@@ -43,13 +43,12 @@ class Command:
 
         By the mark in their environment, or since they were seen below it: Ray's workers write their title over both.
         """
+        known = {self.process.pid, *(process.pid for process in self._seen)}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark:
+                if process.ppid() in known or process.environ().get(MARK) == self.mark:
+                    known.add(process.pid)
                     self._seen.add(process)
-        for process in [*self._seen]:
-            with contextlib.suppress(psutil.Error):
-                self._seen.update(process.children(recursive=True))
         return [process for process in self._seen if process.pid != self.process.pid and lives(process)]
 
     def wait_for(self, what: Callable[[], object], within_s: float = 120.0) -> None:
@@ -58,7 +57,7 @@ class Command:
             self.others()
             assert self.process.poll() is None, self.output
             assert time.monotonic() < until, f"waited in vain; {self.output}"
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def seconds_until_alone(self, within_s: float) -> float:
         """How long until none of its processes lives."""
