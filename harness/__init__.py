@@ -6,6 +6,8 @@ results.scaling    # a DataFrame; also .trials, .cells, .steps, .epochs, .conver
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,11 @@ if TYPE_CHECKING:
     from harness.results import Results
 
 __all__ = ["load"]
+
+if "--no-user-code" in sys.argv:
+    # `python -m` has put the current folder before everything that is still to be imported
+    _here, _home = os.getcwd(), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path[:] = [path for path in sys.path if path and (path == _home or os.path.realpath(path) != _here)]
 
 
 def load(run_folder: str | Path) -> Results:

@@ -1,20 +1,23 @@
-"""The command line: ``harness run``, ``harness plan``, ``harness report``."""
+"""The command line: ``harness run``, ``harness plan``, ``harness doctor``, ``harness report``."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, chdir, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
+from harness import redact
 from harness.config_values import check_filter
 from harness.errors import ExperimentError, HarnessError, WriteError
 from harness.interrupts import INTERRUPTED, interruptible
+from harness.printable import printable
+from harness.yaml_source import parse_value
 
 if TYPE_CHECKING:
     from harness.inventory import Inventory
@@ -36,6 +39,12 @@ AddBlocks = Annotated[
     int, typer.Option(min=0, max=1000, metavar="N", help="With --resume: N more blocks of throughput than the run has.")
 ]
 Output = Annotated[Path, typer.Option(help="Where run folders go.")]
+NoUserCode = Annotated[
+    bool, typer.Option("--no-user-code", help="Built-in workloads only: for files from people you do not know.")
+]
+Preflight = Annotated[
+    bool, typer.Option("--preflight/--no-preflight", help="Examine each kind of cell before it is measured.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="results/<experiment>/<time>-<id>")]
 
@@ -52,34 +61,76 @@ def run_command(
     add_blocks: AddBlocks = 0,
     output: Output = Path("results"),
     only: Only = None,
+    no_user_code: NoUserCode = False,
+    preflight: Preflight = True,
     quiet: Quiet = False,
 ) -> None:
     """Run the experiment in FILE and write tables, figures and a report."""
 
-    def work() -> int:
-        from harness.console import ConsoleSink
-        from harness.run import Request, run
+    if no_user_code:
+        file, output, resume = file.absolute(), output.absolute(), resume and resume.absolute()
 
-        request = Request(
-            file=file,
-            address=address,
-            assumed=None if assume is None else parse_assumed(assume),
-            dry_run=dry_run,
-            resume=resume,
-            add_blocks=add_blocks,
-            output=output,
-            only={} if only is None else parse_only(only),
-        )
-        with ConsoleSink(Console(), quiet=quiet) as sink:
-            return run(request, sink)
+    def work() -> int:
+        with _away() if no_user_code else nullcontext():
+            from harness.console import ConsoleSink
+            from harness.run import run
+            from harness.stage import Request
+
+            request = Request(
+                file=file,
+                address=address,
+                assumed=None if assume is None else parse_assumed(assume),
+                dry_run=dry_run,
+                resume=resume,
+                add_blocks=add_blocks,
+                output=output,
+                only={} if only is None else parse_only(only),
+                no_user_code=no_user_code,
+                preflight=preflight,
+            )
+            with ConsoleSink(Console(), quiet=quiet) as sink:
+                return run(request, sink)
 
     raise typer.Exit(guarded(work))
 
 
 @app.command("plan")
-def plan_command(file: File, address: Address = None, assume: Assume = None, only: Only = None) -> None:
+def plan_command(
+    file: File,
+    address: Address = None,
+    assume: Assume = None,
+    only: Only = None,
+    no_user_code: NoUserCode = False,
+) -> None:
     """Show what a run of FILE would do, and start nothing."""
-    run_command(file, address=address, assume=assume, dry_run=True, only=only)
+    run_command(file, address=address, assume=assume, dry_run=True, only=only, no_user_code=no_user_code)
+
+
+@app.command("doctor")
+def doctor_command(
+    file: File,
+    address: Address = None,
+    only: Only = None,
+    no_user_code: NoUserCode = False,
+    quiet: Quiet = False,
+) -> None:
+    """Look whether FILE would measure what it says: checks on real ranks, nothing is measured or kept."""
+
+    if no_user_code:
+        file = file.absolute()
+
+    def work() -> int:
+        with _away() if no_user_code else nullcontext():
+            from harness.console import ConsoleSink
+            from harness.diagnose import diagnose
+            from harness.stage import Request
+
+            wanted = {} if only is None else parse_only(only)
+            request = Request(file=file, address=address, only=wanted, no_user_code=no_user_code)
+            with ConsoleSink(Console(), quiet=quiet) as sink:
+                return diagnose(request, sink)
+
+    raise typer.Exit(guarded(work))
 
 
 @app.command("report")
@@ -90,7 +141,8 @@ def report_command(run_folder: RunFolderArgument) -> None:
         from harness.report import write_report
 
         results = write_report(run_folder)
-        Console().print(f"Report: {results.folder.report}", highlight=False, soft_wrap=True)
+        said = printable(f"Report: {results.folder.report}")
+        Console().print(said, highlight=False, markup=False, soft_wrap=True)
         return 0
 
     raise typer.Exit(guarded(work))
@@ -102,7 +154,8 @@ def guarded(work: Callable[[], int]) -> int:
         with interruptible():
             return work()
     except HarnessError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        said = printable(redact.text(str(error)))
+        Console(stderr=True).print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
         return FAILED if isinstance(error, WriteError) else BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -121,13 +174,13 @@ def parse_assumed(text: str) -> Inventory:
 def parse_only(text: str) -> dict[str, Any]:
     """'strategy=ddp,devices=2' -> {'strategy': ['ddp'], 'devices': [2]}; a name may stand several times."""
     wanted: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in re.split(r",(?![^\[]*\])", text):  # at commas, but not inside [0, 1]
         name, equals, value = part.partition("=")
         if not equals or not value.strip():
             raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
         try:
-            wanted.setdefault(name.strip(), []).append(yaml.safe_load(value))
-        except (yaml.YAMLError, ValueError, RecursionError):
+            wanted.setdefault(name.strip(), []).append(parse_value(value, source="--only"))
+        except ExperimentError:
             raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"]) from None
     try:
         return check_filter(wanted)
@@ -153,11 +206,22 @@ def report_main() -> None:
     _single(report_command)
 
 
+def doctor_main() -> None:
+    """``python -m harness.doctor``."""
+    _quiet_libraries()
+    _single(doctor_command)
+
+
 def _single(command: Callable[..., None]) -> None:
     """Runs one command as a program of its own."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(command)
     program()
+
+
+def _away() -> AbstractContextManager[None]:
+    """Out of the current folder, which may be a stranger's: Ray's workers and matplotlib look there for their files."""
+    return chdir(Path(__file__).parents[1])
 
 
 def _quiet_libraries() -> None:

@@ -12,7 +12,9 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import harness
@@ -20,10 +22,13 @@ from harness.errors import ClusterError
 from harness.inventory import Inventory, Node
 from harness.mailbox import Mailbox
 from harness.node import NodeAgent, describe_node
+from harness.scratch import Scratch
 
 CONNECT_TIMEOUT_S = 25
 NOT_CODE = {"__pycache__", "node_modules", "results"}
 LOCAL_ADDRESS = "127.0.0.1"
+LONGEST_PARENT = 16
+"""Of Ray's folder: a socket's name has 107 characters, of which 25 go to our folder and 66 to Ray's names in it."""
 
 _QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
@@ -70,17 +75,58 @@ def local_inventory() -> Inventory:
 def embedded(inventory: Inventory) -> Iterator[Cluster]:
     """A Ray of our own on this machine: loopback only, token authentication, no dashboard, no statistics.
 
-    What the user has set in the environment stays as it is.
+    That holds whatever the environment says, which may be meant for another cluster; the rest that the user has set
+    stays as it is. Ray's own session folder goes with the session.
     """
     closed = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux this binds every port to the loopback interface
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_AUTH_TOKEN": _own_token(),
+        "RAY_USAGE_STATS_ENABLED": "0",
     }
     node = inventory.nodes[0]
     ours = {"address": "local", "include_dashboard": False, "num_cpus": node.cores, "num_gpus": node.gpus}
-    with _variables({**_QUIET, **closed}), _session(**ours):
-        yield _connected(inventory, is_embedded=True)
+    with (
+        _variables(_QUIET, closed),
+        _loopback(),
+        Scratch(_sessions()) as folder,
+        _session(**ours, _temp_dir=str(folder)),
+    ):
+        cluster = _connected(inventory, is_embedded=True)
+        address = cluster.inventory.nodes[0].address
+        if address != LOCAL_ADDRESS:
+            raise ClusterError(
+                f"the embedded Ray would listen on {address}, where other machines can reach it, and not on "
+                f"{LOCAL_ADDRESS} alone: nothing was run. Start a cluster yourself and give its --address"
+            )
+        yield cluster
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Ray reads two of these variables when it is imported, which may have been before they were set."""
+    from ray._private import ray_constants
+    from ray._raylet import Config  # type: ignore[attr-defined]
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    Config.initialize("")
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@cache
+def _own_token() -> str:
+    """The token of this process's own Ray, never told to another; one for its life, since Ray reads it only once."""
+    return secrets.token_hex(32)
+
+
+def _sessions() -> Path:
+    """Where Ray's session folder can be: its sockets have long names below it."""
+    wanted = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    return wanted if len(str(wanted)) <= LONGEST_PARENT else Path("/tmp")
 
 
 @contextlib.contextmanager
@@ -89,26 +135,32 @@ def connected(address: str, import_path: Path | None) -> Iterator[Cluster]:
 
     Ships this package, and the folder of a user's own workload, to its workers.
     """
-    with _variables(_QUIET), tempfile.TemporaryDirectory(prefix="harness-code-") as staged:
+    with _variables(_QUIET), Scratch() as code:
         _check_reachable(address)
-        code = Path(staged)
         copy_code(Path(harness.__file__).parent, code / "harness")
         if import_path:
             copy_code(import_path, code)
         with _session(address=address, runtime_env={"working_dir": str(code)}):
-            yield _connected(None, is_embedded=False)
+            cluster = _connected(None, is_embedded=False)
+            for agent in cluster.agents.values():
+                agent.sweep.remote()  # nobody waits for it
+            yield cluster
 
 
 @contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets what the environment does not set itself, and takes it back afterwards."""
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
+def _variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Sets what the environment does not set itself, and what is fixed in any case; takes it back afterwards."""
+    wanted = {**{name: value for name, value in defaults.items() if name not in os.environ}, **fixed}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def copy_code(folder: Path, target: Path) -> None:

@@ -17,6 +17,7 @@ from pydantic import (
 from harness import yaml_source
 from harness.config_problems import describe
 from harness.config_sections import (
+    Checkpoint,
     Convergence,
     Grid,
     LauncherName,
@@ -25,6 +26,7 @@ from harness.config_sections import (
     StrategyOptions,
     Strict,
     Throughput,
+    TrainingOptions,
 )
 from harness.config_values import (
     Axis,
@@ -41,18 +43,26 @@ DeviceRequest = Literal["auto", "cpu", "cuda"]
 
 BUILTIN_WORKLOADS: Mapping[str, str] = {
     "image_classification": "harness.workloads.image_classification:ImageClassification",
+    "conv_stack": "harness.workloads.conv_stack:ConvStack",
+    "mlp": "harness.workloads.mlp:Mlp",
+    "padded_sequences": "harness.workloads.padded_sequences:PaddedSequences",
+    "language_model": "harness.workloads.language_model:LanguageModel",
 }
 BUILTIN_DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "image_classification": {"data": "digits", "model": "resnet18"},
+    "conv_stack": {"data": "digits", "model": "small"},
+    "mlp": {"data": "digits", "model": "medium"},
+    "padded_sequences": {"data": "stdlib", "model": "small"},
+    "language_model": {"data": "stdlib", "model": "nano"},
 }
 """What a built-in workload trains where the grid names no data or model; a user's own class has its own."""
 
 DATA_AXIS = "workload.data_folder"
-_USER_CLASS = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+_USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _workload(value: object) -> object:
-    if isinstance(value, str) and value not in BUILTIN_WORKLOADS and not _USER_CLASS.match(value):
+    if isinstance(value, str) and value not in BUILTIN_WORKLOADS and not _USER_CLASS.fullmatch(value):
         hint = nearest(value, BUILTIN_WORKLOADS)
         raise ValueError(f"got {value!r}; {hint}, or package.module:ClassName of your own")
     return value
@@ -70,14 +80,17 @@ class Experiment(Strict):
     workload_options: Options = Field(default_factory=dict)
     optimizer: Options = Field(default_factory=lambda: {"name": "SGD", "lr": 0.1, "momentum": 0.9})
     schedule: Options = Field(default_factory=dict)
+    training: TrainingOptions = TrainingOptions()
     loader: Loader = Loader()
     throughput: Throughput | None = Throughput()
     convergence: Convergence | None = None
+    checkpoint: Checkpoint | None = None
     limits: Limits = Limits()
     device: DeviceRequest = "auto"
     launcher: Axis[LauncherName] = ("ray",)
     oversubscribe: bool = False
     equivalence: bool = True
+    preflight: bool = True
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -86,6 +99,8 @@ class Experiment(Strict):
             raise ValueError("give a grid, or a list of cells, or both: there is nothing to measure")
         if self.throughput is None and self.convergence is None:
             raise ValueError("throughput and convergence are both off: there is nothing to measure")
+        if self.checkpoint and self.convergence is None:
+            raise ValueError("checkpoint: needs a convergence section; only its trials have epochs to go on from")
         if "name" not in self.optimizer:
             raise ValueError("optimizer: needs a name, a class of torch.optim such as SGD")
         self._check_dotted()
@@ -94,20 +109,22 @@ class Experiment(Strict):
         return self
 
     def _check_dotted(self) -> None:
-        """Options written with a dot inside a grid keep to the rules of their section."""
-        sections: dict[str, type[Strict]] = {
-            "loader": Loader,
-            **{name: type(getattr(self.strategy_options, name)) for name in StrategyOptions.model_fields},
+        """Options written with a dot inside a grid keep to the rules of their section, together with what is there."""
+        strategies: dict[str, Strict] = {
+            name: getattr(self.strategy_options, name) for name in StrategyOptions.model_fields
         }
+        sections: dict[str, Strict] = {"loader": self.loader, "training": self.training, **strategies}
         for grid in (*((self.grid,) if self.grid else ()), *self.cells):
-            for key, value in grid.options.items():
-                section, _, option = key.partition(".")
-                if section in sections:
-                    try:
-                        sections[section].model_validate({option: value})
-                    except ValidationError as error:
-                        problem = describe(error, sections[section])[0]
-                        raise ValueError(f"grid, {section}.{problem}") from None
+            for name, section in sections.items():
+                prefix = f"{name}."
+                own = {key.removeprefix(prefix): v for key, v in grid.options.items() if key.startswith(prefix)}
+                if not own:
+                    continue
+                try:
+                    type(section).model_validate({**section.model_dump(), **own})
+                except ValidationError as error:
+                    problem = describe(error, type(section))[0]
+                    raise ValueError(f"grid, {name}.{problem}") from None
 
     @property
     def workload_class(self) -> str:
@@ -129,6 +146,7 @@ class Experiment(Strict):
         sections: dict[str, Mapping[str, Any]] = {
             "optimizer": self.optimizer,
             "schedule": self.schedule,
+            "training": self.training.model_dump(),
             "workload": self.workload_options,
             "loader": self.loader.model_dump(),
             **self.strategy_options.model_dump(),
@@ -155,13 +173,13 @@ def parse(content: Mapping[str, Any], *, source: str) -> Experiment:
 
 
 def _with_absolute_paths(experiment: Experiment, home: Path) -> Experiment:
-    """Paths of data are meant from the experiment file's folder; workers stand elsewhere."""
+    """Paths are meant from the experiment file's folder; workers stand elsewhere."""
 
     def absolute(text: str) -> str:
         try:
             return str((home / Path(text).expanduser()).absolute())
         except RuntimeError:
-            raise ExperimentError(str(home), [f"data: got {text!r}; there is no such user's home"]) from None
+            raise ExperimentError(str(home), [f"path: got {text!r}; there is no such user's home"]) from None
 
     def moved(grid: Grid) -> Grid:
         data = tuple(absolute(name) if "/" in name else name for name in grid.data or ())
@@ -172,8 +190,12 @@ def _with_absolute_paths(experiment: Experiment, home: Path) -> Experiment:
         return {**options, name: folders if len(folders) > 1 else folders[0]} if name in options else options
 
     options = folder_of(experiment.workload_options, "data_folder")
+    checkpoint = experiment.checkpoint
+    if checkpoint and checkpoint.folder:
+        checkpoint = checkpoint.model_copy(update={"folder": absolute(checkpoint.folder)})
     return experiment.model_copy(
         update={
+            "checkpoint": checkpoint,
             "grid": experiment.grid and moved(experiment.grid),
             "cells": tuple(moved(grid) for grid in experiment.cells),
             "workload_options": options,

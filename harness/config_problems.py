@@ -12,12 +12,15 @@ from harness.errors import nearest
 
 CHOICES = ("number", "rule")
 """What pydantic calls the forms of a value that may have two; not a part of the file."""
+MOST, MOST_TEXT = 50, 500
+"""Problems that are told, and characters of each; where a file has more, the first show what it is."""
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line a problem, in the order of the file's keys."""
-    lines = [_line(problem, model) for problem in error.errors(include_url=False)]
-    return list(dict.fromkeys(lines))
+    problems = error.errors(include_url=False)
+    lines = list(dict.fromkeys(_cut(_line(problem, model), MOST_TEXT) for problem in problems[:MOST]))
+    return lines + [f"and {len(problems) - MOST} more"] * (len(problems) > MOST)
 
 
 def _line(problem: Any, model: type[BaseModel]) -> str:
@@ -26,12 +29,12 @@ def _line(problem: Any, model: type[BaseModel]) -> str:
     where = _dotted(path) or "the file"
     if kind == "extra_forbidden":
         allowed = _fields_at(model, path[:-1])
-        return f"{where}: unknown key; {nearest(str(path[-1]), allowed)}"
+        return f"{where}: unknown key; {nearest(str(path[-1])[:80], allowed)}"
     if kind == "missing":
         return f"{where}: is missing"
     if kind == "literal_error":
         allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-        return f"{where}: got {got!r}; {nearest(str(got), allowed)}"
+        return f"{where}: got {_short(got)}; {nearest(str(got)[:80], allowed)}"
     if kind == "value_error":
         text = problem["msg"].removeprefix("Value error, ")
         return f"{where}: {text}" if path else text
@@ -43,7 +46,7 @@ def _line(problem: Any, model: type[BaseModel]) -> str:
 def _dotted(path: tuple[int | str, ...]) -> str:
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else f".{_cut(part)}" if text else _cut(part)
     return text
 
 
@@ -67,8 +70,11 @@ def _examples(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return _cut(repr(value))
+
+
+def _cut(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _lower_first(text: str) -> str:

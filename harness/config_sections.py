@@ -6,11 +6,23 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from harness.config_values import Axis, Batch, Count, Filter, Options, Seconds, Seed, Text, is_option_axis
+from harness.config_values import (
+    Axis,
+    Batch,
+    Count,
+    DeviceIdAxis,
+    Filter,
+    Options,
+    Seconds,
+    Seed,
+    Text,
+    is_option_axis,
+)
 
 StrategyName = Literal["single", "dp", "ddp", "fsdp"]
 PrecisionName = Literal["fp32", "tf32", "bf16"]
 LauncherName = Literal["ray", "torchrun"]
+LrScaling = Literal["none", "linear", "sqrt"]
 
 
 class Strict(BaseModel):
@@ -20,12 +32,16 @@ class Strict(BaseModel):
 
 
 class Grid(Strict):
-    """Axes whose product is a set of cells. Keys such as ``optimizer.lr`` make any option an axis too."""
+    """Axes whose product is a set of cells. Keys such as ``optimizer.lr`` make any option an axis too.
+
+    ``device_ids`` names GPUs of one node, and with them how many devices: ``devices`` follows from it.
+    """
 
     data: Axis[Text] | None = None
     model: Axis[Text] | None = None
     strategy: Axis[StrategyName] = ("single",)
     devices: Axis[Count] = (1,)
+    device_ids: DeviceIdAxis | None = None
     nodes: Axis[Count] | None = None
     per_device_batch_size: Axis[Batch] | None = None
     global_batch_size: Axis[Batch] | None = None
@@ -43,13 +59,32 @@ class Grid(Strict):
         value = {str(key).replace("workload_options.", "workload.", 1): option for key, option in value.items()}
         dotted = {key: option for key, option in value.items() if is_option_axis(key)}
         plain = {key: option for key, option in value.items() if key not in dotted}
-        return {**plain, "options": {**plain.get("options", {}), **dotted}} if dotted else plain
+        options = plain.get("options", {})
+        if not isinstance(options, dict):
+            raise ValueError(f"options: got {repr(options)[:80]}; write optimizer.lr and the like in the grid itself")
+        return {**plain, "options": {**options, **dotted}} if dotted else plain
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.per_device_batch_size is None) == (self.global_batch_size is None):
             raise ValueError("give exactly one of per_device_batch_size (weak) and global_batch_size (strong)")
-        return self
+        if unknown := [key for key in self.options if not is_option_axis(key)]:
+            raise ValueError(f"options: unknown axis {unknown[0][:80]!r}; allowed: an option such as optimizer.lr")
+        return self._with_named_devices() if self.device_ids else self
+
+    def _with_named_devices(self) -> Self:
+        counts = tuple(dict.fromkeys(len(ids) for ids in self.device_ids or ()))
+        if "devices" in self.model_fields_set and set(self.devices) != set(counts):
+            ids = [list(one) for one in self.device_ids or ()]
+            raise ValueError(
+                f"got devices {list(self.devices)} and device_ids {ids}, which are {list(counts)} devices; "
+                "leave devices out"
+            )
+        if self.nodes not in (None, (1,)):
+            raise ValueError(
+                f"got nodes {list(self.nodes or ())} and device_ids, which are those of one node; leave nodes out"
+            )
+        return self.model_copy(update={"devices": counts})
 
 
 class NoOptions(Strict):
@@ -88,6 +123,39 @@ class Loader(Strict):
     workers: Axis[Annotated[int, Field(ge=0, le=256)]] = (0,)
     pin_memory: Axis[bool] = (True,)
     prefetch_factor: Axis[Annotated[int, Field(ge=1, le=1024)]] = (2,)
+
+
+class TrainingOptions(Strict):
+    """How an optimizer step is taken, and how its learning rate follows the global batch. A list is an axis.
+
+    ``accumulation``: micro-batches that each device's share of the global batch goes through in. ``clip_grad_norm``:
+    the largest 2-norm of the whole gradient; ``clip_grad_value``: the largest absolute value of its elements.
+    ``lr_scaling``: the optimizer's rate is multiplied by k (linear: Goyal et al. 2017, arXiv 1706.02677) or by the
+    root of k (sqrt: Krizhevsky 2014, arXiv 1404.5997), k being the global batch over ``lr_base_batch_size``.
+    ``warmup_epochs``: it rises over them from the rate in the file to the scaled one, step by step.
+    """
+
+    accumulation: Axis[Annotated[int, Field(ge=1, le=65_536)]] = (1,)
+    clip_grad_norm: Axis[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = (None,)
+    clip_grad_value: Axis[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = (None,)
+    lr_scaling: Axis[LrScaling] = ("none",)
+    lr_base_batch_size: Axis[Batch | None] = (None,)
+    warmup_epochs: Axis[Annotated[int, Field(ge=0, le=100_000)]] = (0,)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        scales = set(self.lr_scaling) != {"none"}
+        if scales and None in self.lr_base_batch_size:
+            raise ValueError(
+                "lr_scaling: needs lr_base_batch_size, the global batch that the optimizer's rate was chosen for"
+            )
+        if any(self.warmup_epochs) and not scales:
+            raise ValueError(
+                "warmup_epochs: needs lr_scaling linear or sqrt; the rate rises from the optimizer's to the scaled one"
+            )
+        if set(self.clip_grad_norm) != {None} and set(self.clip_grad_value) != {None}:
+            raise ValueError("clip_grad_norm: not beside clip_grad_value; to compare them, a grid of its own for each")
+        return self
 
 
 class BlockRule(Strict):
@@ -168,6 +236,17 @@ class Convergence(Strict):
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: got {list(self.seeds)}; a seed stands twice")
         return self
+
+
+class Checkpoint(Strict):
+    """What a training needs to go on, kept every so many epochs and after the last.
+
+    ``folder``: a path that all nodes see; each run has a folder of its own in it. By default it is in the run folder,
+    which only this machine is sure to see.
+    """
+
+    every: Annotated[int, Field(ge=1, le=100_000)] = 1
+    folder: Text | None = None
 
 
 class Limits(Strict):

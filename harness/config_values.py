@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from harness.errors import nearest
 
-OPTION_SECTIONS = ("optimizer", "schedule", "workload", "loader", "single", "dp", "ddp", "fsdp")
+OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", "single", "dp", "ddp", "fsdp")
 AXES = (
     "data",
     "model",
@@ -22,9 +23,11 @@ AXES = (
     "precision",
     "compile",
     "launcher",
+    "device_ids",
 )
 MAX_DEVICES = 65_536
 MAX_BATCH = 2**24
+MAX_OPTIONS = 100
 MAX_SECONDS = 365 * 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -70,16 +73,43 @@ def check_filter(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _finite(value: object) -> object:
-    """Refuses NaN and infinity anywhere inside an option."""
-    items = value if isinstance(value, list | tuple) else [value]
-    if any(isinstance(item, float) and not math.isfinite(item) for item in items):
-        raise ValueError(f"got {value!r}; allowed: finite numbers")
+def _plain(value: object) -> object:
+    """A value of an option, or a list of values: what YAML, JSON and a person read alike."""
     if isinstance(value, dict):
         raise ValueError(f"got a mapping {repr(value)[:80]}; allowed: a value or a list of values")
     if isinstance(value, list | tuple) and not value:
         raise ValueError("got an empty list; allowed: a value or a list of values")
+    for item in leaves(value):
+        if isinstance(item, float) and not math.isfinite(item):
+            raise ValueError(f"got {repr(value)[:80]}; allowed: finite numbers")
+        if isinstance(item, int) and abs(item) >= 2**63:
+            raise ValueError("got a whole number of more than 63 bits; allowed: numbers that fit")
+        if not isinstance(item, str | int | float | None):
+            kind = type(item).__name__
+            raise ValueError(f"got a {kind}, {repr(item)[:80]}; allowed: text, numbers, true, false, null and lists")
     return value
+
+
+def leaves(value: object) -> Iterator[object]:
+    """The values in a list of lists, or the one that is no list."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def _id_lists(value: object) -> object:
+    """[[0, 1], [1, 2]] is an axis of two values; [0, 1] is one."""
+    outer = as_axis(value)
+    lists = outer if any(isinstance(item, list | tuple) for item in outer) else (outer,)
+    return tuple(tuple(item) if isinstance(item, list) else item for item in lists)
+
+
+def _distinct(ids: tuple[int, ...]) -> tuple[int, ...]:
+    if not ids or len(set(ids)) != len(ids):
+        raise ValueError(f"got {list(ids)}; allowed: the numbers of one or more GPUs of a node, each once")
+    return ids
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=MAX_SECONDS)]
@@ -87,8 +117,10 @@ Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 Batch = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1, max_length=500)]
-OptionValue = Annotated[Any, BeforeValidator(_finite)]
+OptionValue = Annotated[Any, BeforeValidator(_plain)]
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
-Options = dict[str, OptionValue]
-Filter = Annotated[dict[str, Any], AfterValidator(check_filter)]
+DeviceIds = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_DEVICES)], ...], AfterValidator(_distinct)]
+DeviceIdAxis = Annotated[tuple[DeviceIds, ...], BeforeValidator(_id_lists)]
+Options = Annotated[dict[str, OptionValue], Field(max_length=MAX_OPTIONS)]
+Filter = Annotated[dict[str, OptionValue], AfterValidator(check_filter)]

@@ -10,13 +10,13 @@ from typing import Any
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from harness.events import (
     Event,
+    Examined,
     GroupReady,
     GroupStarting,
     Note,
@@ -29,12 +29,15 @@ from harness.events import (
 from harness.plan import Plan
 from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
 from harness.present_belief import belief_lines
+from harness.present_doctor import shared, verdict, where
+from harness.printable import printable
 
 LAST_RESULTS = 6
 WHY = {
     "twin": "of the base once more (twin), for the noise floor",
     "explain": "to explain where efficiency is lost",
     "equivalence": "to check that strategies train the same thing",
+    "doctor": "to examine cells before they are measured",
 }
 COLOURS = {"ok": "green", "skipped": "yellow"}
 
@@ -74,19 +77,25 @@ class ConsoleSink:
         match event:
             case Planned(plan):
                 if not self._quiet:
-                    self._console.print(plan_table(plan), *plan_lines(plan), sep="\n", highlight=False)
+                    self._console.print(plan_table(plan))
+                    for line in plan_lines(plan):
+                        self._console.print(printable(line), highlight=False, markup=False)
             case RunStarted(folder, trials, done):
                 self._progress.update(self._task, total=trials, visible=True)
-                self._say(
-                    f"run folder {folder}: {plural(trials, 'trial')} to measure" + f", {done} done before" * bool(done)
-                )
+                where = f"run folder {folder}: {plural(trials, 'trial')} to measure"
+                where += f", {done} done before" * bool(done)
+                self._say(where if folder else f"{plural(trials, 'cell')} to examine; nothing is measured or kept")
                 if self._live:
                     self._live.start()
             case Reported():
                 self._stop()
                 self._finish(event)
+            case Examined(findings, figures, plan):
+                self._stop()
+                for told in diagnosis_lines(findings, figures, plan):
+                    self._console.print(told, highlight=False, soft_wrap=True)
             case Note(text):
-                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+                self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
             case _:
                 self._follow(event)
 
@@ -98,17 +107,24 @@ class ConsoleSink:
             case GroupReady(group, start_s):
                 self._now = f"worker group {group.id} is up after {start_s:.1f} s"
             case TrialStarting(trial):
-                self._now = trial.label
+                self._now = printable(trial.label)
             case TrialEnded(trial, line, again):
                 self._progress.advance(self._task, 0 if again else 1)
                 text = Text.assemble(
                     (f"{line['outcome']:<8}", COLOURS.get(line["outcome"], "red")),
-                    f" {trial.label}  {_result(line)}{' (will be tried again)' * again}",
+                    printable(f" {trial.label}  {_result(line)}{' (will be tried again)' * again}"),
                 )
                 self._last.append(text)
+                self._tell_findings(line)
                 if not self._live and not self._quiet:
                     done, total = self._done()
                     self._console.print(Text(f"[{done}/{total}] ").append(text), soft_wrap=True)
+
+    def _tell_findings(self, line: Mapping[str, Any]) -> None:
+        """What must be known while there is time to stop: errors of an examination."""
+        for finding in line["facts"].get("findings", []):
+            if finding["severity"] == "error":
+                self._say(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
 
     def _finish(self, event: Reported) -> None:
         scaling = event.tables["scaling"]
@@ -120,8 +136,8 @@ class ConsoleSink:
             f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
         )
         for text in belief_lines(event.tables["noise"], trials):
-            self._console.print(text, highlight=False)
-        self._console.print(f"Report: {event.report}", highlight=False, soft_wrap=True)
+            self._console.print(printable(text), highlight=False, markup=False)
+        self._console.print(printable(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
 
     def _done(self) -> tuple[int, int]:
         task = self._progress.tasks[0]
@@ -129,7 +145,7 @@ class ConsoleSink:
 
     def _say(self, text: str, *, live: bool = True) -> None:
         if not self._quiet and (live or not self._live):
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def _display(self) -> Group:
         return Group(*self._last, Text(f"now      {self._now}", style="bold"), self._progress)
@@ -179,7 +195,7 @@ def plan_lines(plan: Plan) -> list[str]:
     for skip in plan.skips:
         reasons.setdefault(skip.reason, set()).add(skip.trial.cell)
     for reason, cells in reasons.items():
-        lines.append(f"  skipped {plural(len(cells), 'cell')}: {escape(reason)}")
+        lines.append(f"  skipped {plural(len(cells), 'cell')}: {reason}")
     if plan.trials:
         lines += _convergence_line(plan)
         lines.append(f"Takes at least {duration(plan.least_seconds)}{_open_end(plan)}.")
@@ -194,7 +210,7 @@ def _convergence_line(plan: Plan) -> list[str]:
     if not cells:
         return []
     chosen = "; ".join(cell.label for cell in list(cells)[:8]) + ("; ..." if len(cells) > 8 else "")
-    return [f"Convergence (convergence.only chooses): {escape(chosen)}."]
+    return [f"Convergence (convergence.only chooses): {chosen}."]
 
 
 def _open_end(plan: Plan) -> str:
@@ -205,12 +221,12 @@ def _open_end(plan: Plan) -> str:
 
 def rich_table(content: TextTable, title: str) -> Table:
     """A table of text for the terminal."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(printable(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for heading in content.columns:
         table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
     for row in content.rows:
         style = {"apart": "dim italic", "base": "bold"}.get(row.kind, "")
-        table.add_row(*(escape(cell) for cell in row.cells), style=style)
+        table.add_row(*(Text(printable(cell)) for cell in row.cells), style=style)
     return table
 
 
@@ -221,6 +237,33 @@ def _result(line: Mapping[str, Any]) -> str:
         return str(line["reason"])
     if line["purpose"] == "equivalence":
         return f"checked in {line['steps_s']:.1f} s"
+    if line["purpose"] == "doctor":
+        found = line["facts"].get("findings", [])
+        return f"examined in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
     if line["kind"] != "convergence":
         return f"{speed(throughput(line['windows']))} {line['unit']}/s"
     return f"trained {line['steps_s']:.1f} s"
+
+
+SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def diagnosis_lines(findings: Any, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
+    """What the doctor measured and found: what was seen, what it means, what to do."""
+    labels = {trial.id: trial.cell.label for trial in plan.trials}
+    lines = [Text("")]
+    for trial_id, told in figures.items():
+        measured = "; ".join(f"{name} {value}" for name, value in told.items())
+        lines.append(Text(f"{labels.get(trial_id, trial_id)}: {measured}", style="dim"))
+    for group in shared(findings):
+        first = group.iloc[0]
+        head = Text.assemble((f"{first['severity']:<8}", SEVERITY_COLOURS[first["severity"]]), f"{first['check']}: ")
+        lines += [Text(""), head.append(printable(where(group)), style="bold")]
+        for title, column in (("seen", "seen"), ("means", "means"), ("do", "advice")):
+            lines.append(Text(f"  {title:<6} {printable(str(first[column]))}"))
+    return [*lines, Text(""), Text(verdict(findings, len(labels_examined(plan))), style="bold")]
+
+
+def labels_examined(plan: Plan) -> list[str]:
+    """The examinations of a plan."""
+    return [trial.id for trial in plan.trials if trial.purpose == "doctor"]

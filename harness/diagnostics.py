@@ -48,18 +48,34 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     if not compared:
         return list(trials)
     batch = check_batch(compared)
-    checks = dict.fromkeys(cell.check(batch) for cell in compared)
+    by_cell = {cell: cell.check(batch) for cell in dict.fromkeys(compared)}
+    checks = dict.fromkeys(by_cell.values())
     references = dict.fromkeys(cell.base() for cell in checks)
     known = [
-        replace(trial, check_id=trial.cell.check(batch).id)
-        if trial.timed and trial.cell.strategy != "single"
-        else trial
+        replace(trial, check_id=by_cell[trial.cell].id) if trial.timed and trial.cell in by_cell else trial
         for trial in trials
     ]
     first = min(trial.block for trial in trials)
     return known + [
         Trial(cell, "diagnostic", first, seed, added=True, purpose="equivalence") for cell in {**checks, **references}
     ]
+
+
+def examinations(trials: Iterable[Trial], seed: int) -> list[Trial]:
+    """The doctor's: each strategy with each model on its most devices, and each number of devices once."""
+    trials = [trial for trial in trials if trial.kind != "diagnostic" and trial.cell.launcher == "ray"]
+    cells = list(dict.fromkeys(trial.cell for trial in trials))
+    largest = sorted(cells, key=lambda cell: (cell.devices, cell.global_batch_size), reverse=True)
+    chosen: dict[tuple[object, ...], Cell] = {}
+    for cell in largest:
+        chosen.setdefault(cell.subject, cell)
+    for cell in sorted(
+        cells, key=lambda cell: cell.global_batch_size
+    ):  # the smallest batch will do where only the number of devices is new
+        if not any((cell.strategy, cell.devices) == (other.strategy, other.devices) for other in chosen.values()):
+            chosen[cell.strategy, cell.devices] = cell
+    first = min((trial.block for trial in trials), default=0)
+    return [Trial(cell, "diagnostic", first, seed, added=True, purpose="doctor") for cell in chosen.values()]
 
 
 def check_batch(cells: Iterable[Cell]) -> int:

@@ -15,8 +15,11 @@ from typing import Any
 import psutil
 import torch
 
+from harness import redact, topology
+
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
-VARIABLE_PREFIXES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
+VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
+"""How the variables begin that set threads, collectives and devices; no other is looked at."""
 
 
 def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
@@ -34,9 +37,17 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if devices[0].type == "cuda" else None,
         "devices": [describe(device) for device in devices],
+        "topology": topology.capture() if devices[0].type == "cuda" else None,
+        "iommu": _iommu(),
         "threads": torch.get_num_threads(),
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLE_PREFIXES)},
+        "variables": redact.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }
+
+
+def _iommu() -> bool | None:
+    """Whether the kernel has an IOMMU in use; None where it does not tell."""
+    known = Path("/sys/class/iommu")
+    return any(known.iterdir()) if known.is_dir() else None
 
 
 def describe(device: torch.device) -> dict[str, Any]:

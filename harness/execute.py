@@ -12,7 +12,7 @@ from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.interrupts import held
 from harness.launch import Launcher
-from harness.messages import PRECISE, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted
+from harness.messages import PRECISE, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted, refusal
 from harness.plan import Plan
 from harness.record import RunFolder
 from harness.resume import attempts, pending
@@ -34,6 +34,7 @@ class Execution:
         self._settled: set[str] = set()
         self._lost: dict[str, int] = {}
         self._out_of_memory: list[Cell] = []
+        self._refused: dict[tuple[str, ...], str] = {}
         self._needed: dict[str, int] | None = None
         self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
         wall = plan.experiment.limits.wall
@@ -76,6 +77,8 @@ class Execution:
     def _reason_to_skip(self, trial: Trial) -> str | None:
         if self._deadline is not None and time.time() >= self._deadline:
             return TIME_IS_UP
+        if trial.purpose != "doctor" and (refused := self._refused.get(trial.cell.subject)):
+            return refused
         if reason := self._precise_enough(trial):
             return reason
         for cell in self._out_of_memory:
@@ -152,6 +155,8 @@ class Execution:
         again = result.outcome == "lost" and self._lost[trial.id] < self._plan.experiment.limits.attempts
         if not again:
             self._settled.add(trial.id)
+        if reason := refusal(result.facts):
+            self._refused[trial.cell.subject] = reason
         if result.outcome == "oom":
             self._out_of_memory.append(trial.cell)
         if group:

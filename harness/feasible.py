@@ -39,6 +39,25 @@ def _splits_evenly(cell: Cell, machine: Machine) -> str | None:
     return None
 
 
+def _named_devices(cell: Cell, machine: Machine) -> str | None:
+    """A group on named GPUs takes its whole node, so that nobody works on the others."""
+    if not cell.device_ids:
+        return None
+    if machine.device != "cuda":
+        return "device_ids names GPUs; CPU slots have no numbers"
+    gpus = next((gpus for gpus in machine.devices_per_node if gpus > max(cell.device_ids)), None)
+    if gpus is None:
+        have = " + ".join(str(n) for n in machine.devices_per_node)
+        return f"too few devices: needs GPU {max(cell.device_ids)} of one node, counted from 0, has {have} GPUs"
+    workers = place(cell).workers
+    if cell.launcher == "ray" and gpus % workers:
+        return (
+            f"a worker group with device_ids takes every GPU of its node, and {gpus} GPUs do not split evenly "
+            f"over {workers} workers"
+        )
+    return None
+
+
 def _enough_devices(cell: Cell, machine: Machine) -> str | None:
     per_node = place(cell).devices_per_node
     if cell.oversubscribe or machine.holds(cell.nodes, per_node):
@@ -52,6 +71,15 @@ def _enough_devices(cell: Cell, machine: Machine) -> str | None:
 def _batch_divides(cell: Cell, machine: Machine) -> str | None:
     if cell.per_device_batch_size is None:
         return f"global batch {cell.global_batch_size} does not divide by {cell.devices} devices"
+    return None
+
+
+def _micro_batches_divide(cell: Cell, machine: Machine) -> str | None:
+    batch, parts = cell.per_device_batch_size, cell.micro_batches
+    if batch is not None and batch % parts:
+        return f"per-device batch {batch} does not divide into {parts} micro-batches (training.accumulation)"
+    if parts > 1 and cell.strategy_options.get("static_graph"):
+        return "static_graph does not go with training.accumulation: DDP fails at a backward pass without an exchange"
     return None
 
 
@@ -77,8 +105,10 @@ RULES: tuple[Rule, ...] = (
     _strategy_applies,
     _launcher_applies,
     _splits_evenly,
+    _named_devices,
     _enough_devices,
     _batch_divides,
+    _micro_batches_divide,
     _compiles,
     _needs_cuda,
 )

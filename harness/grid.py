@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -10,12 +10,16 @@ from typing import Any
 from harness.cell import Cell
 from harness.config import BUILTIN_DEFAULTS, Experiment
 from harness.config_sections import Grid
-from harness.config_values import as_axis
+from harness.config_values import as_axis, leaves
 from harness.errors import ExperimentError
 from harness.inventory import Machine
 from harness.placement import ONE_PROCESS
 
-MAX_CELLS = 100_000
+MAX_CELLS = 20_000
+MAX_TRIALS = 100_000
+MAX_VALUES = 1_000_000
+MAX_COMPARISONS = 5_000_000
+"""A plan within them takes seconds and a few hundred megabytes; at a second a trial the most are more than a day."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,37 @@ class Cells:
 def expand(experiment: Experiment, machine: Machine) -> Cells:
     """Every cell once, in the order of the file. Raises ExperimentError where none is left."""
     grids = ([experiment.grid] if experiment.grid else []) + list(experiment.cells)
-    size = sum(_size(grid, experiment) for grid in grids)
-    if size > MAX_CELLS:
-        raise ExperimentError("grid", [f"the grid has {size} cells; at most {MAX_CELLS} are allowed"])
+    _check_size(grids, experiment)
     cells = _unique(cell for grid in grids for cell in _cells(grid, experiment, machine))
     asked = tuple(c for c in cells if not any(c.matches(rule) for rule in experiment.exclude))
     if not asked:
         raise ExperimentError("exclude", ["exclude leaves no cell of the grid: there is nothing to measure"])
     bases = _unique(cell.base() for cell in asked if cell.per_device_batch_size)
-    return Cells(asked, tuple(base for base in bases if base not in set(asked)))
+    there = set(asked)
+    return Cells(asked, tuple(base for base in bases if base not in there))
+
+
+def _check_size(grids: Sequence[Grid], experiment: Experiment) -> None:
+    """Refuses what is too large, with its size, before any of it is made; raises ExperimentError."""
+    sizes = [_size(grid, experiment) for grid in grids]
+    cells = sum(sizes)
+    _refuse("grid", f"the grid has {cells} cells", cells, MAX_CELLS)
+    blocks = experiment.throughput.most_blocks if experiment.throughput else 0
+    seeds = len(experiment.convergence.seeds) if experiment.convergence else 0
+    trials = cells * (blocks + seeds)
+    counted = " and ".join(f"{n} {name}" for n, name in ((blocks, "blocks"), (seeds, "seeds")) if n)
+    _refuse("grid", f"{cells} cells in {counted} are {trials} trials", trials, MAX_TRIALS)
+    values = sum(size * _weight(grid, experiment) for size, grid in zip(sizes, grids, strict=True))
+    _refuse("grid", f"{cells} cells hold {values} values of options", values, MAX_VALUES)
+    filters = [*experiment.exclude, *([experiment.convergence.only] if experiment.convergence else [])]
+    wanted = sum(len(as_axis(values)) for rule in filters for values in rule.values())
+    compared = f"{wanted} values to look for in {cells} cells are {cells * wanted} comparisons"
+    _refuse("exclude", compared, cells * wanted, MAX_COMPARISONS)
+
+
+def _refuse(place: str, what: str, size: int, most: int) -> None:
+    if size > most:
+        raise ExperimentError(place, [f"{what}; at most {most} are allowed"])
 
 
 def device_counts(experiment: Experiment) -> tuple[int, ...]:
@@ -58,7 +84,8 @@ def _fixed_axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]
         "data": grid.data or (defaults.get("data"),),
         "model": grid.model or (defaults.get("model"),),
         "strategy": grid.strategy,
-        "devices": grid.devices,
+        "device_ids": grid.device_ids or ((),),
+        "devices": (None,) if grid.device_ids else grid.devices,  # they are as many as the ids
         "nodes": grid.nodes or (None,),
         "batch": grid.per_device_batch_size or grid.global_batch_size or (),
         "precision": grid.precision,
@@ -74,6 +101,15 @@ def _size(grid: Grid, experiment: Experiment) -> int:
     return size
 
 
+def _weight(grid: Grid, experiment: Experiment) -> int:
+    """How many values the options of one cell hold at most; a long text counts as several."""
+
+    def weight(value: Any) -> int:
+        return sum(1 + (len(leaf) // 100 if isinstance(leaf, str) else 0) for leaf in leaves(value))
+
+    return sum(max(map(weight, values)) for values in _axes(grid, experiment).values())
+
+
 def _cells(grid: Grid, experiment: Experiment, machine: Machine) -> Iterator[Cell]:
     fixed, options = _fixed_axes(grid, experiment), _axes(grid, experiment)
     weak = grid.per_device_batch_size is not None
@@ -83,8 +119,9 @@ def _cells(grid: Grid, experiment: Experiment, machine: Machine) -> Iterator[Cel
 
 
 def _cell(point: Mapping[str, Any], weak: bool, experiment: Experiment, machine: Machine) -> Cell:
-    strategy, devices, batch = point["strategy"], point["devices"], point["batch"]
-    nodes, oversubscribed = _nodes(strategy, devices, point["nodes"], experiment, machine)
+    strategy, batch, ids = point["strategy"], point["batch"], point["device_ids"]
+    devices = len(ids) or point["devices"]
+    nodes, oversubscribed = (1, False) if ids else _nodes(strategy, devices, point["nodes"], experiment, machine)
     cell = Cell(
         workload=experiment.workload,
         data=point["data"],
@@ -100,10 +137,12 @@ def _cell(point: Mapping[str, Any], weak: bool, experiment: Experiment, machine:
         compile=point["compile"],
         oversubscribe=oversubscribed,
         launcher=point["launcher"],
+        device_ids=ids,
         strategy_options=_section(point, strategy),
         workload_options=_section(point, "workload"),
         optimizer=_section(point, "optimizer"),
         schedule=_section(point, "schedule"),
+        training=_section(point, "training"),
         loader=_section(point, "loader"),
     )
     return cell if weak else cell.at_global_batch_size(batch)

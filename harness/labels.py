@@ -55,6 +55,16 @@ def shown_strategy(row: Any) -> str:
     return f"{row['strategy']} ({', '.join(tags)})" if tags else str(row["strategy"])
 
 
+def shown_devices(row: Any) -> str:
+    """How many devices, and which with what between them where the file names them: '2 (GPU 0,1: NV12)'."""
+    ids, link, nodes = (row.get(name) for name in ("device_ids", "link", "nodes"))
+    where = f" on {nodes} nodes" if nodes and nodes > 1 else ""
+    if ids is None or pd.isna(ids):
+        return f"{row['devices']}{where}"
+    joined = "" if link is None or pd.isna(link) else f": {link}"
+    return f"{row['devices']} (GPU {ids}{joined})"
+
+
 def _batch(row: Any) -> str:
     if row["scaling"] == "strong":
         return f"global batch {row['global_batch_size']}"

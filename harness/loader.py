@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count, pairwise, repeat
 from typing import Any
 
 import torch
@@ -28,6 +28,11 @@ class Share:
     keys: tuple[Key, ...]
     samples: int
     global_samples: int
+
+    def split(self, parts: int) -> tuple[Share, ...]:
+        """Contiguous parts for micro-batches; they differ by one sample at most, and an empty one is as a share is."""
+        ends = [part * self.samples // parts for part in range(parts + 1)]
+        return tuple(Share(self.keys[a:b] or self.keys[:1], b - a, self.global_samples) for a, b in pairwise(ends))
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
@@ -72,24 +77,47 @@ def endless_shares(samples: int, batch: int, seed: int, rank: int, world_size: i
 class SeededDataset(Dataset[Any]):
     """Draws the randomness of each sample from (seed, epoch, index), so every strategy sees the same data.
 
-    Seeds torch's CPU generator and Python's ``random`` around each sample and puts both back after the batch.
+    Seeds torch's CPU generator and Python's ``random`` around each sample and puts both back after the batch. Until a
+    batch has been seen to draw from one of them, neither is seeded: that takes 10 microseconds a sample.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self.dataset, self.seed = dataset, seed
+        self._draws = False
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        generator = torch.default_generator
-        torch_state, python_state = generator.get_state(), random.getstate()
+        before = _Generators()
+        if not self._draws:
+            samples = [self.dataset[index] for _, index in keys]
+            if before.untouched():
+                return samples
+            self._draws = True
         samples = []
         for epoch, index in keys:
-            seed = _mix(self.seed, epoch, index)
-            generator.manual_seed(seed)
-            random.seed(seed)
+            _Generators.seed(_mix(self.seed, epoch, index))
             samples.append(self.dataset[index])
-        generator.set_state(torch_state)
-        random.setstate(python_state)
+        before.put_back()
         return samples
+
+
+class _Generators:
+    """The state of the generators that a data set may draw from, as it was when this was made."""
+
+    def __init__(self) -> None:
+        self._torch, self._python = torch.default_generator.get_state(), random.getstate()
+
+    def untouched(self) -> bool:
+        """Whether nothing was drawn since."""
+        return torch.equal(self._torch, torch.default_generator.get_state()) and self._python == random.getstate()
+
+    def put_back(self) -> None:
+        torch.default_generator.set_state(self._torch)
+        random.setstate(self._python)
+
+    @staticmethod
+    def seed(value: int) -> None:
+        torch.default_generator.manual_seed(value)
+        random.seed(value)
 
 
 def _mix(seed: int, epoch: int, index: int) -> int:
@@ -108,8 +136,14 @@ def batches(
     device: torch.device,
     options: Mapping[str, Any],
     collate: Callable[[list[Any]], Any] | None = None,
+    micro_batches: int = 1,
 ) -> Iterator[Any]:
-    """The batches of these shares, still on the host. ``options``: workers, pin_memory, prefetch_factor."""
+    """The batches of these shares, still on the host. ``options``: workers, pin_memory, prefetch_factor.
+
+    With several micro-batches each share gives a tuple of them, as ``Training.step`` takes it.
+    """
+    if micro_batches > 1:
+        shares = (part for share in shares for part in share.split(micro_batches))
     workers = int(options.get("workers", 0))
     loader: DataLoader[Any] = DataLoader(
         SeededDataset(dataset, seed),
@@ -118,9 +152,14 @@ def batches(
         pin_memory=_pins(device, options),
         prefetch_factor=int(options.get("prefetch_factor", 2)) if workers else None,
         collate_fn=collate,
+        # else each pass draws from the global one: a resumed training would draw once more
+        generator=torch.Generator().manual_seed(_mix(seed, 0, 0)),
         worker_init_fn=_end_with_trainer if workers else None,
     )
-    yield from loader
+    if micro_batches == 1:
+        yield from loader
+    else:
+        yield from zip(*[iter(loader)] * micro_batches, strict=True)
 
 
 def _end_with_trainer(worker: int) -> None:

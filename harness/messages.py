@@ -9,6 +9,8 @@ from typing import Any, Literal
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
 PRECISE = "precise enough"
 """How the reason begins of a trial that its cell's interval no longer needs."""
+PREFLIGHT = "preflight"
+"""The same of a trial that the doctor's findings forbid."""
 TIME_IS_UP = "time is up: limits.wall was reached"
 """The reason of a trial that was not started for want of time."""
 Row = Mapping[str, Any]
@@ -62,3 +64,9 @@ class TrialResult:
 
 
 Message = GroupStarted | TrialStarted | TrialResult
+
+
+def refusal(facts: Row) -> str | None:
+    """Why what was examined is not measured: the first error among the findings; None where there is none."""
+    errors = [finding for finding in facts.get("findings", ()) if finding["severity"] == "error"]
+    return f"{PREFLIGHT}: {errors[0]['check']}: {errors[0]['seen']}" if errors else None

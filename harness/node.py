@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from harness import scratch
 from harness.inventory import Node
 from harness.measure.progress import read_counter
 
@@ -85,7 +86,7 @@ class NodeAgent:
 
     def missing(self, paths: Sequence[str]) -> list[str]:
         """Those of these paths that this node does not have."""
-        return [path for path in paths if not Path(path).exists()]
+        return [path for path in paths if not os.path.exists(path)]
 
     def progress(self, counters: Sequence[str]) -> list[int | None]:
         """How many steps the processes behind these counters have taken."""
@@ -106,6 +107,15 @@ class NodeAgent:
                 os.kill(pid, signal.SIGKILL)
             for file in files:
                 Path(file).unlink(missing_ok=True)
+
+    def clear(self, folders: Sequence[str]) -> None:
+        """Removes the scratch folders of processes that have ended."""
+        for folder in filter(None, folders):
+            scratch.remove(Path(folder))
+
+    def sweep(self) -> None:
+        """Removes what earlier runs, if they were killed, left on this node."""
+        scratch.sweep()
 
 
 def _read(path: Path) -> str:

@@ -1,13 +1,18 @@
-"""Optimizers and schedules of torch.optim, by the name and options that the experiment gives."""
+"""Optimizers and schedules of torch.optim by name, the warm-up of the learning rate, and clipping."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from harness.errors import WorkloadError, nearest
 
@@ -37,6 +42,75 @@ def make_schedule(
         return found(optimizer, **arguments)  # type: ignore[no-any-return]
     except Exception as error:
         raise refused("schedule", options, error) from None
+
+
+def fast_forward(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> None:
+    """Brings a new schedule to where it was after so many steps, and leaves the optimizer as it is.
+
+    A schedule follows from its options and its number of steps. Its own state dict is no plain value: some hold
+    counters and functions.
+    """
+    groups = schedule.optimizer.param_groups
+    kept = [dict(group) for group in groups]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the optimizer has taken no step yet
+        for _ in range(steps):
+            schedule.step()
+    for group, values in zip(groups, kept, strict=True):
+        group.update(values)
+
+
+def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """Multiplies the learning rate and gives it, as it is without a schedule and after the warm-up."""
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    return float(optimizer.param_groups[0]["lr"])
+
+
+class WarmUp:
+    """Linear warm-up of a scaled learning rate from the unscaled one (Goyal et al. 2017, section 2.2).
+
+    ``factor``: how much larger the scaled rate is; where it is no larger there is nothing to warm up. A schedule goes
+    on beside it: each rate of the warm-up is a part of the rate that the schedule has come to.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: float, steps: int) -> None:
+        self._optimizer, self._factor = optimizer, factor
+        self.steps = steps if factor > 1 else 0
+
+    def part(self, step: int) -> float:
+        """What the rate of this step, from 0, is multiplied by: 1 / factor at first, 1 when ``steps`` are done."""
+        if step >= self.steps:
+            return 1.0
+        return (1.0 + (self._factor - 1.0) * step / self.steps) / self._factor
+
+    @contextmanager
+    def rates_from(self, step: int) -> Iterator[Callable[[], None]]:
+        """Inside, each call sets the next step's rate, beginning with this step; afterwards it is the schedule's."""
+        if step >= self.steps:
+            yield lambda: None
+            return
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        steps = count(step)
+
+        def set_next() -> None:
+            part = self.part(next(steps))
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate * part
+
+        yield set_next
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def make_clip(options: Mapping[str, Any]) -> Callable[[Iterable[Tensor]], object] | None:
+    """What clips the gradients of parameters in place, by their norm or by value; None where nothing does."""
+    if (norm := options.get("clip_grad_norm")) is not None:
+        return partial(clip_grad_norm_, max_norm=norm)
+    if (value := options.get("clip_grad_value")) is not None:
+        return partial(clip_grad_value_, clip_value=value)
+    return None
 
 
 def find_class(module: Any, base: type, name: object, place: str) -> Any:

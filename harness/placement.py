@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.cell import Cell
+from harness.cell import Cell, numbers
 
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Workers on nodes, split evenly; each worker drives its own devices."""
+    """Workers on nodes, split evenly; each worker drives its own devices.
+
+    ``device_ids``: which GPUs of the node, the workers' in turn; any where it is empty.
+    """
 
     nodes: int
     workers: int
     devices_per_worker: int
+    device_ids: tuple[int, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -30,7 +34,13 @@ class Placement:
 
     def __str__(self) -> str:
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        return f"{self.workers} x {self.devices_per_worker} device{'s' * (self.devices_per_worker > 1)}{nodes}"
+        which = f" on GPU {numbers(self.device_ids)}" if self.device_ids else ""
+        return f"{self.workers} x {self.devices_per_worker} device{'s' * (self.devices_per_worker > 1)}{nodes}{which}"
+
+    def ids_of(self, local_rank: int) -> tuple[int, ...]:
+        """Which GPUs of the node are this worker's; none where any will do."""
+        first = local_rank * self.devices_per_worker
+        return self.device_ids[first : first + self.devices_per_worker]
 
 
 ONE_PROCESS: Mapping[str, bool] = {"single": True, "dp": True, "ddp": False, "fsdp": False}
@@ -40,5 +50,5 @@ ONE_PROCESS: Mapping[str, bool] = {"single": True, "dp": True, "ddp": False, "fs
 def place(cell: Cell) -> Placement:
     """The placement a cell asks for. Whether a cluster has it is asked elsewhere."""
     if ONE_PROCESS[cell.strategy]:
-        return Placement(nodes=cell.nodes, workers=1, devices_per_worker=cell.devices)
-    return Placement(nodes=cell.nodes, workers=cell.devices, devices_per_worker=1)
+        return Placement(cell.nodes, workers=1, devices_per_worker=cell.devices, device_ids=cell.device_ids)
+    return Placement(cell.nodes, workers=cell.devices, devices_per_worker=1, device_ids=cell.device_ids)

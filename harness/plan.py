@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from harness.cell import Cell
 from harness.config import Experiment
 from harness.config_sections import Convergence, Throughput
-from harness.diagnostics import explaining, explaining_cells, twins, with_checks
+from harness.diagnostics import examinations, explaining, explaining_cells, twins, with_checks
 from harness.errors import ExperimentError
 from harness.feasible import reason_to_skip
 from harness.grid import device_counts, expand
@@ -82,7 +82,8 @@ def _with_diagnostics(trials: list[Trial], experiment: Experiment, machine: Mach
     if settings and settings.explain:
         more += explaining(cells, settings.most_blocks, experiment.seed)
     trials = trials + [trial for trial in more if reason_to_skip(trial.cell, machine) is None]
-    return with_checks(trials, experiment.seed) if experiment.equivalence else trials
+    trials = with_checks(trials, experiment.seed) if experiment.equivalence else trials
+    return trials + examinations(trials, experiment.seed) if experiment.preflight else trials
 
 
 def _throughput_trials(asked: Sequence[Cell], added: Sequence[Cell], settings: Throughput, seed: int) -> list[Trial]:
@@ -147,12 +148,33 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             members = by_placement[key]
             order.shuffle(members)
             # checks come first; epochs last: a training that fails or runs long costs no timed window of its block
-            members.sort(key=lambda trial: (trial.kind == "convergence") - (trial.purpose == "equivalence"))
+            members.sort(key=_turn)
             placement, oversubscribe, launcher, _ = key
             group_id = f"b{block}-g{position}"
             device = members[0].cell.device
             groups.append(WorkerGroup(group_id, block, placement, device, oversubscribe, tuple(members), launcher))
     return tuple(groups)
+
+
+def _turn(trial: Trial) -> int:
+    """When a trial's turn comes in its worker group."""
+    first = {"doctor": -2, "equivalence": -1}
+    return first.get(trial.purpose, int(trial.kind == "convergence"))
+
+
+def examined(plan: Plan) -> Plan:
+    """The examinations of a plan alone."""
+    return _keeping(plan, lambda trial: trial.purpose == "doctor")
+
+
+def unexamined(plan: Plan) -> Plan:
+    """The plan without its examinations."""
+    return _keeping(plan, lambda trial: trial.purpose != "doctor")
+
+
+def _keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
+    groups = (replace(group, trials=tuple(filter(wanted, group.trials))) for group in plan.groups)
+    return replace(plan, groups=tuple(group for group in groups if group.trials))
 
 
 def only(plan: Plan, wanted: dict[str, object]) -> Plan:
@@ -169,6 +191,7 @@ def only(plan: Plan, wanted: dict[str, object]) -> Plan:
         "twin": cells,
         "explain": explaining,
         "equivalence": checks | {cell.base() for cell in checks},
+        "doctor": cells,
     }
     groups = (replace(g, trials=tuple(t for t in g.trials if t.cell in kept[t.purpose])) for g in plan.groups)
     skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from harness.cell import Cell, numbers
 from harness.plan import Plan
 from harness.trial import Trial
 
@@ -30,12 +31,20 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
         "block": trial.block,
         "seed": trial.seed,
         "added": trial.added,
+        **axes_of(cell),
+    }
+
+
+def axes_of(cell: Cell) -> dict[str, Any]:
+    """A cell's value on each axis of the tables."""
+    return {
         "workload": cell.workload,
         "data": cell.data,
         "model": cell.model,
         "strategy": cell.strategy,
         "device": cell.device,
         "devices": cell.devices,
+        "device_ids": numbers(cell.device_ids) or None,
         "nodes": cell.nodes,
         "scaling": cell.scaling,
         "per_device_batch_size": cell.per_device_batch_size,

@@ -10,11 +10,32 @@ from torch import nn
 
 from harness import workloads
 from harness.cell import Cell
-from harness.config import Experiment
-from harness.errors import WorkloadError, nearest
+from harness.config import BUILTIN_WORKLOADS, Experiment
+from harness.config_values import as_axis
+from harness.errors import ExperimentError, WorkloadError, nearest
 from harness.optimizers import make_optimizer, make_schedule, refused
 from harness.plan import Plan
 from harness.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
+
+
+def refuse_user_code(experiment: Experiment, file: Path) -> None:
+    """For files from strangers: raises ExperimentError where one names code of its own, or places to write to.
+
+    Nothing that the file names has been imported until then.
+    """
+    problems = []
+    if experiment.own_workload:
+        allowed = f"--no-user-code allows built-in workloads only: {', '.join(BUILTIN_WORKLOADS)}"
+        problems.append(f"workload: got {experiment.workload!r}; {allowed}")
+    if experiment.checkpoint and experiment.checkpoint.folder:
+        folder = experiment.checkpoint.folder
+        problems.append(f"checkpoint.folder: got {folder!r}; with --no-user-code checkpoints stay in the run folder")
+    grids = [*([experiment.grid] if experiment.grid else []), *experiment.cells]
+    options = (experiment.option_axes(), *(grid.options for grid in grids))
+    if any(any(as_axis(axes.get("workload.download"))) for axes in options):
+        problems.append("workload_options.download: with --no-user-code nothing is downloaded; fetch it yourself")
+    if problems:
+        raise ExperimentError(str(file), problems)
 
 
 def check_workloads(plan: Plan) -> None:
@@ -61,12 +82,12 @@ def check_target(experiment: Experiment) -> None:
         return
     known = ["train_loss", "val_loss"]
     found = workloads.load_class(experiment.workload)
-    own_metrics = experiment.own_workload and callable(getattr(found, "metrics", None))
-    if not experiment.own_workload:
-        known.append("val_accuracy")
+    names = getattr(found, "metric_names", None)
+    known += [f"val_{name}" for name in names or ()]
+    unnamed = names is None and any(callable(getattr(found, method, None)) for method in ("metrics", "derived"))
     metric = settings.target.metric
-    if metric not in known and not (own_metrics and metric.startswith("val_")):
-        hint = ", or val_<name> of your own metrics" if own_metrics else ""
+    if metric not in known and not (unnamed and metric.startswith("val_")):
+        hint = ", or val_<name> of your own metrics" if unnamed else ""
         raise WorkloadError(f"convergence.target.metric: got {metric!r}; {nearest(metric, known)}{hint}")
 
 

@@ -8,9 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from harness.labels import rate_unit, settings, shown_strategy
+from harness.labels import rate_unit, settings, shown_devices, shown_strategy
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+METRICS = {
+    "val_accuracy": ("accuracy", 100.0, "{:.1f}", " %"),
+    "val_perplexity": ("perplexity", 1.0, "{:.2f}", ""),
+    "val_psnr": ("PSNR", 1.0, "{:.1f}", " dB"),
+}
+"""Title, factor, format and unit of the metrics of the built-in workloads; those of others are shown as they are."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +71,10 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
     rows = []
     for name, row in zip(settings(scaling), scaling.to_dict("records"), strict=True):
         is_base = row["cell_id"] == row["base_id"]
-        devices = f"{row['devices']}" + (f" on {row['nodes']} nodes" if row["nodes"] > 1 else "")
         values = (
             name,
             shown_strategy(row),
-            devices,
+            shown_devices(row),
             speed(row["throughput_per_s"]),
             "1" if is_base else _number(row["speedup"]),
             "base" if is_base else percent(row["efficiency"]),
@@ -84,13 +89,14 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
 
 def convergence_table(convergence: pd.DataFrame) -> TextTable:
     """Where each cell's trainings ended and when they reached the target, over the seeds."""
+    metrics = _metrics(convergence)
     columns = (
         Heading("strategy"),
         Heading("setting"),
         Heading("seeds", True),
         Heading("training loss", True),
         Heading("validation loss", True),
-        Heading("accuracy", True),
+        *(Heading(METRICS[name][0] if name in METRICS else name.removeprefix("val_"), True) for name in metrics),
         Heading("reached target", True),
         Heading("time to target (s)", True),
         Heading("samples to target", True),
@@ -107,13 +113,24 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
             str(len(group)),
             _span(group["train_loss"], "{:.4f}"),
             _span(group["val_loss"], "{:.4f}"),
-            _span(group["val_accuracy"] * 100, "{:.1f}", " %"),
+            *(_metric(group, name) for name in metrics),
             f"{int(reached.sum())} of {len(group)}" if group["reached"].notna().any() else "-",
             _span(group["time_to_target_s"], "{:.1f}") if reached.any() else otherwise,
             _span(group["samples_to_target"], "{:,.0f}") if reached.any() else otherwise,
         )
         rows.append(Line(values, "apart" if first["emulated"] or first["oversubscribed"] else ""))
     return TextTable(columns, tuple(rows))
+
+
+def _metrics(convergence: pd.DataFrame) -> list[str]:
+    """The columns of the metrics that any training has."""
+    names = [str(name) for name in convergence.columns if str(name).startswith("val_") and name != "val_loss"]
+    return [name for name in names if convergence[name].notna().any()]
+
+
+def _metric(group: pd.DataFrame, name: str) -> str:
+    _, factor, form, suffix = METRICS.get(name, ("", 1.0, "{:.4g}", ""))
+    return _span(group[name] * factor, form, suffix)
 
 
 def outcome_table(outcomes: pd.DataFrame) -> TextTable:

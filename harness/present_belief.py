@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.labels import rate_unit, settings, shown_strategy
+from harness.labels import rate_unit, settings, shown_devices, shown_strategy
 from harness.present import Heading, Line, TextTable, duration, speed
 from harness.schema.doubts import DOUBTS
 
@@ -59,7 +59,7 @@ def agreement_table(agreement: pd.DataFrame) -> TextTable:
     rows = [
         Line(
             (
-                f"{shown_strategy(row)} x{row['devices']}",
+                f"{shown_strategy(row)} x{shown_devices(row)}",
                 "" if pd.isna(row["model"]) else str(row["model"]),
                 str(row["global_batch_size"]),
                 "-" if pd.isna(row["difference"]) else f"{100 * row['difference']:.2g} %",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.labels import settings, shown_strategy
+from harness.labels import settings, shown_devices, shown_strategy
 from harness.present import Heading, Line, TextTable, percent
 
 
@@ -26,7 +26,7 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
             (
                 name,
                 shown_strategy(row),
-                str(row["devices"]),
+                shown_devices(row),
                 f"{row['achieved_flops_per_s'] / 1e9:,.3g}",
                 percent(row["of_measured_peak"]),
                 "no published peak" if pd.isna(row["mfu"]) else percent(row["mfu"]),
@@ -52,7 +52,7 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
     for name, row in zip(settings(exposed), exposed.to_dict("records"), strict=True):
         own = told.loc[row["cell_id"]] if row["cell_id"] in told.index else {}
         values = (row["part_s"], own.get("ddp_exposed_s"), own.get("ddp_communication_s"))
-        rows.append(Line((name, str(row["devices"]), *(_ms(value) for value in values))))
+        rows.append(Line((name, shown_devices(row), *(_ms(value) for value in values))))
     return TextTable(columns, tuple(rows))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
-import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +22,7 @@ from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
 from harness.ray_watch import Fit, ask_agents, patience
 from harness.ray_worker import InterfaceTorchConfig, train
+from harness.scratch import Scratch
 from harness.trial import WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
 from harness.worker import Job
@@ -49,11 +48,11 @@ class RayLauncher:
     machine: Machine
     import_path: str | None = None
     _launches: Iterator[int] = field(default_factory=itertools.count)
-    _storage: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="harness-"))
+    _storage: Scratch = field(default_factory=Scratch)
 
     def close(self) -> None:
         """Removes what Ray Train wrote for itself."""
-        shutil.rmtree(self._storage, ignore_errors=True)
+        self._storage.close()
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         number = next(self._launches)
@@ -109,6 +108,7 @@ class RayLauncher:
                     ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
                 watch.end()
                 fit.join(GIVEN_UP_S)
+            watch.clear()
 
     def _take(self, wait_s: float) -> list[Any]:
         messages: list[Any] = ray.get(self.cluster.mailbox.take.remote(wait_s))
@@ -128,7 +128,7 @@ class RayLauncher:
             scaling_config=self._scaling(group),
             run_config=RunConfig(
                 name=f"{group.id}-{number}",
-                storage_path=self._storage,
+                storage_path=str(self._storage.path),
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
                 logging_config=LoggingConfig(log_level="ERROR"),
                 worker_runtime_env={"env_vars": process_variables(group, self.machine.threads_per_device)},
@@ -153,14 +153,20 @@ class RayLauncher:
     def _nodes_for(self, group: WorkerGroup) -> list[Node]:
         """The first nodes that hold their part of the group: the same ones in every block."""
         per_node = self.machine.devices_per_node
-        needed = 1 if group.oversubscribe else group.placement.devices_per_node
+        placement = group.placement
+        needed = 1 if group.oversubscribe else max([placement.devices_per_node, *(n + 1 for n in placement.device_ids)])
         fits = [node for node, devices in zip(self.cluster.inventory.nodes, per_node, strict=True) if devices >= needed]
-        return fits[: group.placement.nodes]
+        return fits[: placement.nodes]
 
 
 def _resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]) -> dict[str, float]:
-    """What Ray reserves for one worker."""
+    """What Ray reserves for one worker. Where GPUs are named, all of the node: those that are not used stay idle."""
     placement = group.placement
+    if placement.device_ids:
+        return {
+            "CPU": machine.cpus_per_device * placement.devices_per_worker,
+            "GPU": float(nodes[0].gpus // placement.workers),
+        }
     if not group.oversubscribe:
         cpus = machine.cpus_per_device * placement.devices_per_worker
         gpus = {"GPU": float(placement.devices_per_worker)} if group.device == "cuda" else {}

@@ -19,17 +19,21 @@ import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
+from harness import redact
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError, WriteError
 from harness.files import PARTIAL, append_line, replace_text, replacing, writing
 from harness.messages import TrialResult
 from harness.plan import Plan
-from harness.plan_rows import merged, plan_content, trial_columns
+from harness.plan_rows import SCHEMA_VERSION, merged, plan_content, trial_columns
+from harness.reading import naming, read_lines, read_object, read_table, read_text, refuse_links
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.trial import Trial
-from harness.yaml_source import read_mapping
+from harness.yaml_source import MAX_BYTES, read_mapping
 
 Lines = Sequence[Mapping[str, Any]]
+RESOLVED = 20
+"""How much larger than an experiment file the resolved one may be, which holds every default."""
 
 
 class RunFolder:
@@ -52,6 +56,10 @@ class RunFolder:
     def figures(self) -> Path:
         return self.path / "figures"
 
+    def checkpoints(self, folder: str | None) -> Path:
+        """Where this run's checkpoints are: a folder of their own in the one that the experiment names, or here."""
+        return Path(folder) / self.path.name if folder else self.path / "checkpoints"
+
     @property
     def _lines(self) -> Path:
         return self.path / "trials.jsonl"
@@ -68,14 +76,16 @@ class RunFolder:
     @classmethod
     def create(cls, output: Path, experiment: Experiment, plan: Plan, source: str) -> RunFolder:
         """A new folder with the experiment and the plan in it; raises RunFolderError where none can be made."""
+        if (output / experiment.name).is_symlink():
+            raise RunFolderError(f"{output / experiment.name}: is a link, which may lead anywhere; remove it")
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = output / experiment.name / f"{stamp}-{secrets.token_hex(2)}"
         try:
             for name in ("raw", "tables", "figures", "logs"):
                 (path / name).mkdir(parents=True)
-            replace_text(path / "experiment.yaml", source)
+            replace_text(path / "experiment.yaml", redact.text(source))
             replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
-            replace_text(path / "plan.json", json.dumps(plan_content(plan), indent=1))
+            replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
         except (OSError, WriteError) as error:
             raise RunFolderError(
                 f"{path}: the run folder cannot be made: {_cause(error)}; give another folder with --output"
@@ -89,12 +99,20 @@ class RunFolder:
             raise RunFolderError(
                 f"{path}: not a run folder (no plan.json in it); give results/<experiment>/<time>-<id>"
             )
-        return cls(path)
+        refuse_links(path)
+        folder = cls(path)
+        version = folder.plan().get("schema_version")
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            raise RunFolderError(
+                f"{path / 'plan.json'}: the folder is of version {str(version)[:20]}; this harness reads versions 1 to "
+                f"{SCHEMA_VERSION}. Update harness"
+            )
+        return folder
 
     def experiment(self) -> Experiment:
         """The experiment as it was resolved when the run began."""
         source = self.path / "experiment.resolved.yaml"
-        return parse(read_mapping(source), source=str(source))
+        return parse(read_mapping(source, times=RESOLVED), source=str(source))
 
     def given(self) -> Experiment:
         """The experiment as the file gave it: without blocks that were added since."""
@@ -131,7 +149,7 @@ class RunFolder:
         if _resolved(experiment) != _resolved(self.experiment()):
             replace_text(self.path / "experiment.resolved.yaml", _resolved(experiment))
         before = self.plan()
-        now = merged(before, plan_content(plan))
+        now = merged(before, _planned(plan))
         if now != before:
             replace_text(self.path / "plan.json", json.dumps(now, indent=1))
 
@@ -144,7 +162,7 @@ class RunFolder:
         if columns:
             self._write_raw(self._raw(trial.id, attempt), columns)
         log = self._write_log(trial.id, attempt, result.detail)
-        line = {**trial_columns(trial), **facts, **_result_columns(result), "log": log}
+        line = redact.row({**trial_columns(trial), **facts, **_result_columns(result), "log": log})
         append_line(self._lines, json.dumps(line, allow_nan=True))
         return line
 
@@ -152,7 +170,7 @@ class RunFolder:
         """Adds what one worker group saw to environment.json."""
         with writing(self._environment):
             content = self.environment()
-            content.setdefault("groups", []).append(dict(entry))
+            content.setdefault("groups", []).append(redact.plain(entry))
             replace_text(self._environment, json.dumps(content, indent=1))
 
     def set_sitting(self, sitting: int, facts: Mapping[str, Any]) -> None:
@@ -161,7 +179,7 @@ class RunFolder:
             content = self.environment()
             sittings = content.setdefault("sittings", [])
             sittings.extend({} for _ in range(sitting + 1 - len(sittings)))
-            sittings[sitting].update(facts)
+            sittings[sitting].update(redact.plain(facts))
             replace_text(self._environment, json.dumps(content, indent=1))
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
@@ -180,37 +198,26 @@ class RunFolder:
         if not detail:
             return None
         relative = f"logs/{trial_id}-{attempt}.txt"
-        replace_text(self.path / relative, detail)
+        replace_text(self.path / relative, redact.text(detail))
         return relative
 
     # -- reading ----------------------------------------------------------------------------------------------
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every recorded trial, in the order of recording; a last line cut short by a crash does not count."""
-        if not self._lines.exists():
-            return []
-        rows = []
-        text = self._lines.read_text(encoding="utf-8")
-        for line in text.split("\n")[:-1]:  # what follows the last newline was never finished
-            with contextlib.suppress(json.JSONDecodeError):
-                rows.append(_upgraded(json.loads(line)))
-        return rows
+        """Every recorded trial, in the order of recording; a line cut short by a crash does not count."""
+        return read_lines(self._lines) if self._lines.exists() else []
 
     def environment(self) -> dict[str, Any]:
         """What is in environment.json so far."""
-        if not self._environment.exists():
-            return {}
-        content: dict[str, Any] = json.loads(self._environment.read_text(encoding="utf-8"))
-        return content
+        return read_object(self._environment, lists=("sittings", "groups")) if self._environment.exists() else {}
 
     def plan(self) -> dict[str, Any]:
         """What is in plan.json."""
-        content: dict[str, Any] = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
-        return content
+        return read_object(self.path / "plan.json")
 
     def source_text(self) -> str:
         """The experiment file as it was given."""
-        return (self.path / "experiment.yaml").read_text(encoding="utf-8")
+        return read_text(self.path / "experiment.yaml", MAX_BYTES)
 
     def steps(self, lines: Lines) -> pd.DataFrame:
         """Every step of the timed trials among these lines."""
@@ -236,7 +243,8 @@ class RunFolder:
         """From raw/ where it is there, else from the compacted file, as in a folder that was passed on."""
         compacted = self.path / f"{table.name}.parquet"
         if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
-            return table.typed(pd.read_parquet(compacted))
+            with naming(compacted):
+                return table.typed(read_table(compacted, table).to_pandas())
         return self._from_raw(table, lines)
 
     def _from_raw(self, table: Table, lines: Lines) -> pd.DataFrame:
@@ -244,18 +252,24 @@ class RunFolder:
         for line in lines:
             path = self._raw(line["trial_id"], line["attempt"])
             if path.exists():
-                with pq.ParquetFile(path) as file:  # half the time of read_table
-                    part = file.read(use_threads=False)
+                part = read_table(path, table)
                 for name in ("trial_id", "attempt"):
                     part = part.append_column(name, pa.repeat(line[name], part.num_rows))
                 parts.append(part)
         if not parts:
             return table.frame([])
-        return table.typed(pa.concat_tables(parts, promote_options="permissive").to_pandas())
+        with naming(self.path / "raw"):
+            return table.typed(pa.concat_tables(parts, promote_options="permissive").to_pandas())
 
 
 def _resolved(experiment: Experiment) -> str:
-    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    content = redact.plain(experiment.model_dump(mode="json"))
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def _planned(plan: Plan) -> dict[str, Any]:
+    content = plan_content(plan)
+    return {**content, "skipped": [redact.row(row) for row in content["skipped"]]}
 
 
 def _cause(error: BaseException) -> str:
@@ -269,16 +283,6 @@ def _named(holder: Path) -> str:
         return f" ({holder.read_text(encoding='utf-8')[:200]})"
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of an older version with what it lacks, so that old run folders can be read."""
-    if "purpose" not in line:
-        later = {"purpose": "", "check_id": None, "alone_id": None, "wrapped_id": None, "launcher": "ray"}
-        line = {**later, "facts": {}, "parts": {}, **line}
-        for window in line["windows"]:
-            window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
-    return line
 
 
 def _result_columns(result: TrialResult) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from harness import redact
 from harness.config import Experiment, parse
 from harness.errors import ExperimentError, RunFolderError
 from harness.record import RunFolder
@@ -70,4 +71,5 @@ def _different(one: Experiment, other: Experiment) -> list[str]:
 
 
 def _content(experiment: Experiment) -> dict[str, Any]:
-    return experiment.model_dump(mode="json", exclude=LIMITS)
+    content: dict[str, Any] = redact.plain(experiment.model_dump(mode="json", exclude=LIMITS))  # as it was recorded
+    return content

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from matplotlib.figure import Figure
 from PIL import Image
 
 from harness import report_content as content
-from harness.errors import HarnessError, RunFolderError
+from harness.errors import RunFolderError
 from harness.files import replace_text, replacing, writing
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.present_belief import agreement_table, doubt_table, ledger_table, memory_table, noise_table, parity_table
 from harness.present_cost import communication_table, compute_table
+from harness.present_doctor import findings_table
 from harness.record import RunFolder
 from harness.results import Results, load
 
@@ -37,6 +40,7 @@ TABLES = (
     "outcomes",
     "missing",
     "ledger",
+    "findings",
     "ranks",
     "windows",
 )
@@ -50,28 +54,33 @@ def write_report(run_folder: Path) -> Results:
 def build_report(results: Results) -> Results:
     """The same of results that are open already."""
     folder = results.folder
-    _read(results)
+    with _one_error(folder):  # everything is made before anything is written
+        for name in (*TABLES, "experiment", "environment", "steps", "epochs", "checks"):
+            getattr(results, name)
+        drawings = _draw(results)
+        pictures = {drawing.name: _picture(drawing.figure) for drawing in drawings if drawing.figure}
+        html = _html(results, drawings, {name: png for name, (png, _) in pictures.items()})
     folder.compact({"steps": results.steps, "epochs": results.epochs, "checks": results.checks})
     for name in TABLES:
         folder.write_table(name, getattr(results, name))
-    drawings = _draw(results)
-    images = {drawing.name: _save(drawing, folder) for drawing in drawings if drawing.figure}
-    replace_text(folder.report, _html(results, drawings, images))
+    with writing(folder.figures):
+        folder.figures.mkdir(exist_ok=True)
+    for name, (png, svg) in pictures.items():
+        for kind, data in (("png", png), ("svg", svg)):
+            with replacing(folder.figures / f"{name}.{kind}") as partial:
+                partial.write_bytes(data)
+    replace_text(folder.report, html)
     return results
 
 
-def _read(results: Results) -> None:
-    """Reads and analyses everything before anything is written; raises RunFolderError where a file is damaged."""
+@contextmanager
+def _one_error(folder: RunFolder) -> Iterator[None]:
+    """Recorded files that are well formed and yet cannot be understood; raises RunFolderError."""
     try:
-        for name in (*TABLES, "experiment", "environment", "steps", "epochs", "checks"):
-            getattr(results, name)
-        results.folder.source_text()
-        content.nodes(results.environment)
-    except HarnessError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise RunFolderError(f"{results.folder.path}: the recorded files are damaged or incomplete ({said})") from error
+        raise RunFolderError(f"{folder.path}: the recorded files are damaged or incomplete ({said})") from error
 
 
 def _draw(results: Results) -> list[Drawing]:
@@ -90,21 +99,14 @@ def _draw(results: Results) -> list[Drawing]:
         return [draw(tables) for draw in FIGURES]
 
 
-def _save(drawing: Drawing, folder: RunFolder) -> bytes:
-    """Writes a figure as SVG and PNG; returns the PNG."""
-    assert drawing.figure
-    with writing(folder.figures):
-        folder.figures.mkdir(exist_ok=True)
-    png = io.BytesIO()
+def _picture(figure: Figure) -> tuple[bytes, bytes]:
+    """The figure as PNG and as SVG."""
+    png, svg = io.BytesIO(), io.BytesIO()
     with style():
-        drawing.figure.savefig(png, format="png", dpi=DPI)
-        drawing.figure.set_layout_engine("none")  # what was laid out stays; doing it again costs as much as drawing
-        with replacing(folder.figures / f"{drawing.name}.svg") as partial:
-            drawing.figure.savefig(partial, format="svg", metadata={"Date": None})
-    small = _smaller(png)
-    with replacing(folder.figures / f"{drawing.name}.png") as partial:
-        partial.write_bytes(small)
-    return small
+        figure.savefig(png, format="png", dpi=DPI)
+        figure.set_layout_engine("none")  # what was laid out stays; doing it again costs as much as drawing
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    return _smaller(png), svg.getvalue()
 
 
 def _smaller(png: io.BytesIO) -> bytes:
@@ -134,6 +136,8 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         parity=parity_table(results.parity),
         agreement=agreement_table(results.agreement),
         doubts=doubt_table(results.trials),
+        preflight=findings_table(results.findings),
+        preflight_words=content.preflight_words(results),
         compute=compute_table(results.cells),
         communication=communication_table(results.waterfall, results.trials),
         memory=memory_table(results.cells, results.ranks, results.trials),

@@ -12,6 +12,7 @@ import pandas as pd
 from harness.config_sections import Throughput
 from harness.labels import rate_unit, spread_options
 from harness.present import counts, duration, plural, speed
+from harness.present_doctor import shared, verdict, where
 from harness.results import Results
 from harness.schema import AXES
 
@@ -66,6 +67,8 @@ def findings(results: Results) -> list[str]:
         )
     if (last["outcome"] == "ok").sum() == 0:
         found.append("Nothing was measured.")
+    errors = results.findings[results.findings["severity"] == "error"]
+    found += [f"Preflight, {g['check'].iloc[0]}: {where(g)}: {g['seen'].iloc[0]}." for g in shared(errors)]
     found += _disagreements(results.agreement) + _noise(results)
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
         found.append("One block was measured: there is no interval, and nothing is known of the spread between runs.")
@@ -99,6 +102,13 @@ def _noise(results: Results) -> list[str]:
     return []
 
 
+def preflight_words(results: Results) -> str:
+    """How many cells the doctor examined before the run measured them, and what came of it."""
+    trials = results.trials
+    examined = trials[trials["purpose"] == "doctor"]["trial_id"].nunique()
+    return f"Before anything was measured, {verdict(results.findings, examined)}" if examined else ""
+
+
 def noise_words(noise: pd.DataFrame) -> str:
     if noise.empty:
         return ""
@@ -125,6 +135,9 @@ def asked(results: Results) -> list[tuple[str, str]]:
     for name, values in spread_options(trials).items():
         known = dict.fromkeys(str(value) for value in values.tolist() if value is not None)
         asked.append((str(name), ", ".join(known)))
+    if chosen := experiment.training.model_dump(exclude_defaults=True):
+        words = (f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
+        asked.append(("training", "; ".join(words)))
     if experiment.throughput:
         t = experiment.throughput
         asked.append(
@@ -176,13 +189,14 @@ def convergence_words(results: Results) -> str:
     if settings is None:
         return ""
     target = settings.target
+    resumed = int(results.trials["resumed_epoch"].notna().sum())
     words = f"{settings.epochs} epochs; median over seeds, smallest and largest in brackets."
     if target:
         bound = f"at least {target.at_least:g}" if target.at_least is not None else f"at most {target.at_most:g}"
         words += (
             f" Target: {target.metric} {bound}, looked for at the end of each epoch; the clock excludes evaluation."
         )
-    return words
+    return words + (f" {plural(resumed, 'training')} went on from a checkpoint." if resumed else "")
 
 
 def nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -87,6 +87,10 @@ class Results:
         return analyse.ledger(self.lines, self.environment)
 
     @cached_property
+    def findings(self) -> pd.DataFrame:
+        return analyse.findings(self.lines, self.trials)
+
+    @cached_property
     def noise(self) -> pd.DataFrame:
         return analyse.noise(self.trials, self._rule)
 

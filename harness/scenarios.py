@@ -6,10 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from harness import workloads
+from harness.checkpoint import Keeper
 from harness.config import Experiment
+from harness.doctor.examine import examine
+from harness.doctor.subject import Subject
+from harness.errors import SkipTrial
 from harness.measure import memory
 from harness.measure.convergence import Epochs
 from harness.measure.equivalence import measure_update
@@ -17,7 +22,7 @@ from harness.measure.explain import explain
 from harness.measure.rows import columns_of, joined, step_columns, window_rows
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed, measure_throughput
-from harness.messages import Outcome, TrialResult
+from harness.messages import Outcome, TrialResult, refusal
 from harness.ranks import Ranks
 from harness.training import Training
 from harness.trial import Trial
@@ -44,6 +49,12 @@ class Scene:
         finally:
             self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
 
+    @property
+    def refused(self) -> dict[tuple[str, ...], str]:
+        """Why cells are not measured, by what the doctor examined (Cell.subject), in this process."""
+        refused: dict[tuple[str, ...], str] = self.cache.setdefault("refused", {})
+        return refused
+
     def workload(self) -> Any:
         """A workload and its data sets, read once a process for all trials that share them."""
         cell = self.trial.cell
@@ -56,6 +67,10 @@ class Scene:
 
 def play(scene: Scene) -> TrialResult:
     """The trial's result, as this rank knows it: rows of all ranks, without times and ranks."""
+    if scene.trial.purpose == "doctor":
+        return _examination(scene)
+    if reason := scene.refused.get(scene.trial.cell.subject):
+        raise SkipTrial(reason)
     if scene.trial.purpose == "equivalence":
         return _equivalence(scene)
     return _throughput(scene) if scene.trial.timed else _convergence(scene)
@@ -83,7 +98,7 @@ def _throughput(scene: Scene) -> TrialResult:
         **memory.of_state(training),
         **speed.load,
     }
-    stretches, facts = list(speed.stretches), {"steady": speed.steady}
+    stretches, facts = list(speed.stretches), {"steady": speed.steady, "effective_lr": training.effective_lr}
     if settings.explain and trial.purpose != "twin":
         with scene.part("explain"):
             more, told = _explained(scene, stepper, speed, workload)
@@ -125,18 +140,45 @@ def _convergence(scene: Scene) -> TrialResult:
         workload, datasets = scene.workload()
     fresh_peak = memory.reset_peak(ranks.devices)
     training = _training(scene, workload)
-    epochs = Epochs(training, datasets, trial.cell, trial.seed, ranks, getattr(workload, "collate", None))
+    collate, keeper = getattr(workload, "collate", None), _keeper(scene, training)
+    epochs = Epochs(training, datasets, trial.cell, trial.seed, ranks, collate, keeper)
     epochs.run(settings, scene.advance)
-    scene.parts |= {"epochs": epochs.train_s, "evaluation": epochs.evaluation_s}
+    scene.parts |= {part: seconds for part, seconds in epochs.spent.items() if keeper or part != "checkpoints"}
     scene.rank_facts |= {**(memory.peak(ranks.devices) if fresh_peak else {}), **memory.of_state(training)}
     return TrialResult(
         trial.id,
         *_verdict(epochs.finite),
         unit=workload.unit,
         parameters=training.parameters,
-        steps_s=epochs.train_s,
+        steps_s=epochs.spent["epochs"],
+        facts={"effective_lr": training.effective_lr, "resumed_epoch": epochs.resumed_epoch or None},
         epochs=columns_of(epochs.rows),
     )
+
+
+def _keeper(scene: Scene, training: Training) -> Keeper | None:
+    """What keeps the trial's checkpoints, in a folder of its own; None where none are asked for."""
+    settings = scene.experiment.checkpoint
+    if settings is None or settings.folder is None:
+        return None
+    return Keeper(Path(settings.folder) / scene.trial.id, settings.every, training, scene.ranks)
+
+
+def _examination(scene: Scene) -> TrialResult:
+    """The doctor's findings; where one is an error, no trial of the same kind is measured after it."""
+    with scene.part("build"):
+        workload, datasets = scene.workload()
+    asked = scene.trial.cell
+    cell = replace(asked, compile=False, training={})  # of its recipe only what memory it takes
+    subject = Subject(
+        cell, workload, datasets, scene.trial.seed, scene.ranks, scene.advance, micro_batches=asked.micro_batches
+    )
+    with scene.part("examination"):
+        found = examine(subject, epochs=scene.experiment.convergence is not None)
+    facts = scene.ranks.broadcast(found.facts)
+    if reason := refusal(facts):
+        scene.refused[cell.subject] = reason
+    return TrialResult(scene.trial.id, "ok", unit=workload.unit, steps_s=scene.parts["examination"], facts=facts)
 
 
 def _equivalence(scene: Scene) -> TrialResult:

@@ -18,6 +18,7 @@ One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `h
 | `raw/<trial>-<attempt>.parquet` | every rank's steps, the epochs or the check's update of one trial |
 | `steps.parquet`, `epochs.parquet`, `checks.parquet` | the same, gathered from `raw/` |
 | `tables/*.csv`, `figures/*.png`, `*.svg`, `report.html` | rebuilt by `python -m harness.report RUN_FOLDER` |
+| `checkpoints/<trial>/epoch-<n>/` | with `checkpoint:`, what the training goes on from; or under its `folder` |
 | `logs/` | the whole traceback of each trial that failed |
 
 `harness.load(run_folder)` gives every table below as a DataFrame. A missing value is `<NA>`, never 0.

@@ -29,14 +29,14 @@ COMPARED = {
 """What is compared between sittings, and what it is called."""
 
 
-def sitting_facts(plan: Plan, home: Path) -> dict[str, Any]:
-    """What the numbers of this call depend on. ``home``: the experiment file's folder."""
+def sitting_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
+    """What the numbers of this call depend on. ``home``: the experiment file's folder, if it may be looked at."""
     timed = plan.experiment.throughput
     return {
         "blocks": timed and timed.most_blocks,
-        "git_commit": git_commit(home),
+        "git_commit": home and git_commit(home),
         "harness": f"{package_version('harness') or 'not installed'}, source {_digest(_harness_sources())}",
-        "workload_code": _digest(sorted(home.glob("*.py"))) if plan.experiment.own_workload else None,
+        "workload_code": _digest(sorted(home.glob("*.py"))) if home and plan.experiment.own_workload else None,
         "python": sys.version.split()[0],
         "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},
         "driver": f"{platform.node()}, {cpu_model()}",

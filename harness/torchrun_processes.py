@@ -20,8 +20,8 @@ import psutil
 
 from harness.launch import process_variables
 from harness.lifeline import die_with_parent
-from harness.measure.progress import shared_folder
 from harness.node import interface_of
+from harness.scratch import Scratch, shared_memory
 from harness.socket_mailbox import SocketMailbox
 from harness.torchrun_worker import ADDRESS, KEY_VARIABLE, SOCKET
 from harness.worker import Job
@@ -56,15 +56,14 @@ class Processes:
 def started(job: Job, deadline: float | None) -> Iterator[Processes]:
     """torchrun with one process a worker of the job's group; on leaving all of them are ended."""
     with ExitStack() as stack:
-        made = tempfile.TemporaryDirectory(prefix="harness-", dir=shared_folder(), ignore_cleanup_errors=True)
-        folder = Path(stack.enter_context(made))  # for this user alone
+        folder = stack.enter_context(Scratch(shared_memory()))
         job_file = folder / "job"
         job_file.write_bytes(pickle.dumps(job))
         mailbox = stack.enter_context(closing(SocketMailbox(folder / SOCKET, deadline)))
         output = stack.enter_context(tempfile.TemporaryFile())
         agent = subprocess.Popen(
             command(job_file, job.group.placement.workers),
-            env={**os.environ, **_variables(job), KEY_VARIABLE: mailbox.key.hex()},
+            env={**_interfaces(), **os.environ, **_variables(job), KEY_VARIABLE: mailbox.key.hex()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -88,10 +87,16 @@ def command(job_file: Path, workers: int) -> list[str]:
 def _variables(job: Job) -> dict[str, str]:
     return {
         **process_variables(job.group, job.threads_per_device),
-        "GLOO_SOCKET_IFNAME": interface_of(ADDRESS) or "lo",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # they find what the driver finds
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # they find what the driver finds,
+        "PYTHONSAFEPATH": "1",  # and not what lies in the current folder besides
     }
+
+
+def _interfaces() -> dict[str, str]:
+    """gloo and NCCL stay on this machine, unless the user names another interface."""
+    loopback = interface_of(ADDRESS) or "lo"
+    return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
 
 
 def _end(processes: Processes) -> None:

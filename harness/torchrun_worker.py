@@ -56,12 +56,17 @@ def main(job_file: Path) -> int:
 
 
 def devices_of(group: WorkerGroup, local_rank: int, gpus: int) -> tuple[torch.device, ...]:
-    """The devices of one worker among the first that this machine shows; a GPU that is shared stands several times."""
+    """The devices of one worker: those that are named, or the first that this machine shows.
+
+    A GPU that is shared stands several times.
+    """
     count = group.placement.devices_per_worker
     if group.device == "cpu":
         return tuple(torch.device("cpu") for _ in range(count))
     if not gpus:
         raise RuntimeError("no GPU is visible to torch in this process")
+    if ids := group.placement.ids_of(local_rank):
+        return tuple(torch.device("cuda", number) for number in ids)
     return tuple(torch.device("cuda", (local_rank * count + i) % gpus) for i in range(count))
 
 

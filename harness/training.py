@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from harness.cell import Cell
 from harness.loader import Share
-from harness.optimizers import make_optimizer
+from harness.optimizers import make_clip, make_optimizer, scale_rate
 from harness.ranks import Ranks
 from harness.strategies import STRATEGIES
 from harness.strategies.units import default_units
@@ -38,6 +38,8 @@ class Training:
             torch.compiler.reset()  # else what an earlier trial of this process compiled decides how this one is
             self.model.compile()
         self.optimizer = make_optimizer(self.model, cell.optimizer)
+        self.effective_lr = scale_rate(self.optimizer, cell.lr_factor)
+        self._clip = make_clip(cell.training)
         self.unit = workload.unit
         self._cell, self._workload, self._ranks = cell, workload, ranks
         self._alone = False
@@ -46,13 +48,27 @@ class Training:
     def step(self, batch: Any, share: Share, mark: Callable[[int], None] = _no_mark) -> tuple[Tensor, Tensor]:
         """One optimizer step; the sum of this rank's losses and its weight, detached and unread.
 
-        ``mark`` is told the end of each phase, by its number in harness.measure.marks.POINTS.
+        ``batch``: this rank's share, with accumulation a tuple of its micro-batches. ``mark`` is told the end of each
+        phase, by its number in harness.measure.marks.POINTS; 3 and 4 come once a micro-batch.
 
         The gradient is that of (sum of all ranks' losses) / (sum of all ranks' weights). The strategies
         average over ranks, so each rank's loss is scaled by world size / global weight.
         """
         self.optimizer.zero_grad(set_to_none=True)
         mark(3)
+        if self._cell.micro_batches == 1:
+            loss, weight = self._backward(batch, share, mark)
+        else:
+            loss, weight = self._accumulate(batch, share, mark)
+        mark(5)
+        if self._clip:
+            self._clip(self.model.parameters())
+        self.optimizer.step()
+        mark(6)
+        return loss, weight
+
+    def _backward(self, batch: Any, share: Share, mark: Callable[[int], None]) -> tuple[Tensor, Tensor]:
+        """Adds the gradient of one batch to that of the step."""
         with self.autocast():
             loss, weight = self._workload.loss(self.model, batch)
         if share.samples == 0:
@@ -61,10 +77,34 @@ class Training:
         loss_per_unit = loss * scale
         mark(4)
         loss_per_unit.backward()
-        mark(5)
-        self.optimizer.step()
-        mark(6)
         return loss.detach(), weight
+
+    def _accumulate(self, batches: Any, share: Share, mark: Callable[[int], None]) -> tuple[Tensor, Tensor]:
+        """The gradient of a step from its micro-batches, one after the other."""
+        shares = share.split(self._cell.micro_batches)
+        losses, weights = [], []
+        for number, (batch, part) in enumerate(zip(batches, shares, strict=True)):
+            if number:
+                mark(3)
+            with self._exchange(last=number == len(shares) - 1):
+                loss, weight = self._backward(batch, part, mark)
+            losses.append(loss)
+            weights.append(weight)
+        total_weight = sum(weights[1:], weights[0])
+        if self._workload.unit == "tokens":  # only now known
+            scale = 1.0 / self._over_ranks(total_weight)
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    _local(parameter.grad).mul_(scale)
+        return torch.stack(losses).sum(), total_weight
+
+    def _exchange(self, *, last: bool) -> AbstractContextManager[Any]:
+        """Inside, ddp and fsdp exchange gradients only in the backward pass of the last micro-batch."""
+        if self._cell.strategy == "fsdp":
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        if self._cell.strategy == "ddp" and not last:
+            return self.model.no_sync()  # type: ignore[operator,no-any-return]
+        return nullcontext()
 
     def evaluate(self, batch: Any, share: Share) -> dict[str, tuple[float, float]]:
         """This rank's sums and weights of the loss and of each metric on one batch; nothing is learnt."""
@@ -75,6 +115,11 @@ class Training:
                 totals.update(metrics(self.model, batch))
         counts = share.samples > 0
         return {name: (float(total) * counts, float(weight) * counts) for name, (total, weight) in totals.items()}
+
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """What follows from the means of the loss and of each metric, such as a perplexity."""
+        found: Callable[..., Mapping[str, Any]] | None = getattr(self._workload, "derived", None)
+        return {name: float(value) for name, value in found(means).items()} if found else {}
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -115,6 +160,12 @@ class Training:
         """The weight of the global batch: known beforehand for samples, summed over the ranks for tokens."""
         if self._workload.unit == "samples":
             return float(share.global_samples)
+        if self._cell.micro_batches > 1:
+            return 1.0  # the other micro-batches' is not known yet: the gradient is divided when it is
+        return self._over_ranks(weight)
+
+    def _over_ranks(self, weight: Tensor) -> Tensor:
+        """The sum over the ranks; where this rank steps alone, as if all had its weight."""
         if self._alone:
             return torch.as_tensor(weight).detach().float() * self._ranks.world_size
         # stays on the device: reading it here would make the host wait for the whole forward pass

@@ -9,8 +9,9 @@ from harness.cell import Cell
 from harness.placement import Placement
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
-Purpose = Literal["", "twin", "explain", "equivalence"]
-"""Of a diagnostic trial: the base once more, a part of the waterfall, the check before strategies are compared."""
+Purpose = Literal["", "twin", "explain", "equivalence", "doctor"]
+"""Of a diagnostic trial: the base once more, a part of the waterfall, the check before strategies are compared, the
+examination of a cell before it is measured."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Trial:
     @property
     def id(self) -> str:
         repeat = f"s{self.seed}" if self.kind == "convergence" else f"b{self.block}"
-        mark = {"twin": "t", "equivalence": "e"}.get(self.purpose, "")
+        mark = {"twin": "t", "equivalence": "e", "doctor": "d"}.get(self.purpose, "")
         return f"{self.cell.id}-{repeat}{mark}"
 
     @property

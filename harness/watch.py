@@ -25,6 +25,8 @@ class Registration:
     """When the process was made (unix time)."""
     connected: bool
     """Whether the ranks are connected by now."""
+    folder: str = ""
+    """Its scratch folder, where it has one of its own."""
 
 
 @dataclass
@@ -96,6 +98,10 @@ class Watch:
             named = sorted(zip(self._processes.values(), texts, strict=True), key=lambda pair: pair[0].rank)
             self.stacks = "\n\n".join(f"rank {p.rank} (pid {p.pid}):\n{text or 'no answer'}" for p, text in named)
         self._ask("kill", lambda p: (p.pid, (p.counter, p.stack)))
+
+    def clear(self) -> None:
+        """Removes what the processes, all ended by now, may have left."""
+        self._ask("clear", lambda p: p.folder)
 
     def _ask(self, question: str, about: Callable[[Registration], Any]) -> list[Any]:
         return self._ask_nodes(question, [(p.node_id, about(p)) for p in self._processes.values()])

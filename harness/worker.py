@@ -9,13 +9,13 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from harness import environment
+from harness import environment, redact, topology
 from harness.config import Experiment
 from harness.errors import SkipTrial
 from harness.measure import memory
@@ -47,7 +47,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
     _prepare_process(job)
     cache: dict[tuple[Any, ...], Any] = {}
     _preload(job, ranks, cache)
-    _announce(ranks, send)
+    link = _announce(ranks, send)
     for trial in job.group.trials:
         if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
             return
@@ -59,7 +59,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
             send(failure(trial.id, ranks.rank, error))
             raise TrialFailed(f"{trial.id} on rank {ranks.rank}: {type(error).__name__}") from None
         if ranks.first:
-            send(result)
+            send(replace(result, facts={**result.facts, "link": link}))
         _release()
 
 
@@ -67,13 +67,14 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     """A row for a trial that raised: which rank, what, and the whole traceback."""
     trace = "".join(traceback.format_exception(error))
     reason = f"{type(error).__name__} on rank {rank}: {' '.join(str(error).split())[:500]}"
-    return TrialResult(
+    return TrialResult(  # redacted here too: another node may have variables that the driver has not
         trial_id,
         outcome_of(error),
-        reason,
+        redact.text(reason),
         error_type=type(error).__name__,
         error_rank=rank,
-        detail=trace,
+        detail=redact.text(trace),
+        facts=getattr(error, "facts", {}),  # what an examination had found before it failed
     )
 
 
@@ -103,8 +104,8 @@ def _preload(job: Job, ranks: Ranks, cache: dict[Any, Any]) -> None:
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()  # torch's first imports its compiler
 
 
-def _announce(ranks: Ranks, send: Send) -> None:
-    """Rank 0 tells who runs where, and one environment a node."""
+def _announce(ranks: Ranks, send: Send) -> str | None:
+    """Rank 0 tells who runs where, and one environment a node. Gives what joins the ranks' GPUs on each node."""
     row = {
         "rank": ranks.rank,
         "local_rank": ranks.local_rank,
@@ -119,6 +120,19 @@ def _announce(ranks: Ranks, send: Send) -> None:
     if ranks.first:
         nodes = {facts["node_id"]: facts for _, facts in seen}
         send(GroupStarted(tuple(nodes.values()), tuple(row for row, _ in seen)))
+    return _link([facts for _, facts in seen])
+
+
+def _link(environments: Sequence[Mapping[str, Any]]) -> str | None:
+    """The links between the ranks' GPUs inside each node; None where there are none, or one is not known."""
+    found: list[str] = []
+    for node_id in dict.fromkeys(facts["node_id"] for facts in environments):
+        here = [facts for facts in environments if facts["node_id"] == node_id]
+        links = topology.between(here[0]["topology"], [device["uuid"] for f in here for device in f["devices"]])
+        if links is None:
+            return None
+        found += links
+    return topology.named(found)
 
 
 def _run_trial(scene: Scene) -> TrialResult:

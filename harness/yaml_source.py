@@ -1,9 +1,9 @@
-"""Reads YAML safely: one mapping, no duplicate keys, no objects, every problem with its line."""
+"""Reads YAML safely: one mapping, no duplicate keys, no objects, every problem with its line, and never much of it."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,49 @@ import yaml
 
 from harness.errors import ExperimentError
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 100_000
+MAX_NODES = 20_000
+"""Keys and values, each counted as often as anchors repeat it: reading the most takes about a second."""
+MAX_DEPTH = 20
+MAX_DIGITS = 100
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and halves of surrogate pairs, which escapes such as "\\e" can write: no name holds one."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that notes each duplicate key instead of keeping the last one silently."""
+    """SafeLoader that notes each duplicate key instead of keeping the last one silently, and gives up early."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, most: int) -> None:
         super().__init__(stream)
         self.duplicates: list[str] = []
+        self._most, self._nodes, self._depth = most, 0, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._nodes, self._depth = self._nodes + 1, self._depth + 1
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self._depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=mark)
+        if self._nodes > self._most:
+            raise yaml.MarkedYAMLError(problem=f"more than {self._most} keys and values", problem_mark=mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # as !!int '' is an IndexError
+            kind = node.tag.rpartition(":")[2]
+            problem = f"cannot read {str(node.value)[:40]!r} as {kind}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key_node, _ in node.value:
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # a tag may lie
             key = str(key_node.value)
             if key in seen:
                 line = key_node.start_mark.line + 1
-                self.duplicates.append(f"line {line}: the key {key!r} stands twice; keep one of them")
+                self.duplicates.append(f"line {line}: the key {key[:80]!r} stands twice; keep one of them")
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -36,35 +62,95 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """The file's top-level mapping; raises ExperimentError where there is none."""
-    return parse_mapping(_read_text(path), source=str(path))
+def read_mapping(path: Path, *, times: int = 1) -> dict[str, Any]:
+    """The file's top-level mapping; raises ExperimentError where there is none.
+
+    ``times``: how much larger than an experiment file it may be.
+    """
+    return parse_mapping(_read_text(path, times * MAX_BYTES), source=str(path), times=times)
 
 
-def parse_mapping(text: str, *, source: str) -> dict[str, Any]:
+def parse_mapping(text: str, *, source: str, times: int = 1) -> dict[str, Any]:
     """Parses YAML text whose top level is a mapping with string keys; raises ExperimentError."""
-    try:
-        loader = _Loader(text)
-        try:
-            value = loader.get_single_data()
-        finally:
-            loader.dispose()
-        json.dumps(value, default=str, skipkeys=True)  # raises where a value holds itself through an anchor
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ExperimentError(source, [f"not valid YAML: {_one_line(error)}"]) from None
-    problems = list(loader.duplicates)
+    value, problems = _parse(text, source, times * MAX_NODES)
     if not isinstance(value, dict):
         got = "an empty file" if value is None else f"a {type(value).__name__}"
         problems.append(f"expected a mapping such as 'name: scaling' at the top level, got {got}")
     elif bad := [key for key in value if not isinstance(key, str)]:
-        problems.append(f"keys must be strings, got {bad[0]!r}")
+        problems.append(f"keys must be strings, got {repr(bad[0])[:80]}")
     if problems:
         raise ExperimentError(source, problems)
     assert isinstance(value, dict)
     return value
 
 
-def _read_text(path: Path) -> str:
+def parse_value(text: str, *, source: str) -> Any:
+    """Any one YAML value; raises ExperimentError."""
+    value, problems = _parse(text, source, MAX_NODES)
+    if problems:
+        raise ExperimentError(source, problems)
+    return value
+
+
+def _parse(text: str, source: str, most: int) -> tuple[Any, list[str]]:
+    """The value and its duplicate keys. Nothing is built before it is known how large it will be."""
+    loader = None
+    try:
+        loader = _Loader(text, most)  # which looks at every character
+        node = loader.get_single_node()
+        if node is None:
+            return None, []
+        _check_size(node, most)
+        return loader.construct_document(node), loader.duplicates
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ExperimentError(source, [f"not valid YAML: {_one_line(error)}"]) from None
+    finally:
+        if loader:
+            loader.dispose()
+
+
+def _check_size(root: yaml.Node, most: int) -> None:
+    """Raises ValueError where aliases make more of the text than it looks, and where a scalar cannot be meant.
+
+    A node that anchors repeat is looked at once, and counted as often as it stands.
+    """
+    known: dict[int, tuple[int, int]] = {}
+
+    def measure(node: yaml.Node, depth: int) -> tuple[int, int]:
+        """How many nodes it holds, itself included, and how deep it goes."""
+        line = node.start_mark.line + 1
+        if depth + known.get(id(node), (0, 0))[1] > MAX_DEPTH:
+            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} deep, or in itself")
+        if id(node) not in known:
+            _check_scalar(node, line)
+            below = [measure(child, depth + 1) for child in _children(node)]
+            size = 1 + sum(nodes for nodes, _ in below)
+            if size > most:
+                raise ValueError(f"line {line}: holds {size} keys and values; at most {most} are allowed")
+            known[id(node)] = size, 1 + max((height for _, height in below), default=0)
+        return known[id(node)]
+
+    measure(root, 0)
+
+
+def _check_scalar(node: yaml.Node, line: int) -> None:
+    if not isinstance(node.value, str):
+        return
+    if found := _NO_TEXT.search(node.value):
+        raise ValueError(f"line {line}: holds {found[0]!r}, which is no text")
+    if node.tag.endswith((":int", ":float")) and len(node.value) > MAX_DIGITS:
+        raise ValueError(f"line {line}: a number of {len(node.value)} characters; at most {MAX_DIGITS} are allowed")
+
+
+def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            yield from pair
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
+
+
+def _read_text(path: Path, most: int) -> str:
     try:
         if not path.exists():
             raise ExperimentError(str(path), ["no such file; give the path of an experiment file (YAML)"])
@@ -72,8 +158,8 @@ def _read_text(path: Path) -> str:
             raise ExperimentError(str(path), ["is a folder; give the path of an experiment file (YAML)"])
         if not path.is_file():
             raise ExperimentError(str(path), ["is no regular file; give the path of an experiment file (YAML)"])
-        if path.stat().st_size > MAX_BYTES:
-            raise ExperimentError(str(path), [f"larger than {MAX_BYTES} bytes: not an experiment file"])
+        if path.stat().st_size > most:
+            raise ExperimentError(str(path), [f"larger than {most} bytes: not an experiment file"])
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ExperimentError(str(path), ["not a text file in UTF-8"]) from None
@@ -82,4 +168,4 @@ def _read_text(path: Path) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]
+    return " ".join(str(error).split())[:400] or type(error).__name__

@@ -29,7 +29,7 @@ def make_experiment() -> Callable[..., Experiment]:
     def make(grid: dict[str, Any] | None = None, *, diagnostics: bool = False, **sections: Any) -> Experiment:
         given = {"per_device_batch_size": 32} if grid is None else grid
         timed = sections.pop("throughput", {})
-        plain = {**({"equivalence": False} if not diagnostics else {}), **sections}
+        plain = {**({"equivalence": False, "preflight": False} if not diagnostics else {}), **sections}
         if timed is not None:
             timed = {**({"twin": False, "explain": False} if not diagnostics else {}), **timed}
         return config.parse({"name": "test", "grid": given, "throughput": timed, **plain}, source="test.yaml")

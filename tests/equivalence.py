@@ -1,4 +1,4 @@
-"""Trains a small model as one rank of a strategy, in a process of its own, and tells what came out.
+"""Trains small models as one rank of a strategy, in a process of its own, and tells what came out.
 
 Used by test_equivalence.py: ``python -m tests.equivalence RANK WORLD_SIZE STORE OUT``.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -14,12 +15,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from harness.cell import Cell
 from harness.loader import Share, batches, epoch_shares
 from harness.ranks import Ranks
 from harness.training import Training
+from harness.workloads.conv_stack import ConvStack
+from harness.workloads.image_classification import ImageClassification
+from harness.workloads.language_model import LanguageModel
+from harness.workloads.mlp import Mlp
+from harness.workloads.padded_sequences import PaddedSequences
 
 SAMPLES, BATCH, EPOCHS, SEED = 22, 7, 2, 4  # uneven shares; one sample is left for the last batch
 CPU = torch.device("cpu")
@@ -52,6 +58,17 @@ class Regression:
         return errors.sum(), torch.tensor(float(len(x)))
 
 
+WORKLOADS: Mapping[str, Callable[[], Any]] = {
+    "samples": lambda: Regression("samples"),
+    "tokens": lambda: Regression("tokens"),
+    "image_classification": lambda: ImageClassification(model="resnet8", width=4, norm="group"),
+    "conv_stack": lambda: ConvStack(image_size=8),
+    "mlp": lambda: Mlp(model="small"),
+    "padded_sequences": lambda: PaddedSequences(longest=40, text_bytes=20_000),
+    "language_model": lambda: LanguageModel(context=16, text_bytes=20_000),
+}
+
+
 class Faulty(Training):
     """Training with a mistake that the comparison must find."""
 
@@ -65,22 +82,24 @@ class Faulty(Training):
         return super()._global_weight(weight, share)
 
 
-def train(strategy: str, rank: int, world_size: int, devices: int, unit: str, fault: str) -> list[float]:
-    """All parameters after two epochs, the last batch of each uneven."""
+def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fault: str, epochs: int) -> list[float]:
+    """All parameters after the epochs, the last batch of each uneven."""
     base = Cell("w", None, None, strategy, "cpu", devices, 1, "strong", None, BATCH)
-    cell = replace(base, optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9})
+    cell = replace(
+        base, optimizer={"name": "SGD", "lr": 0.05 if name in ("samples", "tokens") else 0.01, "momentum": 0.9}
+    )
     per_worker = devices if strategy == "dp" else 1
     ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", tuple(CPU for _ in range(per_worker)))
-    workload = Regression(unit)
+    workload = WORKLOADS[name]()
     Faulty.fault = fault
     training = Faulty(cell, workload, SEED, ranks)
     share_rank = 0 if fault == "one rank's data repeated" else rank
     shares = list(
-        chain.from_iterable(epoch_shares(SAMPLES, BATCH, SEED, e, share_rank, world_size) for e in range(EPOCHS))
+        chain.from_iterable(epoch_shares(SAMPLES, BATCH, SEED, e, share_rank, world_size) for e in range(epochs))
     )
-    for share, batch in zip(
-        shares, batches(workload.datasets()[0], shares, seed=SEED, device=CPU, options={}), strict=True
-    ):
+    data, collate = Subset(workload.datasets()[0], range(SAMPLES)), getattr(workload, "collate", None)
+    stream = batches(data, shares, seed=SEED, device=CPU, options={}, collate=collate)
+    for share, batch in zip(shares, stream, strict=True):
         training.step(batch, share)
     flat: list[float] = []
     for parameter in training.model.parameters():
@@ -97,13 +116,16 @@ def main(rank: int, world_size: int, store: str, out: str) -> None:
     strategies = ["ddp", "fsdp"] if world_size > 1 else ["single", "dp", "ddp", "fsdp"]
     for strategy in strategies:
         for devices in [1, 2, 3] if strategy == "dp" else [world_size]:
-            for unit in ("samples", "tokens"):
-                results[strategy, devices, unit, ""] = train(strategy, rank, world_size, devices, unit, "")
+            for name in WORKLOADS:
+                results[strategy, devices, name, ""] = train(strategy, rank, world_size, devices, name, "", EPOCHS)
         if world_size > 1:
             for fault in FAULTS:
                 results[strategy, world_size, "samples", fault] = train(
-                    strategy, rank, world_size, world_size, "samples", fault
+                    strategy, rank, world_size, world_size, "samples", fault, EPOCHS
                 )
+    if world_size == 1:
+        for name in WORKLOADS:
+            results["untrained", 1, name, ""] = train("single", rank, world_size, 1, name, "", 0)
     if rank == 0:
         torch.save(results, out)
     dist.barrier()

@@ -39,10 +39,12 @@ OTHER: dict[str, Any] = {
     "compile": True,
     "oversubscribe": True,
     "launcher": "torchrun",
+    "device_ids": (4, 5, 6, 7),
     "strategy_options": {"bucket_cap_mb": 1},
     "workload_options": {"width": 3},
     "optimizer": {"name": "SGD", "lr": 0.2},
     "schedule": {"name": "ConstantLR"},
+    "training": {"accumulation": 2},
     "loader": {"workers": 1},
 }
 
@@ -118,3 +120,22 @@ def test_the_label_names_what_matters() -> None:
     assert CELL.label == "ddp x4 on 2 nodes · resnet18 · batch 8/device · fp32"
     assert replace(CELL, launcher="torchrun").label == f"{CELL.label} · torchrun"
     assert CELL.at_global_batch_size(64).label == "ddp x4 on 2 nodes · resnet18 · global batch 64 · fp32"
+
+
+@pytest.mark.parametrize(
+    ("scaling", "factor"), [({}, 1.0), ({"lr_scaling": "linear"}, 2.0), ({"lr_scaling": "sqrt"}, 2.0**0.5)]
+)
+def test_the_rate_follows_the_global_batch(scaling: dict[str, Any], factor: float) -> None:
+    cell = replace(CELL, training={"lr_base_batch_size": 16, **scaling})
+    assert cell.lr_factor == factor
+    assert cell.at_global_batch_size(16).lr_factor == 1.0
+
+
+def test_the_cells_that_explain_a_cell_train_as_it_does_and_its_check_without_what_needs_its_batch() -> None:
+    training = {"accumulation": 4, "lr_scaling": "linear", "lr_base_batch_size": 8, "clip_grad_norm": 1.0}
+    cell = replace(CELL, training=training)
+    assert cell.micro_batches == 4
+    assert cell.alone().training == cell.wrapped_alone().training == cell.base().training == training
+    check = cell.check(8)
+    assert check.training == {"clip_grad_norm": 1.0}
+    assert (check.micro_batches, check.lr_factor) == (1, 1.0)

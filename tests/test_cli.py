@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness.cli import app
+from harness.cli import app, guarded
+from harness.errors import ExperimentError
 
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
 Write = Callable[..., Path]
@@ -86,6 +87,19 @@ BAD_FILES = {
         SMALL + "convergence: {epochs: 1, target: {metric: accuracy, at_least: 0.9}}\n",
         "convergence.target.metric: got 'accuracy'; did you mean 'val_accuracy'?",
     ),
+    "a target of another workload": (
+        "name: x\nworkload: language_model\ngrid: {per_device_batch_size: 8}\n"
+        "convergence: {epochs: 1, target: {metric: val_accuracy, at_least: 0.9}}\n",
+        "convergence.target.metric: got 'val_accuracy'; allowed: train_loss, val_loss, val_perplexity",
+    ),
+    "missing texts": (
+        "name: x\nworkload: language_model\ngrid: {data: ./none, per_device_batch_size: 8}\n",
+        "data is missing",
+    ),
+    "an unknown size of a model": (
+        "name: x\nworkload: mlp\ngrid: {model: larg, per_device_batch_size: 8}\n",
+        "grid.model: got 'larg'; did you mean 'large'?",
+    ),
     "a schedule without a name": (
         "name: x\ngrid: {model: resnet8, per_device_batch_size: 8, schedule.T_max: 5}\n",
         "schedule.name: got None",
@@ -99,7 +113,7 @@ BAD_FILES = {
     "an empty axis": (SMALL + "optimizer: {name: SGD, lr: []}\n", "optimizer.lr: got an empty list"),
     "a list in itself": (
         SMALL + "workload_options:\n  width: &w [1, *w]\n",
-        "not valid YAML: Circular reference detected",
+        "not valid YAML: line 4: nested more than 20 deep, or in itself",
     ),
     "a home that is not there": (
         "name: x\ngrid: {data: '~nosuchuser/x', model: resnet8, per_device_batch_size: 8}\n",
@@ -108,6 +122,10 @@ BAD_FILES = {
     "convergence of nothing": (
         SMALL + "convergence: {epochs: 1, only: {model: resnet14}}\n",
         "convergence.only: 1 problem",
+    ),
+    "a name of 300 letters": (
+        SMALL + f"workload_options: {{data_folder: ./{'x' * 300}}}\n",
+        "data is missing",
     ),
     "an optimizer that needs a closure": (SMALL + "optimizer: {name: LBFGS}\n", "optimizer: LBFGS does not take"),
     "a schedule that needs a metric": (
@@ -138,6 +156,9 @@ def test_a_bad_file_is_one_error_and_code_2(name: str, write_experiment: Write, 
         (["--only", "strategy=[ddp"], "allowed: AXIS=VALUE"),
         (["--only", "devices=2020-13-45"], "allowed: AXIS=VALUE"),
         (["--only", ""], "allowed: AXIS=VALUE"),
+        (["--only", "model=" + "[" * 5000], "allowed: AXIS=VALUE"),
+        (["--only", "model=!!python/object/apply:os.system [true]"], "allowed: AXIS=VALUE"),
+        (["--only", "devices=" + "9" * 5000], "allowed: AXIS=VALUE"),
         (["--assume", ""], "allowed: NODESxGPUS"),
         (["--resume", "/nowhere"], "not a run folder"),
         (["--add-blocks", "3"], "it adds to a run that is there; give its folder with --resume"),
@@ -221,3 +242,14 @@ def test_an_address_nobody_answers_at(write_experiment: Write) -> None:
     assert result.exit_code == 2
     assert "no Ray cluster answers there" in result.stderr
     assert time.monotonic() - start < 40  # 30 s, with slack for a busy machine
+
+
+def test_an_error_shows_no_secret_and_no_control_character(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        raise ExperimentError("f", ["cannot open https://me:hunter2@host/x \x1b[2J\x07 \u202e"])
+
+    assert guarded(work) == 2
+    assert (
+        capsys.readouterr().err
+        == "error: f: 1 problem\n  - cannot open https://<redacted>@host/x \\x1b[2J\\x07 \\u202e\n"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
@@ -70,9 +71,9 @@ def test_all_problems_are_told_at_once() -> None:
         "grid.strategy[0]: got 'dpp'; did you mean 'dp'? (allowed: ddp, dp, fsdp, single)",
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; it should be a valid integer",
-        "limts: unknown key; did you mean 'limits'? (allowed: cells, convergence, device, equivalence, exclude, grid, "
-        "launcher, limits, loader, name, optimizer, oversubscribe, schedule, seed, strategy_options, throughput, "
-        "workload, workload_options)",
+        "limts: unknown key; did you mean 'limits'? (allowed: cells, checkpoint, convergence, device, equivalence, "
+        "exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, schedule, seed, "
+        "strategy_options, throughput, training, workload, workload_options)",
     ]
 
 
@@ -124,11 +125,47 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_section(workload_options=[1]), "workload_options: got [1]"),
     (with_section(workload_options={"width": float("inf")}), "workload_options.width: got inf"),
     (with_section(workload_options={"width": {"a": 1}}), "workload_options.width: got a mapping"),
+    (with_section(workload_options={"width": [[1, [float("nan")]]]}), "workload_options.width: got [[1, [nan]]]"),
+    (with_section(workload_options={"width": 2**63}), "workload_options.width: got a whole number of more than 63"),
+    (with_section(workload_options={"day": date(2026, 1, 1)}), "workload_options.day: got a date, datetime.date(2026"),
+    (with_section(workload_options={"blob": [b"x"]}), "workload_options.blob: got a bytes, b'x'; allowed: text,"),
+    (with_section(workload_options={f"o{n}": 1 for n in range(101)}), "workload_options: got {'o0': 1, 'o1': 1"),
+    (with_section(exclude=[{"model": {"a": 1}}]), "exclude[0].model: got a mapping"),
+    (with_section(workload="own:Class\n"), "workload: got 'own:Class\\n'"),
+    (with_grid(options=3, **{"optimizer.lr": 1}), "grid: options: got 3; write optimizer.lr and the like"),
+    (with_grid(options={"x.y": 1}), "grid: options: unknown axis 'x.y'"),
     (with_section(optimizer={"lr": 0.1}), "optimizer: needs a name, a class of torch.optim such as SGD"),
     (with_section(optimizer={"name": "SGD", "lr": float("nan")}), "optimizer.lr: got nan; allowed: finite numbers"),
     (with_section(schedule={"T_max": 3}), "schedule: needs a name"),
     (with_section(loader={"workers": 1000}), "loader.workers[0]: got 1000"),
     (with_section(loader={"wrokers": 1}), "loader.wrokers: unknown key; did you mean 'workers'?"),
+    (with_section(training={"acumulation": 2}), "training.acumulation: unknown key; did you mean 'accumulation'?"),
+    (with_section(training={"accumulation": 0}), "training.accumulation[0]: got 0"),
+    (with_section(training={"clip_grad_norm": 0.0}), "training.clip_grad_norm[0]: got 0.0"),
+    (with_section(training={"clip_grad_norm": float("inf")}), "training.clip_grad_norm[0]: got inf"),
+    (
+        with_section(training={"clip_grad_norm": 1.0, "clip_grad_value": 1.0}),
+        "training: clip_grad_norm: not beside clip_grad_value; to compare them, a grid of its own for each",
+    ),
+    (
+        with_section(training={"lr_scaling": "lineer", "lr_base_batch_size": 8}),
+        "training.lr_scaling[0]: got 'lineer'; did you mean 'linear'? (allowed: linear, none, sqrt)",
+    ),
+    (
+        with_section(training={"lr_scaling": ["none", "sqrt"]}),
+        "training: lr_scaling: needs lr_base_batch_size, the global batch that the optimizer's rate was chosen for",
+    ),
+    (
+        with_grid(**{"training.lr_scaling": ["none", "linear"]}),
+        "grid, training.lr_scaling: needs lr_base_batch_size",
+    ),
+    (with_grid(**{"training.accumulation": [1, "2"]}), "grid, training.accumulation[1]: got '2'"),
+    (
+        with_section(training={"warmup_epochs": 2}),
+        "training: warmup_epochs: needs lr_scaling linear or sqrt; the rate rises from the optimizer's to the scaled",
+    ),
+    (with_section(checkpoint={"every": 1}), "checkpoint: needs a convergence section; only its trials have epochs"),
+    (with_section(checkpoint={"every": 0}, convergence={"epochs": 1}), "checkpoint.every: got 0"),
     (with_section(throughput={"blocks": 0}), "throughput.blocks: got 0"),
     (with_section(throughput={"blocks": "many"}), "throughput.blocks: got 'many'"),
     (with_section(throughput={"window_seconds": -1}), "throughput.window_seconds: got -1"),
@@ -172,3 +209,25 @@ def test_relative_data_paths_are_meant_from_the_file(tmp_path: Any) -> None:
     experiment = config.load(path)
     assert experiment.grid is not None
     assert experiment.grid.data == (str(tmp_path / "images"), "digits")
+
+
+def test_a_relative_checkpoint_folder_is_meant_from_the_file(tmp_path: Any) -> None:
+    path = tmp_path / "e.yaml"
+    grid = "grid: {per_device_batch_size: 8}\nconvergence: {epochs: 2}\n"
+    path.write_text(f"name: x\n{grid}checkpoint: {{every: 2, folder: kept}}\n")
+    checkpoint = config.load(path).checkpoint
+    assert checkpoint is not None
+    assert (checkpoint.every, checkpoint.folder) == (2, str(tmp_path / "kept"))
+
+
+def test_training_options_of_a_grid_join_those_of_the_section() -> None:
+    content = with_grid(**{"training.lr_scaling": ["none", "linear"]}) | {"training": {"lr_base_batch_size": 256}}
+    axes = config.parse(content, source="f").option_axes()
+    assert axes["training.lr_base_batch_size"] == (256,)
+    assert axes["training.accumulation"] == (1,)
+
+
+def test_of_very_many_problems_the_first_are_told() -> None:
+    problems = problems_of({"name": "x", "grid": {"per_device_batch_size": ["x" * 1000] * 3000}})
+    assert len(problems) == 51 and problems[-1] == "and 2950 more"
+    assert max(map(len, problems)) <= 500

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.equivalence import FAULTS
+from tests.equivalence import FAULTS, WORKLOADS
 
 pytestmark = pytest.mark.slow
 
@@ -35,20 +35,20 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return found
 
 
-def difference(results: Results, strategy: str, devices: int, unit: str, fault: str = "") -> float:
+def difference(results: Results, strategy: str, devices: int, workload: str, fault: str = "") -> float:
     """Relative difference from one device, norm over norm."""
-    mine = torch.tensor(results[strategy, devices, unit, fault])
-    alone = torch.tensor(results["single", 1, unit, ""])
+    mine = torch.tensor(results[strategy, devices, workload, fault])
+    alone = torch.tensor(results["single", 1, workload, ""])
     return float((mine - alone).norm() / alone.norm())
 
 
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize(
     ("strategy", "devices"),
     [("dp", 1), ("dp", 2), ("dp", 3), ("ddp", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp", 3)],
 )
-def test_every_strategy_trains_as_one_device_does(results: Results, strategy: str, devices: int, unit: str) -> None:
-    assert difference(results, strategy, devices, unit) <= BOUND
+def test_every_strategy_trains_as_one_device_does(results: Results, strategy: str, devices: int, workload: str) -> None:
+    assert difference(results, strategy, devices, workload) <= BOUND
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -57,7 +57,12 @@ def test_planted_faults_are_found(results: Results, strategy: str, devices: int,
     assert difference(results, strategy, devices, "samples", fault) > 10 * BOUND
 
 
-def test_training_moved_the_parameters(results: Results) -> None:
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_training_moved_the_parameters(results: Results, workload: str) -> None:
+    assert difference(results, "untrained", 1, workload) > 100 * BOUND
+
+
+def test_weights_of_samples_matter(results: Results) -> None:
     start = torch.tensor(results["single", 1, "samples", ""])
     other = torch.tensor(results["single", 1, "tokens", ""])
     assert float((start - other).norm() / start.norm()) > 1e-3

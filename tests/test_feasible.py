@@ -48,6 +48,22 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
             LAPTOP,
             "global batch 33 does not divide by 2 devices",
         ),
+        ({"training": {"accumulation": 4}}, LAPTOP, None),
+        (
+            {"training": {"accumulation": 3}},
+            LAPTOP,
+            "per-device batch 8 does not divide into 3 micro-batches (training.accumulation)",
+        ),
+        (
+            {"training": {"accumulation": 16}},
+            LAPTOP,
+            "per-device batch 8 does not divide into 16 micro-batches (training.accumulation)",
+        ),
+        (
+            {"training": {"accumulation": 2}, "strategy_options": {"static_graph": True}},
+            LAPTOP,
+            "static_graph does not go with training.accumulation: DDP fails at a backward pass without an exchange",
+        ),
         ({"compile": True}, LAPTOP, None),
         ({"compile": True}, replace(LAPTOP, compiler=False), "compile needs a C++ compiler on every node"),
         (

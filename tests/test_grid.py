@@ -86,8 +86,49 @@ def test_excluding_everything_is_an_error(make_experiment: Make) -> None:
 
 def test_an_absurd_grid_is_refused_with_its_size(make_experiment: Make) -> None:
     many = list(range(1, 1001))
-    with pytest.raises(ExperimentError, match="the grid has 1000000 cells; at most 100000"):
+    with pytest.raises(ExperimentError, match="the grid has 1000000 cells; at most 20000"):
         cells_of(make_experiment({"devices": many, "per_device_batch_size": many}))
+
+
+FOUR_THOUSAND = list(range(1, 4001))
+MANY_CELLS = {"per_device_batch_size": FOUR_THOUSAND}
+TOO_LARGE: dict[str, tuple[dict[str, Any], str]] = {
+    "blocks": ({"throughput": {"blocks": 1000}}, "4000 cells in 1000 blocks are 4000000 trials; at most 100000"),
+    "a rule for blocks": (
+        {"throughput": {"blocks": {"at_most": 500, "halfwidth": 0.1}}},
+        "4000 cells in 500 blocks are 2000000 trials",
+    ),
+    "seeds": (
+        {"throughput": {"blocks": 1}, "convergence": {"epochs": 1, "seeds": FOUR_THOUSAND}},
+        "4000 cells in 1 blocks and 4000 seeds are 16004000 trials",
+    ),
+    "option axes": ({"optimizer": {"name": "SGD", "lr": FOUR_THOUSAND}}, "the grid has 16000000 cells; at most 20000"),
+    "launchers and cells": (
+        {"launcher": ["ray", "torchrun"], "cells": [MANY_CELLS] * 3},
+        "the grid has 32000 cells; at most 20000",
+    ),
+    "long options": ({"throughput": {"blocks": 1}, "workload_options": {"x": [FOUR_THOUSAND]}}, "values of options"),
+    "a long text": ({"throughput": {"blocks": 1}, "workload_options": {"x": "x" * 90_000}}, "values of options"),
+    "exclusions": (
+        {"throughput": {"blocks": 1}, "exclude": [{"devices": FOUR_THOUSAND}]},
+        "4000 values to look for in 4000 cells are 16000000 comparisons; at most 5000000",
+    ),
+    "convergence.only": (
+        {"throughput": {"blocks": 1}, "convergence": {"epochs": 1, "only": {"devices": FOUR_THOUSAND}}},
+        "16000000 comparisons",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_is_too_large_is_refused_before_a_cell_is_made(
+    make_experiment: Make, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections, message = TOO_LARGE[name]
+    experiment = make_experiment(MANY_CELLS, **sections)
+    monkeypatch.setattr("harness.grid.Cell", None)  # nothing is made of it
+    with pytest.raises(ExperimentError, match=message):
+        cells_of(experiment)
 
 
 def test_option_lists_are_axes_and_the_grid_overrides_them(make_experiment: Make) -> None:

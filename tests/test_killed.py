@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import harness
-from harness.run import Request
+from harness.stage import Request
 from tests.scripted import TEXT, command, start
 
 pytestmark = pytest.mark.slow

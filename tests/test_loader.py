@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from harness.loader import (
     SeededDataset,
+    Share,
     batches,
     endless_shares,
     epoch_order,
@@ -133,6 +134,50 @@ def test_to_device_walks_through_mappings_and_sequences() -> None:
     moved = to_device(batch, torch.device("meta"), non_blocking=False)
     assert moved["x"].device.type == moved["rest"][0].device.type == moved["rest"][1][1].device.type == "meta"
     assert moved["rest"][1][0] == "text"
+
+
+@pytest.mark.parametrize(("samples", "parts", "sizes"), [(6, 3, [2, 2, 2]), (5, 2, [2, 3]), (1, 3, [0, 0, 1])])
+def test_a_share_is_split_into_micro_batches(samples: int, parts: int, sizes: list[int]) -> None:
+    keys = tuple((0, index) for index in range(samples))
+    split = Share(keys, samples, 10).split(parts)
+    assert [part.samples for part in split] == sizes
+    assert tuple(key for part in split for key in part.keys[: part.samples]) == keys
+    assert all(len(part.keys) == max(1, part.samples) and part.global_samples == 10 for part in split)
+
+
+def test_an_empty_share_is_split_into_empty_ones() -> None:
+    assert {part.samples for part in Share(((0, 3),), 0, 10).split(2)} == {0}
+
+
+def test_a_share_comes_as_its_micro_batches() -> None:
+    shares = list(epoch_shares(10, 4, seed=0, epoch=0, rank=0, world_size=1))
+    whole = list(batches(Numbers(10), shares, seed=0, device=CPU, options={}))
+    parts = list(batches(Numbers(10), shares, seed=0, device=CPU, options={}, micro_batches=2))
+    assert [[len(part[0]) for part in step] for step in parts] == [[2, 2], [2, 2], [1, 1]]
+    for one, several in zip(whole, parts, strict=True):
+        for column, pieces in zip(one, zip(*several, strict=True), strict=True):
+            assert torch.equal(column, torch.cat(pieces))
+
+
+def test_fetching_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    list(batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1), seed=0, device=CPU, options={}))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class OddNumbers(Numbers):
+    """Draws for odd indices alone."""
+
+    def __getitem__(self, index: int) -> tuple[int, float, float]:
+        return super().__getitem__(index) if index % 2 else (index, 0.0, 0.0)
+
+
+def test_a_data_set_that_draws_now_and_then_is_seeded_all_the_same() -> None:
+    data = SeededDataset(OddNumbers(10), seed=1)
+    assert data.__getitems__([(0, 2), (0, 4)]) == [(2, 0.0, 0.0), (4, 0.0, 0.0)]
+    expected = SeededDataset(Numbers(10), seed=1).__getitems__([(0, 3)])[0]
+    assert data.__getitems__([(0, 2), (0, 3)])[1] == expected
+    assert data.__getitems__([(0, 3)])[0] == expected
 
 
 HANGS = """

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from harness.errors import WorkloadError
-from harness.optimizers import make_optimizer, make_schedule
+from harness.optimizers import WarmUp, fast_forward, make_clip, make_optimizer, make_schedule, scale_rate
 
 MODEL = nn.Linear(1, 1)
 SGD = {"name": "SGD", "lr": 0.1}
@@ -68,3 +68,79 @@ def test_wrong_schedules(options: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         make_schedule(make_optimizer(MODEL, SGD), options)
     assert str(caught.value).startswith(message)
+
+
+def test_a_rate_is_scaled_whether_it_is_given_or_the_optimizers_own() -> None:
+    assert scale_rate(make_optimizer(MODEL, SGD), 4.0) == pytest.approx(0.4)
+    assert scale_rate(make_optimizer(MODEL, {"name": "Adam"}), 2.0) == pytest.approx(0.002)
+
+
+def test_warm_up_rises_evenly_from_the_base_rate_to_the_scaled_one() -> None:
+    optimizer = make_optimizer(MODEL, {"name": "SGD", "lr": 0.1})
+    scale_rate(optimizer, 4.0)
+    warm_up = WarmUp(optimizer, 4.0, steps=3)
+    seen = []
+    with warm_up.rates_from(0) as set_rate:
+        for _ in range(5):
+            set_rate()
+            seen.append(optimizer.param_groups[0]["lr"])
+    assert seen == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.4)
+
+
+def test_warm_up_goes_on_where_an_epoch_begins_and_beside_a_schedule() -> None:
+    optimizer = make_optimizer(MODEL, {"name": "SGD", "lr": 0.4})
+    warm_up = WarmUp(optimizer, 4.0, steps=6)
+    optimizer.param_groups[0]["lr"] = 0.2  # as a schedule left it
+    with warm_up.rates_from(3) as set_rate:
+        set_rate()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2 * 2.5 / 4)
+    assert optimizer.param_groups[0]["lr"] == 0.2
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_a_rate_that_is_not_scaled_up_needs_no_warm_up(factor: float) -> None:
+    assert WarmUp(make_optimizer(MODEL, SGD), factor, steps=10).part(0) == 1.0
+
+
+def test_clipping_by_norm_and_by_value() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    clipped = {}
+    for options in ({"clip_grad_norm": 1.0}, {"clip_grad_value": 1.0}):
+        weight.grad = torch.tensor([3.0, 4.0])
+        clip = make_clip({"clip_grad_norm": None, "clip_grad_value": None, **options})
+        assert clip is not None
+        clip([weight])
+        clipped[next(iter(options))] = weight.grad.tolist()
+    assert clipped == {"clip_grad_norm": pytest.approx([0.6, 0.8]), "clip_grad_value": [1.0, 1.0]}
+    assert make_clip({"accumulation": 2, "clip_grad_norm": None}) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "MultiStepLR", "milestones": [2, 3], "gamma": 0.1},
+        {"name": "CosineAnnealingLR", "T_max": 5},
+        {"name": "OneCycleLR", "max_lr": 1.0, "total_steps": 10},
+        {"name": "ExponentialLR", "gamma": 0.9},
+    ],
+)
+def test_a_schedule_goes_on_from_where_it_was(options: dict[str, Any]) -> None:
+    def stepped(steps: int) -> Any:
+        optimizer = make_optimizer(nn.Linear(1, 1), {"name": "SGD", "lr": 0.1, "momentum": 0.9})
+        schedule = make_schedule(optimizer, options)
+        assert schedule is not None
+        optimizer.step()
+        for _ in range(steps):
+            schedule.step()
+        return optimizer, schedule
+
+    before, _ = stepped(3)
+    whole, _ = stepped(6)
+    optimizer, schedule = stepped(0)
+    optimizer.load_state_dict(before.state_dict())
+    fast_forward(schedule, 3)
+    assert optimizer.param_groups[0]["lr"] == before.param_groups[0]["lr"]
+    for _ in range(3):
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == whole.param_groups[0]["lr"]

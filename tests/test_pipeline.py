@@ -10,10 +10,10 @@ import pytest
 
 from harness import run as pipeline
 from harness.config import Experiment
-from harness.errors import WorkloadError
+from harness.errors import RunFolderError, WorkloadError
 from harness.messages import Outcome, TrialResult
 from harness.plan import Plan, make_plan
-from harness.preflight import data_paths, download_data, missing_data
+from harness.preflight import check_target, data_paths, download_data, missing_data
 from harness.record import RunFolder
 from tests.conftest import laptop
 
@@ -87,7 +87,67 @@ def test_a_download_without_a_network_says_where_to_put_what(
         download_data(cifar_plan(make_experiment, data_folder=str(tmp_path), download=True))
 
 
+@pytest.mark.parametrize(
+    ("members", "metric", "problem"),
+    [
+        ({}, "val_f1", "got 'val_f1'; allowed: train_loss, val_loss"),
+        ({"metrics": min}, "val_f1", None),
+        ({"derived": min}, "val_f1", None),
+        ({"derived": min}, "f1", "got 'f1'; allowed: train_loss, val_loss, or val_<name> of your own metrics"),
+        ({"metrics": min, "metric_names": ("f1",)}, "val_f1", None),
+        ({"metrics": min, "metric_names": ("f1",)}, "val_f2", "got 'val_f2'; did you mean 'val_f1'?"),
+    ],
+)
+def test_a_target_is_a_metric_that_the_workload_gives(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch, members: dict[str, Any], metric: str, problem: str | None
+) -> None:
+    monkeypatch.setattr("harness.workloads.load_class", lambda name: type("Own", (), members))
+    target = {"metric": metric, "at_least": 0.5}
+    experiment = make_experiment(workload="own:Own", convergence={"epochs": 1, "target": target})
+    if problem is None:
+        check_target(experiment)
+    else:
+        with pytest.raises(WorkloadError) as caught:
+            check_target(experiment)
+        assert str(caught.value).startswith(f"convergence.target.metric: {problem}")
+
+
 def test_missing_data_names_every_node_and_path() -> None:
     message = str(missing_data({"a (10.0.0.1)": ["/x", "/y"], "b (10.0.0.2)": ["/x"]}))
     assert message.startswith("data is missing: /x, /y on a (10.0.0.1); /x on b (10.0.0.2).")
     assert "cifar" not in message
+
+
+KEEPING = {"convergence": {"epochs": 2, "seeds": 0}}
+
+
+def keeping(make_experiment: Make, tmp_path: Path, **checkpoint: Any) -> tuple[Plan, RunFolder]:
+    plan = make_plan(make_experiment(**KEEPING, checkpoint=checkpoint), laptop())
+    return plan, RunFolder.create(tmp_path / "out", plan.experiment, plan, "x")
+
+
+def test_checkpoints_are_in_the_run_folder_or_in_one_of_the_runs_own(make_experiment: Make, tmp_path: Path) -> None:
+    plan, folder = keeping(make_experiment, tmp_path)
+    settings = pipeline._keeping_checkpoints(plan, folder, None).experiment.checkpoint
+    assert settings and settings.folder == str(folder.path / "checkpoints")
+    plan, folder = keeping(make_experiment, tmp_path, folder=str(tmp_path / "shared"))
+    settings = pipeline._keeping_checkpoints(plan, folder, None).experiment.checkpoint
+    assert settings and settings.folder == str(tmp_path / "shared" / folder.path.name)
+    assert Path(settings.folder).is_dir()
+
+
+def test_a_checkpoint_folder_that_cannot_be_made_is_refused(make_experiment: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    plan, folder = keeping(make_experiment, tmp_path, folder=str(tmp_path / "file"))
+    with pytest.raises(RunFolderError, match=r"checkpoint.folder: .* cannot be made: Not a directory; give another"):
+        pipeline._keeping_checkpoints(plan, folder, None)
+
+
+def test_a_checkpoint_folder_that_a_node_does_not_see_is_refused(make_experiment: Make, tmp_path: Path) -> None:
+    class TwoNodes:
+        def missing_paths(self, paths: list[str]) -> dict[str, list[str]]:
+            return {"far (10.0.0.2)": paths}
+
+    plan, folder = keeping(make_experiment, tmp_path)
+    with pytest.raises(RunFolderError, match=r"is not there on far \(10.0.0.2\); give a folder that all nodes see"):
+        pipeline._keeping_checkpoints(plan, folder, TwoNodes())  # type: ignore[arg-type]

@@ -103,6 +103,16 @@ def test_a_target_that_was_never_reached_says_never() -> None:
     assert once.cells[-3:] == ("1 of 1", "1.0", "100")
 
 
+def test_the_metrics_that_were_recorded_are_shown() -> None:
+    lines = [line("single", kind="convergence")]
+    trials = analyse.trials(lines, steps_of(lines))
+    epochs = epochs_of("single-s0", [0.5]).assign(val_accuracy=pd.NA, val_perplexity=7.25, val_own=0.125)
+    table = convergence_table(analyse.convergence(trials, epochs, None))
+    shown = dict(zip((column.title for column in table.columns), table.rows[0].cells, strict=True))
+    assert (shown["perplexity"], shown["own"]) == ("7.25", "0.125")
+    assert "accuracy" not in shown and "PSNR" not in shown
+
+
 def test_failures_name_their_log() -> None:
     lines = [line("single"), line("ddp2", outcome="error", devices=2, log="logs/x.txt", attempt=2)]
     rows = failure_table(analyse.trials(lines, steps_of(lines))).rows

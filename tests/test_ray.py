@@ -63,15 +63,6 @@ def test_the_environment_is_as_it_was_after_an_embedded_cluster() -> None:
     assert dict(os.environ) == before
 
 
-def test_every_ray_process_listens_on_the_loopback_only(ray_cluster: Cluster) -> None:
-    import psutil
-
-    ours = {process.pid for process in psutil.Process().children(recursive=True)}
-    open_ports = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.pid in ours]
-    assert open_ports
-    assert {c.laddr.ip for c in open_ports} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-
-
 def test_each_failure_is_a_row_and_the_rest_runs(execute: Any, make_experiment: Make) -> None:
     behaviours = ["fine", "raises", "memory", "hangs", "dies", "diverges"]
     experiment = make_experiment(

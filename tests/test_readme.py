@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from harness import config
@@ -93,7 +94,8 @@ def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path) -> None:
     shutil.copytree(example, copy)
     results = write_report(copy)
     assert set(results.trials["outcome"]) == {"ok", "skipped"}
-    assert (copy / "tables" / "scaling.csv").read_text() == (example / "tables" / "scaling.csv").read_text()
+    rebuilt, then = (pd.read_csv(folder / "tables" / "scaling.csv") for folder in (copy, example))
+    pd.testing.assert_frame_equal(rebuilt[then.columns], then)  # columns that came later are empty
     assert results.steps["step_s"].notna().all()
     figure = re.search(r"!\[.*\]\((.*)\)", README)
     assert figure and (Path(__file__).parents[1] / figure[1]).is_file()

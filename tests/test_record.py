@@ -165,10 +165,45 @@ def test_no_file_is_a_pickle(folder: RunFolder, plan: Plan) -> None:
     assert kinds <= {".yaml", ".json", ".jsonl", ".parquet", ".txt", ".html", ".csv", ".png", ".svg", ""}
 
 
-def test_a_line_of_the_first_version_reads_as_one_of_today(folder: RunFolder) -> None:
-    window = {"rank": 0, "window": 0, "warmup": True, "duration_s": 1.0, "steps": 1, "weight": 8.0}
-    old = {"trial_id": "a-b0", "attempt": 1, "windows": [window, {**window, "window": 1, "warmup": False}]}
-    append_line(folder.path / "trials.jsonl", json.dumps(old))
-    line = folder.lines()[0]
-    assert [one["window_kind"] for one in line["windows"]] == ["warmup", "timed"]
-    assert (line["purpose"], line["launcher"], line["facts"], line["parts"]) == ("", "ray", {}, {})
+SECRET = "hunter2-hunter2"
+GITHUB, URL = "ghp_" + "a1B2" * 9, "https://me:hunter2-hunter2@host/data"
+
+
+@pytest.fixture
+def secret_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_DATABASE_PASSWORD", SECRET)
+
+
+def test_no_secret_reaches_a_file_by_any_door(make_experiment: Make, tmp_path: Path, secret_variable: None) -> None:
+    options = {"hub_token": SECRET, "address": URL, "other": GITHUB, "width": 8}
+    experiment = make_experiment({"strategy": ["single", "ddp"], "devices": [1, 4], "per_device_batch_size": 8},
+                                 workload="own:Own", workload_options=options)  # fmt: skip
+    plan = make_plan(experiment, laptop())
+    source = f"name: test  # {GITHUB}\nworkload_options: {{hub_token: {SECRET}, address: '{URL}', other: {GITHUB}}}\n"
+    folder = RunFolder.create(tmp_path, experiment, plan, source)
+    said = f"ValueError: cannot open {URL} with {GITHUB}, Bearer {SECRET}"
+    for trial in plan.trials[:2]:
+        result = TrialResult(
+            trial.id, "error", said, error_type="ValueError", detail=f"Traceback\n{said}", facts={"x": said}
+        )
+        folder.append(trial, result, FACTS)
+    for skip in plan.skips:
+        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), FACTS)
+    folder.set_sitting(0, {"command": ["run", "x.yaml", "--address", URL, f"--password={SECRET}"]})
+    folder.add_environment({"group_id": "g", "nodes": [{"variables": {"NCCL_X": URL}, "token": SECRET}], "ranks": []})
+    for path in folder.path.rglob("*"):
+        if path.is_file():
+            text = path.read_text()
+            assert SECRET not in text and GITHUB not in text, path.name
+            assert path.suffix not in (".txt", ".jsonl") or "<redacted>" in text, path.name
+    assert folder.experiment().workload_options["width"] == 8
+    assert len(folder.lines()) == 2 + len(plan.skips)
+
+
+def test_a_link_in_the_place_of_a_new_folder_is_refused(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "test").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match="is a link, which may lead anywhere"):
+        RunFolder.create(tmp_path / "results", plan.experiment, plan, "")
+    assert not list((tmp_path / "elsewhere").iterdir())

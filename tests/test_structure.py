@@ -15,51 +15,78 @@ PACKAGE = ROOT / "harness"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 
-FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "interrupts", "lifeline"),
-    ("files", "inventory", "schema", "stats", "labels", "config_values", "yaml_source", "cell", "messages", "peaks"),
-    (
-        "config_problems",
-        "config_sections",
-        "schema_text",
-        "present",
-        "analyse",
-        "placement",
-        "ranks",
-        "environment",
-        "loader",
-    ),
-    (
-        "config",
-        "present_belief",
-        "present_cost",
-        "feasible",
-        "optimizers",
-        "plots",
-        "strategies",
-        "mailbox",
-        "socket_mailbox",
-        "watch",
-    ),
-    ("grid", "workloads", "trial"),
-    ("diagnostics", "training"),
-    ("plan",),
-    ("plan_rows", "events", "failures", "resume", "blocks", "preflight", "measure"),
-    ("record", "node", "scenarios"),
-    ("results", "worker", "cluster", "console", "reopen", "sitting"),
-    ("launch", "ray_worker", "torchrun_worker", "report_content"),
-    ("ray_watch", "execute", "torchrun_processes"),
-    ("report", "ray_launcher", "torchrun_launcher"),
-    ("run",),
-    ("cli",),
-)
+FLOORS = [
+    line.split()
+    for line in """
+errors interrupts lifeline
+files printable redact inventory schema stats labels config_values yaml_source cell messages peaks scratch topology
+config_problems config_sections schema_text present analyse placement ranks environment loader reading
+config present_belief present_cost present_doctor feasible optimizers plots strategies mailbox socket_mailbox watch
+grid workloads trial
+diagnostics training
+plan checkpoint
+plan_rows events failures resume blocks preflight measure
+record node doctor
+scenarios
+results worker cluster console reopen sitting
+launch ray_worker torchrun_worker report_content
+ray_watch execute torchrun_processes
+report ray_launcher torchrun_launcher
+stage
+diagnose run
+cli
+""".strip().splitlines()
+]
 """Rooms from the ground up: a module imports from floors below its own, or from its own package."""
 
 WITHOUT_TORCH_OR_RAY = """
-errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
-config_sections trial present present_belief present_cost analyse placement peaks config feasible plots grid
-diagnostics plan plan_rows events failures resume blocks record results report_content report console mailbox
-socket_mailbox watch interrupts reopen
+analyse
+blocks
+cell
+config
+config_problems
+config_sections
+config_values
+console
+diagnostics
+errors
+events
+failures
+feasible
+files
+grid
+interrupts
+inventory
+labels
+mailbox
+messages
+peaks
+placement
+plan
+plan_rows
+plots
+present
+present_belief
+present_cost
+present_doctor
+printable
+reading
+record
+redact
+reopen
+report
+report_content
+results
+resume
+schema
+schema_text
+scratch
+socket_mailbox
+stats
+topology
+trial
+watch
+yaml_source
 """
 
 

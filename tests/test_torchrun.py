@@ -29,14 +29,15 @@ from harness.launch import ByLauncher, Launcher
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
 from harness.placement import Placement
 from harness.plan import Plan, make_plan
-from harness.run import _ray
 from harness.socket_mailbox import SocketMailbox
+from harness.stage import started_ray
 from harness.torchrun_launcher import TorchrunLauncher, ask_here
 from harness.torchrun_processes import command
 from harness.torchrun_worker import devices_of
 from harness.trial import WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
 from tests.conftest import gpu_cluster, laptop
+from tests.listening import outside
 
 Make = Callable[..., Experiment]
 HERE = Path(__file__).parent
@@ -96,7 +97,7 @@ def test_torchrun_is_for_one_machine(make_experiment: Make) -> None:
 
 def test_ray_is_not_started_where_no_group_is_for_it(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(launcher="torchrun"), laptop())
-    with _ray(None, plan) as ready:
+    with started_ray(None, plan) as ready:
         assert ready is None
 
 
@@ -374,7 +375,9 @@ def test_closing_the_generator_ends_the_processes(group_of: Any) -> None:
     assert isinstance(seen[1], TrialStarted) and all(map(alive, pids_of(seen)))
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     assert set(pids_of(seen)) < children
+    reachable = outside([psutil.Process(pid) for pid in children])
     messages.close()
+    assert not reachable
     assert not [pid for pid in children if alive(pid)]
 
 

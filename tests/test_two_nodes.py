@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import harness
@@ -115,3 +117,29 @@ def test_a_client_without_the_token_is_refused(address: str, tmp_path: Path) -> 
     )
     assert done.returncode == 2
     assert "no Ray cluster answers there" in done.stderr
+
+
+LOOK = """
+import json, sys, ray
+from ray._private.state import actors
+from ray.util import placement_group_table
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+free, all_of_it = (what.get("CPU") for what in (ray.available_resources(), ray.cluster_resources()))
+living = sorted(actor["ActorClassName"] for actor in actors().values() if actor["State"] != "DEAD")
+groups = sorted({group["state"] for group in placement_group_table().values()})
+print(json.dumps({"free": free == all_of_it, "living": living, "placement groups": groups, "seen": len(actors())}))
+"""
+
+
+def test_nothing_of_a_run_is_left_on_the_cluster(
+    results: harness.results.Results,  # type: ignore[name-defined]
+    address: str,
+    environment: dict[str, str],
+) -> None:
+    look = [sys.executable, "-c", LOOK, address]
+    done = subprocess.run(look, env=environment, check=True, capture_output=True, text=True, timeout=60)
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen.pop("seen") > 4
+    assert seen == {"free": True, "living": [], "placement groups": ["REMOVED"]}
+    pids = {rank["pid"] for group in results.environment["groups"] for rank in group["ranks"]}
+    assert pids and not [pid for pid in pids if psutil.pid_exists(pid)]

@@ -24,6 +24,18 @@ from harness.errors import ExperimentError
         ("1: 2\n", "keys must be strings, got 1"),
         ("a: !!python/object/apply:os.system ['true']", "not valid YAML: could not determine a constructor"),
         ("a: 1\n---\nb: 2\n", "not valid YAML: expected a single document"),
+        ('a: "\\e[31m"', "not valid YAML: line 1: holds '\\x1b', which is no text"),
+        ('a: 1\nb: "\\ud800"', "not valid YAML: line 2: holds '\\ud800', which is no text"),
+        ("a: \0", "not valid YAML: unacceptable character #x0000"),
+        ("a: !!int ''", "not valid YAML: cannot read '' as int"),
+        ("a: !!timestamp soon", "not valid YAML: cannot read 'soon' as timestamp"),
+        ("a: 2020-13-45", "not valid YAML: cannot read '2020-13-45' as timestamp"),
+        ("a: !!map x", "not valid YAML: expected a mapping node, but found scalar"),
+        ("a: " + "9" * 101, "not valid YAML: line 1: a number of 101 characters; at most 100 are allowed"),
+        ("a: &a\n  - *a", "not valid YAML: line 1: nested more than 20 deep, or in itself"),
+        ("a: " + "[" * 21 + "]" * 21, "not valid YAML: nested more than 20 deep"),
+        ("a: [" + "1," * 20_000 + "]", "not valid YAML: more than 20000 keys and values"),
+        ("a: &a [x, x]\nb: &b [" + "*a," * 5000 + "]\nc: [*b, *b]", "not valid YAML: line 3: holds 30003 keys"),
     ],
 )
 def test_what_is_no_single_mapping_is_refused(text: str, problem: str) -> None:
@@ -54,3 +66,14 @@ def test_a_huge_file(tmp_path: Path) -> None:
     path.write_bytes(b"a" * (yaml_source.MAX_BYTES + 1))
     with pytest.raises(ExperimentError, match="not an experiment file"):
         yaml_source.read_mapping(path)
+
+
+def test_aliases_and_merges_of_a_usual_size() -> None:
+    text = "base: &base {devices: [1, 2], batch: 8}\ncells: [*base, {<<: *base, batch: 16}]\n"
+    content = yaml_source.parse_mapping(text, source="f.yaml")
+    assert content["cells"] == [{"devices": [1, 2], "batch": 8}, {"devices": [1, 2], "batch": 16}]
+
+
+def test_nesting_and_numbers_up_to_the_limit() -> None:
+    content = yaml_source.parse_mapping(f"a: {'[' * 18}{'9' * 100}{']' * 18}", source="f.yaml")
+    assert str(content).count("9") == 100

@@ -16,7 +16,8 @@ Row = Mapping[Any, Any]
 Rows = Sequence[Row]
 STRATEGIES = ("single", "dp", "ddp", "fsdp")
 """In the order in which they are shown."""
-FAMILY = tuple(axis for axis in AXES if axis not in ("devices", "nodes", "per_device_batch_size", "global_batch_size"))
+DEVICE_AXES = ("devices", "device_ids", "link", "nodes", "per_device_batch_size", "global_batch_size")
+FAMILY = tuple(axis for axis in AXES if axis not in DEVICE_AXES)
 """What cells share that differ in their device count alone, besides the batch that their scaling holds fixed."""
 
 
@@ -51,7 +52,8 @@ def order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
     names = ("model", "data", "precision", "scaling", batch)
     fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else natural(row[name])) for name in names)
-    return (*fixed, STRATEGIES.index(row["strategy"]), row["devices"], row["nodes"], row["options"])
+    ids = "" if pd.isna(row["device_ids"]) else natural(row["device_ids"])
+    return (*fixed, STRATEGIES.index(row["strategy"]), row["devices"], row["nodes"], ids, row["options"])
 
 
 def natural(value: Any) -> Any:

@@ -98,7 +98,7 @@ def excludes_one(ratio: Estimate) -> bool | None:
 
 
 def _but_launcher(row: Row) -> tuple[str, ...]:
-    return tuple(str(row[axis]) for axis in AXES if axis != "launcher")
+    return tuple(str(row[axis]) for axis in AXES if axis not in ("launcher", "link"))
 
 
 def _doubts(group: Rows, base: Rows) -> str | None:

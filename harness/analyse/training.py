@@ -27,9 +27,10 @@ def convergence(trials: pd.DataFrame, epochs: pd.DataFrame, target: Mapping[str,
         last = curve.iloc[-1]
         rows.append(
             {
-                **{name: trial[name] for name in ("trial_id", "attempt", "cell_id", "seed", *AXES)},
+                **{name: trial[name] for name in ("trial_id", "attempt", "cell_id", "seed", "effective_lr", *AXES)},
                 "epochs": last["epoch"],
-                **{name: last[name] for name in ("train_loss", "val_loss", "val_accuracy", "train_s")},
+                **{name: last[name] for name in ("train_loss", "train_s")},
+                **{name: last[name] for name in curve.columns if str(name).startswith("val_")},
                 "best_val_accuracy": curve["val_accuracy"].max(),
                 **_time_to_target(curve, target),
             }

@@ -9,15 +9,18 @@ from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from harness.cell import Cell
+from harness.checkpoint import Keeper
 from harness.config_sections import Convergence
 from harness.errors import SkipTrial
 from harness.loader import Share, batches, copier, epoch_shares, evaluation_shares
 from harness.measure.marks import marks_for
 from harness.measure.window import measure_window, synchronize
-from harness.optimizers import make_schedule
+from harness.optimizers import WarmUp, fast_forward, make_schedule
 from harness.ranks import Ranks
 from harness.training import Training
 
@@ -26,76 +29,135 @@ Collate = Callable[[list[Any]], Any] | None
 
 
 class Epochs:
-    """The epochs of one training on one rank. ``rows`` grows by one an epoch, alike on every rank."""
+    """The epochs of one training on one rank. ``rows`` grows by one an epoch, alike on every rank.
+
+    ``keeper``: what keeps checkpoints, from which the training goes on where it finds one. ``train_s`` is the training
+    clock, over all attempts; ``spent`` what this one spent on epochs, evaluation and checkpoints, in seconds.
+    """
 
     def __init__(
-        self, training: Training, datasets: Datasets, cell: Cell, seed: int, ranks: Ranks, collate: Collate
+        self,
+        training: Training,
+        datasets: Datasets,
+        cell: Cell,
+        seed: int,
+        ranks: Ranks,
+        collate: Collate,
+        keeper: Keeper | None = None,
     ) -> None:
         self.training, self.cell, self.ranks, self.seed, self.collate = training, cell, ranks, seed, collate
+        self.keeper = keeper
         self.train, self.validation = datasets
         self.samples = len(self.train)  # type: ignore[arg-type]
         if cell.global_batch_size > self.samples:
             raise SkipTrial(f"global batch {cell.global_batch_size} exceeds the {self.samples} training samples")
+        self.steps = math.ceil(self.samples / cell.global_batch_size)
+        warmup = int(cell.training.get("warmup_epochs", 0))
+        self._warm_up = WarmUp(training.optimizer, cell.lr_factor, warmup * self.steps)
         self._copy = copier(ranks.devices[0], cell.loader)
         self.rows: list[dict[str, float]] = []
-        self.train_s = self.evaluation_s = 0.0
+        self.resumed_epoch = 0
+        self.train_s = 0.0
+        self.spent = {"epochs": 0.0, "evaluation": 0.0, "checkpoints": 0.0}
         self.finite = True
 
     def run(self, settings: Convergence, advance: Callable[[], None]) -> None:
         """Trains and evaluates epoch by epoch; stops early where the training diverged."""
         schedule = make_schedule(self.training.optimizer, self.cell.schedule)
-        steps = math.ceil(self.samples / self.cell.global_batch_size)
+        self._resume(schedule)
+        to_do = range(self.resumed_epoch, settings.epochs)
         # one loader for all epochs: its worker processes live on, and it draws the shares as it needs them
-        source = self._batches(self.train, chain.from_iterable(map(self._shares, range(settings.epochs))))
-        for epoch in range(1, settings.epochs + 1):
-            shares = self._shares(epoch - 1)
-            self.ranks.barrier()
-            window = measure_window(
-                lambda batch, mark, shares=shares: self.training.step(batch, next(shares), mark),  # type: ignore[misc]
-                source,
-                copy=self._copy,
-                steps=steps,
-                marks=marks_for(self.ranks.devices, steps),
-                synchronize=lambda: synchronize(self.ranks.devices),
-                advance=advance,
-            )
-            # the epoch lasts as long as its slowest rank takes
-            self.train_s += max(self.ranks.gather(window.duration_s))
-            losses = sum(float(loss) for loss in window.losses)
-            weights = sum(float(weight) for weight in window.weights)
-            finite = float(self.training.finite(list(window.losses[-1:])))
-            loss, weight, healthy = self.ranks.sum([losses, weights, finite])
-            self.finite = healthy == self.ranks.world_size
-            self.rows.append(self._row(epoch, loss / weight, advance))
+        shares = chain.from_iterable(map(self._shares, to_do))
+        source = self._batches(self.train, shares, self.cell.micro_batches)
+        for epoch in (number + 1 for number in to_do):
+            loss, rate = self._train(epoch, source, advance)
+            self.rows.append(self._row(epoch, loss, rate, advance))
             if not self.finite:
                 return
             if schedule:
                 schedule.step()
+            self._save(epoch, last=epoch == settings.epochs)
+            advance()
 
-    def _row(self, epoch: int, train_loss: float, advance: Callable[[], None]) -> dict[str, float]:
+    def _train(self, epoch: int, source: Iterator[Any], advance: Callable[[], None]) -> tuple[float, float]:
+        """One epoch; its mean loss, and the learning rate of its last step."""
+        shares = self._shares(epoch - 1)
+        self.ranks.barrier()
+        with self._warm_up.rates_from((epoch - 1) * self.steps) as set_rate:
+
+            def step(batch: Any, mark: Callable[[int], None]) -> tuple[Tensor, Any]:
+                set_rate()
+                return self.training.step(batch, next(shares), mark)
+
+            window = measure_window(
+                step,
+                source,
+                copy=self._copy,
+                steps=self.steps,
+                marks=marks_for(self.ranks.devices, self.steps, micro_batches=self.cell.micro_batches),
+                synchronize=lambda: synchronize(self.ranks.devices),
+                advance=advance,
+            )
+            rate = float(self.training.optimizer.param_groups[0]["lr"])
+        # the epoch lasts as long as its slowest rank takes
+        epoch_s = max(self.ranks.gather(window.duration_s))
+        self.train_s += epoch_s
+        self.spent["epochs"] += epoch_s
+        losses = sum(float(loss) for loss in window.losses)
+        weights = sum(float(weight) for weight in window.weights)
+        finite = float(self.training.finite(list(window.losses[-1:])))
+        loss, weight, healthy = self.ranks.sum([losses, weights, finite])
+        self.finite = healthy == self.ranks.world_size
+        return loss / weight, rate
+
+    def _save(self, epoch: int, *, last: bool) -> None:
+        """The order of the data follows from the seed and the epoch: they are the sampler's state."""
+        if self.keeper:
+            started = time.perf_counter()
+            sampler = {"seed": self.seed, "epoch": epoch}
+            self.keeper.save(epoch, {"sampler": sampler, "schedule": {"steps": epoch}, "rows": self.rows}, last=last)
+            self.spent["checkpoints"] += time.perf_counter() - started
+
+    def _resume(self, schedule: LRScheduler | None) -> None:
+        """Goes back to where the newest checkpoint was taken."""
+        kept = self.keeper.resume() if self.keeper else {}
+        if not kept:
+            return
+        self.rows, self.resumed_epoch = kept["rows"], kept["sampler"]["epoch"]
+        self.train_s = self.rows[-1]["train_s"]
+        if schedule:
+            fast_forward(schedule, kept["schedule"]["steps"])
+
+    def _row(self, epoch: int, train_loss: float, rate: float, advance: Callable[[], None]) -> dict[str, float]:
         """What is known at the end of an epoch, the evaluation included."""
         started = time.perf_counter()
         validation = self._evaluate(advance) if self.finite else {}
         evaluation_s = time.perf_counter() - started
-        self.evaluation_s += evaluation_s
+        self.spent["evaluation"] += evaluation_s
         return {
             "epoch": epoch,
             "samples": epoch * self.samples,
             "train_s": self.train_s,
             "evaluation_s": evaluation_s,
             "train_loss": train_loss,
+            "learning_rate": rate,
             **validation,
         }
 
     def _evaluate(self, advance: Callable[[], None]) -> dict[str, float]:
-        """The mean of the loss and of each metric over the whole validation set, each sample exactly once."""
+        """The mean of the loss and of each metric over the whole validation set, each sample exactly once.
+
+        And what follows from these means.
+        """
         model = self.training.model
         if self.ranks.world_size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)  # batch statistics differ by rank; rank 0's are the model's
         model.eval()
         size = len(self.validation)  # type: ignore[arg-type]
-        plan = (size, self.cell.global_batch_size, self.ranks.rank, self.ranks.world_size)
+        # a forward pass as large as in training: with accumulation there may be no room for more
+        batch = max(1, self.cell.global_batch_size // self.cell.micro_batches)
+        plan = (size, batch, self.ranks.rank, self.ranks.world_size)
         totals: dict[str, list[float]] = {}
         source = self._batches(self.validation, evaluation_shares(*plan))
         for share, batch in zip(evaluation_shares(*plan), source, strict=True):
@@ -106,12 +168,21 @@ class Epochs:
             advance()
         model.train()
         sums = self.ranks.sum([value for entry in totals.values() for value in entry])
-        return {f"val_{name}": sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
+        means = {name: sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
+        return {f"val_{name}": value for name, value in {**self.training.derived(means), **means}.items()}
 
     def _shares(self, epoch: int) -> Iterator[Share]:
         batch, ranks = self.cell.global_batch_size, self.ranks
         return epoch_shares(self.samples, batch, self.seed, epoch, ranks.rank, ranks.world_size)
 
-    def _batches(self, dataset: Dataset[Any], shares: Iterable[Share]) -> Iterator[Any]:
+    def _batches(self, dataset: Dataset[Any], shares: Iterable[Share], micro_batches: int = 1) -> Iterator[Any]:
         device, options = self.ranks.devices[0], self.cell.loader
-        return batches(dataset, shares, seed=self.seed, device=device, options=options, collate=self.collate)
+        return batches(
+            dataset,
+            shares,
+            seed=self.seed,
+            device=device,
+            options=options,
+            collate=self.collate,
+            micro_batches=micro_batches,
+        )

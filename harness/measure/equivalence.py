@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -66,7 +67,7 @@ class Frozen:
 def measure_update(
     cell: Cell, workload: Any, dataset: Dataset[Any], seed: int, ranks: Ranks, advance: Callable[[], None]
 ) -> Update:
-    """This cell's update after STEPS steps. Raises SkipTrial where the data is too small."""
+    """This cell's update after STEPS steps. Raises SkipTrial where the data is too small or steps draw at random."""
     samples = len(dataset)  # type: ignore[arg-type]
     if cell.global_batch_size > samples:
         raise SkipTrial(f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples")
@@ -82,13 +83,34 @@ def measure_update(
     training = Training(cell, Frozen(workload, whole), seed, ranks)
     start = _flat(training.model, keep=ranks.first)
     copy = copier(device, {})
+    drew = False
     for share, batch in stream(ranks.rank, ranks.world_size):
-        training.step(copy(batch), share)
+        with drawing() as drawn:
+            training.step(copy(batch), share)
+        drew = drew or drawn()
         advance()
+    if any(ranks.gather(drew)):
+        raise SkipTrial("loss or model draw random numbers even when the model only evaluates: no two runs are alike")
     end = _flat(training.model, keep=ranks.first)
     sketch = fold([after.sub_(before) for after, before in zip(end, start, strict=True)])
     finite = ranks.broadcast(all(math.isfinite(value) for value in sketch))
     return Update(sketch, training.parameters, finite)
+
+
+@contextmanager
+def drawing() -> Iterator[Callable[[], bool]]:
+    """Afterwards, the function tells whether torch's generators were drawn from inside."""
+    before = _generators()
+    after: list[list[Tensor]] = []
+    try:
+        yield lambda: any(not torch.equal(a, b) for a, b in zip(before, after[0], strict=True))
+    finally:
+        after.append(_generators())
+
+
+def _generators() -> list[Tensor]:
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
 
 
 def fold(tensors: Sequence[Tensor], buckets: int = BUCKETS) -> list[float]:

@@ -53,7 +53,7 @@ def _arithmetic(cell: Cell, stepper: Stepper, workload: Any, cache: dict[Any, An
     device = stepper.ranks.devices[0]
     model = ("flops", cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
     if model not in cache:
-        batch = stepper.copy(first_samples(next(stepper.fetch), FLOPS_SAMPLES))
+        batch = first_samples(stepper.one_batch(), FLOPS_SAMPLES)
         cache[model] = count_flops(workload, batch, device)
     peak = ("peak", cell.precision)
     if peak not in cache:

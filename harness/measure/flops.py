@@ -65,6 +65,9 @@ def _count(workload: Workload, batch: Any, device: torch.device) -> Flops:
     model = workload.build_model().to(device)
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         return Flops(None, "SyncBatchNorm waits for all ranks, and one alone counts")
+    if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
+        # some batches run step by step, in products that are counted, and others of the same model do not
+        return Flops(None, "a recurrent layer, whose kernel depends on the batch and may have no formula")
     # the watch is the outer mode: it sees what is left once the counter has taken composite operators apart
     with _Watch() as watch, FlopCounterMode(display=False, custom_mapping=_own_formulas()) as counter:
         loss, weight = workload.loss(model, batch)

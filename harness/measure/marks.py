@@ -13,7 +13,11 @@ import numpy as np
 import torch
 
 POINTS = ("start", "fetched", "copied", "cleared", "forward", "backward", "optimizer")
-"""Where a step is marked, by number; the next step's start ends it."""
+"""Where a step is marked, by number; the next step's start ends it.
+
+With accumulation the forward pass of each further micro-batch begins with the third mark again, and ends with the
+fourth: a phase is the sum over micro-batches.
+"""
 HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """What lies between a mark and the next on the host: waiting for data, its copy, our own bookkeeping, training."""
 DEVICE = ("idle", "copy", "rest", "forward", "backward", "optimizer", "rest")
@@ -46,8 +50,11 @@ class Marks(Protocol):
 class HostMarks:
     """Marks by the host's clock: right where the host itself computes. ``detailed`` False leaves out the phases."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, detailed: bool = True) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, *, detailed: bool = True, micro_batches: int = 1
+    ) -> None:
         self._clock, self._last = clock, len(POINTS) if detailed else 2
+        self._names = _repeated(HOST, micro_batches) if detailed else HOST[:2]
         self._times: list[float] = []
 
     def mark(self, point: int) -> None:
@@ -55,20 +62,21 @@ class HostMarks:
             self._times.append(self._clock())
 
     def read(self) -> Timeline:
-        gaps = _gaps(self._times, self._last)
+        gaps = _gaps(self._times, len(self._names))
         step_s, wait_s = gaps.sum(axis=1).tolist(), gaps[:, 0].tolist()
-        return Timeline(step_s, wait_s, _by_phase(HOST, gaps) if self._last > 2 else {}, {})
+        return Timeline(step_s, wait_s, _by_phase(self._names, gaps) if self._last > 2 else {}, {})
 
 
 class CudaMarks:
     """Events on the device's stream: one a step, or with ``detailed`` one a phase; the host's clock beside them."""
 
-    def __init__(self, device: torch.device, steps: int, *, detailed: bool) -> None:
+    def __init__(self, device: torch.device, steps: int, *, detailed: bool, micro_batches: int = 1) -> None:
         self._stream = torch.cuda.current_stream(device)
         self._last = len(POINTS) if detailed else 1
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(steps * self._last + 1)]
+        self._names = _repeated(DEVICE, micro_batches) if detailed else DEVICE[:1]
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(steps * len(self._names) + 1)]
         self._next = 0
-        self._host = HostMarks()
+        self._host = HostMarks(micro_batches=micro_batches)
 
     def mark(self, point: int) -> None:
         if point < self._last:
@@ -81,17 +89,17 @@ class CudaMarks:
         used = self._events[: self._next]
         # event to event: measured from the first, milliseconds in float32 lose microseconds after a minute
         between = [start.elapsed_time(end) / 1000.0 for start, end in pairwise(used)]
-        gaps = np.asarray(between, dtype=np.float64).reshape(-1, self._last)
+        gaps = np.asarray(between, dtype=np.float64).reshape(-1, len(self._names))
         host = self._host.read()
-        phases = _by_phase(DEVICE, gaps) if self._last > 1 else {}
+        phases = _by_phase(self._names, gaps) if self._last > 1 else {}
         return Timeline(gaps.sum(axis=1).tolist(), host.wait_s, phases, host.phases)
 
 
-def marks_for(devices: Sequence[torch.device], steps: int, *, detailed: bool = True) -> Marks:
+def marks_for(devices: Sequence[torch.device], steps: int, *, detailed: bool = True, micro_batches: int = 1) -> Marks:
     """The marks that suit the first device."""
     if devices[0].type == "cuda":
-        return CudaMarks(devices[0], steps, detailed=detailed)
-    return HostMarks(detailed=detailed)
+        return CudaMarks(devices[0], steps, detailed=detailed, micro_batches=micro_batches)
+    return HostMarks(detailed=detailed, micro_batches=micro_batches)
 
 
 @cache
@@ -104,6 +112,12 @@ def cost_s(device: torch.device, count: int = 700) -> float:
             marks.mark(point)
     per_mark = (time.perf_counter() - start) / count
     return per_mark * (len(POINTS) - 2)
+
+
+def _repeated(names: Sequence[str], micro_batches: int) -> tuple[str, ...]:
+    """The names of the gaps of a step that goes forward and backward so often."""
+    first, last = names.index("forward"), names.index("backward") + 1
+    return (*names[:first], *(micro_batches * tuple(names[first:last])), *names[last:])
 
 
 def _gaps(times: Sequence[float], per_step: int) -> np.ndarray:

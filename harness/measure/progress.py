@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import mmap
-import os
 import struct
-import tempfile
 from pathlib import Path
 from types import TracebackType
 
 _LAYOUT = struct.Struct("=q")
-
-
-def shared_folder() -> Path:
-    """Memory-backed where the system has it."""
-    shm = Path("/dev/shm")
-    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
 class StepCounter:

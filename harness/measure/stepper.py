@@ -13,6 +13,7 @@ from harness.errors import SkipTrial, WorkloadError
 from harness.loader import Share, batches, copier, endless_shares, resident_batch
 from harness.measure.marks import marks_for
 from harness.measure.window import Window, measure_window, synchronize
+from harness.optimizers import scale_rate
 from harness.ranks import Ranks
 from harness.training import Training
 
@@ -44,12 +45,22 @@ class Stepper:
         advance: Callable[[], None],
     ) -> None:
         self.training, self.ranks, self._advance = training, ranks, advance
+        self.micro_batches = cell.micro_batches
+        if cell.training.get("warmup_epochs") and cell.lr_factor > 1:
+            # as a training begins: at the scaled rate it may diverge at once
+            scale_rate(training.optimizer, 1 / cell.lr_factor)
         self.share = _full_share(dataset, cell, ranks)
         shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)  # type: ignore[arg-type]
         device = ranks.devices[0]
         self.copy = copier(device, cell.loader)
         self.fetch: Iterator[Any] = batches(
-            dataset, shares, seed=seed, device=device, options=cell.loader, collate=collate
+            dataset,
+            shares,
+            seed=seed,
+            device=device,
+            options=cell.loader,
+            collate=collate,
+            micro_batches=self.micro_batches,
         )
         if cell.data == "synthetic_device":
             self.fetch = resident_batch(self.copy(next(self.fetch)))
@@ -58,6 +69,11 @@ class Stepper:
         """One step that nobody times."""
         self.training.step(self.copy(next(self.fetch)), self.share)
         self._advance()
+
+    def one_batch(self) -> Any:
+        """What the model sees in one forward pass, on the device."""
+        batch = self.copy(next(self.fetch))
+        return batch if self.micro_batches == 1 else batch[0]
 
     def window(self, kind: Kind, steps: int, *, detailed: bool = True) -> Stretch:
         """A window of so many steps; raises WorkloadError where loss() gives weights that are not the batch's."""
@@ -68,7 +84,7 @@ class Stepper:
             self.fetch,
             copy=self.copy,
             steps=steps,
-            marks=marks_for(self.ranks.devices, steps, detailed=detailed),
+            marks=marks_for(self.ranks.devices, steps, detailed=detailed, micro_batches=self.micro_batches),
             synchronize=lambda: synchronize(self.ranks.devices),
             advance=self._advance,
         )

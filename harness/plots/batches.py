@@ -23,7 +23,7 @@ from harness.plots.common import (
 
 BATCH = "per_device_batch_size"
 QUANTITIES = (("per_device_per_s", "throughput of one device"), ("peak_gib", "peak memory of a rank"))
-LINES = ("devices", "nodes", "emulated", "oversubscribed")
+LINES = ("devices", "device_ids", "nodes", "emulated", "oversubscribed")
 
 
 def batch_sizes(tables: Tables) -> Drawing:
@@ -41,7 +41,7 @@ def batch_sizes(tables: Tables) -> Drawing:
             _panel(axes, part, lost, value)
             unit = "GiB" if value == "peak_gib" else rate_unit(rows)
             axes.set_ylabel(f"{label} ({unit})" if column == 0 else "")
-        grid[0][column].set_title(facet)
+        grid[0][column].set_title(facet, parse_math=False)
     marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
     add_legend(figure, [*strategy_legend(rows), *marks])
     caption = (
@@ -53,7 +53,7 @@ def batch_sizes(tables: Tables) -> Drawing:
 
 def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str) -> None:
     draw_lines(axes, part, BATCH, value, LINES)
-    for (strategy, devices, *_), group in part.groupby(["strategy", *LINES]):
+    for (strategy, devices, *_), group in part.groupby(["strategy", *LINES], dropna=False):
         last = group.sort_values(BATCH).iloc[-1]
         place = {"xytext": (7, -3), "textcoords": "offset points", "color": COLOURS[str(strategy)], "fontsize": 8}
         if not pd.isna(last[value]):

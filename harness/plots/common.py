@@ -62,7 +62,9 @@ def style() -> Iterator[None]:
         "svg.hashsalt": "harness",
         "figure.max_open_warning": 0,
     }
-    with matplotlib.rc_context(look):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # the same figures everywhere, whatever matplotlibrc stands in the current folder
+        matplotlib.rcParams.update(look)
         yield
 
 
@@ -91,7 +93,7 @@ def panels(
     flat = [axes for line in grid for axes in line]
     for axes, (name, part) in zip(flat, facets, strict=False):
         draw(axes, part)
-        axes.set_title(name)
+        axes.set_title(name, parse_math=False)  # a name with dollar signs is a name
     for axes in flat[len(facets) :]:
         axes.set_axis_off()
     add_legend(figure, legend)

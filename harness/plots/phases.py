@@ -10,6 +10,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from harness.labels import shown_devices
 from harness.plots import captions
 from harness.plots.common import Drawing, Tables, facets_of, is_apart, panels
 
@@ -60,5 +61,4 @@ def step_phases(tables: Tables) -> Drawing:
 
 
 def _label(row: Any) -> str:
-    nodes = f" on {row['nodes']} nodes" if row["nodes"] != 1 else ""
-    return f"{row['strategy']} x{row['devices']}{nodes}{'*' * is_apart(row)}"
+    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}"

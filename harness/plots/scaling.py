@@ -19,7 +19,7 @@ from harness.plots.common import (
     strategy_legend,
 )
 
-JOINED = ("emulated", "oversubscribed", "nodes")
+JOINED = ("emulated", "oversubscribed", "nodes", "device_ids")
 """Points are joined over devices where all of these are the same."""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.labels import shown_devices
 from harness.plots import captions
 from harness.plots.common import COLOURS, STRATEGIES, Drawing, Tables, facets_of, is_apart, panels
 
@@ -63,8 +64,7 @@ def _timed(tables: Tables) -> pd.DataFrame:
 
 
 def _label(row: Mapping[Hashable, Any]) -> str:
-    nodes = f" on {row['nodes']} nodes" if row["nodes"] != 1 else ""
-    return f"{row['strategy']} x{row['devices']}{nodes}{'*' * is_apart(row)}"
+    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}"
 
 
 def _in_order(values: pd.Series[Any]) -> pd.Series[Any]:

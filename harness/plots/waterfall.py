@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from harness.labels import settings
+from harness.labels import settings, shown_devices
 from harness.plots import captions
 from harness.plots.common import COLOURS, MOST_FACETS, Drawing, Tables, is_apart, panels
 
@@ -35,8 +35,7 @@ def efficiency_waterfall(tables: Tables) -> Drawing:
 
 
 def _title(row: Any, setting: str) -> str:
-    nodes = f" on {row['nodes']} nodes" if row["nodes"] != 1 else ""
-    return f"{row['strategy']} x{row['devices']}{nodes}{'*' * is_apart(row)}, {setting}"
+    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}, {setting}"
 
 
 def _draw(axes: Axes, part: pd.DataFrame) -> None:

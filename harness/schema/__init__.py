@@ -6,6 +6,7 @@ from harness.schema.derived import (
     AGREEMENT,
     CELLS,
     CONVERGENCE,
+    FINDINGS,
     HOST_PHASES,
     LEDGER,
     MISSING,
@@ -27,6 +28,7 @@ __all__ = [
     "CONVERGENCE",
     "DERIVED",
     "EPOCHS",
+    "FINDINGS",
     "HOST_PHASES",
     "LEDGER",
     "MISSING",
@@ -59,5 +61,6 @@ DERIVED = (
     OUTCOMES,
     MISSING,
     LEDGER,
+    FINDINGS,
 )
 AXES = tuple(column.name for column in AXIS_COLUMNS)

@@ -37,6 +37,21 @@ CELLS = Table(
     ),
 )
 
+FINDINGS = Table(
+    "findings",
+    "one finding of the doctor on one examined cell",
+    (
+        _c("trial_id", "string", "the examination"),
+        _c("cell_id", "string", "the cell that was examined"),
+        *AXIS_COLUMNS,
+        _c("check", "string", "which check speaks"),
+        _c("severity", "string", "error (its cells are not measured), warning or note"),
+        _c("seen", "string", "what was seen, with the numbers"),
+        _c("means", "string", "what it means"),
+        _c("advice", "string", "what to do"),
+    ),
+)
+
 SCALING = Table(
     "scaling",
     "one cell against its base, paired by block",
@@ -164,10 +179,13 @@ CONVERGENCE = Table(
         _c("cell_id", "string", "hash of the cell's resolved content"),
         *AXIS_COLUMNS,
         _c("seed", "Int64", "seed of the model and of the order of the data"),
+        _c("effective_lr", "Float64", "learning rate, scaled with the global batch; after warm-up, before a schedule"),
         _c("epochs", "Int64", "epochs trained"),
         _c("train_loss", "Float64", "after the last epoch"),
         _c("val_loss", "Float64", "after the last epoch"),
         _c("val_accuracy", "Float64", "after the last epoch"),
+        _c("val_perplexity", "Float64", "after the last epoch"),
+        _c("val_psnr", "Float64", "after the last epoch", "dB"),
         _c("best_val_accuracy", "Float64", "best over the epochs"),
         _c("target", "string", "what it was to reach"),
         _c("reached", "boolean", "whether it did"),

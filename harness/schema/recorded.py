@@ -17,6 +17,8 @@ AXIS_COLUMNS = (
     _c("strategy", "string", "single, dp, ddp or fsdp"),
     _c("device", "string", "cpu or cuda"),
     _c("devices", "Int64", "GPUs, or CPU slots"),
+    _c("device_ids", "string", "which GPUs of the node, where the file names them"),
+    _c("link", "string", "what joins its GPUs, as nvidia-smi topo -m calls it: NV12, PIX, PXB, PHB, NODE, SYS"),
     _c("nodes", "Int64", "machines"),
     _c("scaling", "string", "weak: per-device batch fixed; strong: global batch fixed"),
     _c("per_device_batch_size", "Int64", "batch of one device", "samples"),
@@ -26,7 +28,7 @@ AXIS_COLUMNS = (
     _c("launcher", "string", "what started the processes: ray, or torchrun as the control"),
     _c("oversubscribed", "boolean", "several ranks share a device: a rehearsal, never a claim about speed"),
     _c("emulated", "boolean", "DataParallel on CPU slots: a rehearsal, never a claim about speed"),
-    _c("options", "string", "strategy, workload, optimizer, schedule and loader options, as JSON"),
+    _c("options", "string", "strategy, workload, optimizer, schedule, training and loader options, as JSON"),
 )
 
 TRIALS = Table(
@@ -68,6 +70,8 @@ TRIALS = Table(
         _c("timed_steps", "Int64", "steps in timed windows"),
         _c("warmup_steps", "Int64", "steps before them"),
         _c("steady", "boolean", "the warm-up ended steady, not at its limit"),
+        _c("effective_lr", "Float64", "learning rate, scaled with the global batch; after warm-up, before a schedule"),
+        _c("resumed_epoch", "Int64", "epoch of the checkpoint that it went on from; <NA> where it began anew"),
         _c("flops_per_unit", "Float64", "forward and backward of one sample or token, a multiply-add being 2", "FLOP"),
         _c("flops_reason", "string", "why that is absent"),
         _c("measured_peak_flops_per_s", "Float64", "a matrix product on one device in this precision", "FLOP/s"),
@@ -91,9 +95,9 @@ PHASE_COLUMNS = (
     _c("wait_s", "Float64", "waiting for data, on a CPU", "s"),
     _c("idle_s", "Float64", "a GPU's stream idle before the step's first kernel", "s"),
     _c("copy_s", "Float64", "copying the batch to the device", "s"),
-    _c("forward_s", "Float64", "forward pass and loss", "s"),
+    _c("forward_s", "Float64", "forward passes and loss; of all micro-batches", "s"),
     _c("backward_s", "Float64", "backward pass, with the communication that it waits for", "s"),
-    _c("optimizer_s", "Float64", "optimizer step", "s"),
+    _c("optimizer_s", "Float64", "clipping and optimizer step", "s"),
     _c("rest_s", "Float64", "clearing gradients and the harness's own bookkeeping", "s"),
 )
 HOST_PHASE_COLUMNS = (
@@ -196,7 +200,10 @@ EPOCHS = Table(
         _c("train_s", "Float64", "training clock so far: the slowest rank's, evaluation excluded", "s"),
         _c("evaluation_s", "Float64", "evaluation after this epoch", "s"),
         _c("train_loss", "Float64", "mean training loss over the epoch"),
+        _c("learning_rate", "Float64", "of the epoch's last step, warm-up and schedule included"),
         _c("val_loss", "Float64", "mean validation loss, each sample exactly once"),
-        _c("val_accuracy", "Float64", "part of the validation samples that is classified rightly"),
+        _c("val_accuracy", "Float64", "part of the validation samples or tokens that is classified rightly"),
+        _c("val_perplexity", "Float64", "exp of the mean validation loss of a language model"),
+        _c("val_psnr", "Float64", "peak signal-to-noise ratio over the validation images", "dB"),
     ),
 )

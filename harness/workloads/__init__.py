@@ -21,6 +21,8 @@ class Workload(Protocol):
     """A model and its data. It knows nothing of devices, ranks or time.
 
     Optional: ``collate(samples)``; ``metrics(model, batch) -> {name: (sum, weight)}``;
+    ``derived(means) -> {name: value}``, what follows from the means of the loss and of the metrics, such as a
+    perplexity; ``metric_names``, the names that both give, so that a target is checked before anything runs;
     ``shard_units(model)``, the modules that fsdp shards one by one.
     """
 

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError, nearest
 from harness.workloads import image_data
+from harness.workloads.options import whole_number
 from harness.workloads.small_resnet import DEPTHS, NORMS, SmallResNet
 
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
@@ -33,6 +34,7 @@ class ImageClassification:
     """
 
     unit = "samples"
+    metric_names = ("accuracy",)
 
     def __init__(
         self,
@@ -58,11 +60,11 @@ class ImageClassification:
         self.norm = norm
         if model in TORCHVISION:
             _require_torchvision()
-        self.data, self.model, self.width = data, model, _count("width", width, 4096)
-        side = _count("image_size", image_size or IMAGE_SIZES.get(data, 224), 4096)
+        self.data, self.model, self.width = data, model, whole_number("width", width, 4096)
+        side = whole_number("image_size", image_size or IMAGE_SIZES.get(data, 224), 4096)
         classes = classes or CLASSES.get(data) or image_data.count_classes(data)
-        classes = _count("classes", classes, 1_000_000)
-        samples = _count("samples", samples, 2**40)
+        classes = whole_number("classes", classes, 1_000_000)
+        samples = whole_number("samples", samples, 2**40)
         self.source = image_data.Source(side, classes, samples, data_folder, download)
 
     def build_model(self) -> nn.Module:
@@ -102,9 +104,3 @@ def _require_torchvision() -> None:
             f"torch and torchvision do not fit each other: {type(error).__name__}: {error}. Install the pair of one "
             "release, for example with 'pip install --upgrade torch torchvision' from one index"
         ) from error
-
-
-def _count(name: str, value: object, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise WorkloadError(f"workload_options.{name}: got {value!r}; allowed: a whole number from 1 to {most}")
-    return value

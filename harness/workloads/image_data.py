@@ -19,7 +19,7 @@ from harness.errors import WorkloadError
 
 Split = tuple[Dataset[Any], Dataset[Any]]
 NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")
-DIGITS_VALIDATION = 360
+DIGITS, DIGITS_VALIDATION = 1797, 360
 CIFAR10_HINT = (
     "Unpack cifar-10-python.tar.gz (from https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that "
     "workload_options.data_folder names, or set workload_options.download to true on a machine with a network"
@@ -79,15 +79,25 @@ def load(name: str, source: Source) -> Split:
 
 @lru_cache(maxsize=4)
 def _digits(image_size: int) -> Split:
-    """scikit-learn's 1,797 real 8x8 digits, resized; the same 360 of them are held out for validation."""
+    """scikit-learn's digits in three equal channels, standardised."""
+    images, labels = read_digits(image_size)
+    images = ((images - images.mean()) / images.std()).expand(-1, 3, -1, -1).contiguous()
+    kept, held = split_digits()
+    return Images(images[kept], labels[kept]), Images(images[held], labels[held])
+
+
+def read_digits(image_size: int) -> tuple[Tensor, Tensor]:
+    """scikit-learn's 1,797 real 8x8 digits, resized: shape (1797, 1, side, side), from 0 to 1, and their labels."""
     table = _digits_table()
     images = torch.tensor(table[:, :64], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     labels = torch.tensor(table[:, 64], dtype=torch.int64)
-    images = torch.nn.functional.interpolate(images, size=image_size, mode="bilinear", align_corners=False)
-    images = ((images - images.mean()) / images.std()).expand(-1, 3, -1, -1).contiguous()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    held, kept = order[:DIGITS_VALIDATION], order[DIGITS_VALIDATION:]
-    return Images(images[kept], labels[kept]), Images(images[held], labels[held])
+    return torch.nn.functional.interpolate(images, size=image_size, mode="bilinear", align_corners=False), labels
+
+
+def split_digits() -> tuple[Tensor, Tensor]:
+    """Which digits are for training and which for validation: the same 360 of them are always held out."""
+    order = torch.randperm(DIGITS, generator=torch.Generator().manual_seed(0))
+    return order[DIGITS_VALIDATION:], order[:DIGITS_VALIDATION]
 
 
 def _digits_table() -> np.ndarray:

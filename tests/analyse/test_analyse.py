@@ -205,6 +205,14 @@ def test_a_loss_must_fall_to_its_target() -> None:
     assert row["epochs_to_target"] == 2
 
 
+def test_every_metric_of_the_last_epoch_is_carried_over() -> None:
+    trials = trials_of([line("ddp2", kind="convergence", rates=(1.0, 1.0))])
+    epochs = epochs_of("ddp2-s0", [0.5, 0.6]).assign(val_perplexity=[9.0, 7.0], val_own=[1.0, 3.0])
+    row = analyse.convergence(trials, epochs, {"metric": "val_perplexity", "at_most": 8.0}).iloc[0]
+    assert (row["val_accuracy"], row["val_perplexity"], row["val_own"]) == (0.6, 7.0, 3.0)
+    assert row["epochs_to_target"] == 2
+
+
 def test_without_a_target_nothing_is_reached_or_missed() -> None:
     assert pd.isna(convergence([0.5], None)["reached"])
 

@@ -34,6 +34,7 @@ def experiment_of(trials: int) -> dict[str, Any]:
         "exclude": [{"strategy": "single", "devices": [2, 4]}],
         "throughput": {"blocks": BLOCKS, "twin": False, "explain": False},
         "equivalence": False,
+        "preflight": False,
     }
 
 

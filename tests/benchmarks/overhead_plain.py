@@ -58,6 +58,7 @@ def plan_for(devices: int) -> Plan:
             "explain": False,
         },
         "equivalence": False,
+        "preflight": False,
     }
     return make_plan(parse(content, source="plain"), cluster.local_inventory())
 

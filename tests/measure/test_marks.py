@@ -43,3 +43,24 @@ def test_marking_costs_little_and_is_measured_once() -> None:
     cpu = torch.device("cpu")
     assert 0 < cost_s(cpu) == cost_s(cpu) < 1e-3
     assert isinstance(marks_for((cpu,), 3), HostMarks)
+
+
+def test_with_accumulation_a_phase_is_the_sum_over_micro_batches() -> None:
+    clock = count(0.0, 1.0)
+    marks = HostMarks(lambda: next(clock), micro_batches=3)
+    for _ in range(2):
+        for point in (0, 1, 2, 3, 4, 3, 4, 3, 4, 5, 6):
+            marks.mark(point)
+    marks.mark(0)
+    told = marks.read()
+    assert told.step_s == [11.0, 11.0]
+    assert told.wait_s == [1.0, 1.0]
+    assert told.phases == {"wait": 2.0, "copy": 2.0, "rest": 4.0, "forward": 6.0, "backward": 6.0, "optimizer": 2.0}
+
+
+def test_without_detail_accumulation_changes_nothing() -> None:
+    clock = count(0.0, 1.0)
+    marks = HostMarks(lambda: next(clock), detailed=False, micro_batches=2)
+    for point in (0, 1, 2, 3, 4, 3, 4, 5, 6, 0):
+        marks.mark(point)
+    assert marks.read().step_s == [2.0]

@@ -1,0 +1,7 @@
+"""What a training needs to go on where it stood: taken between epochs, kept in files, put back."""
+
+from __future__ import annotations
+
+from harness.checkpoint.keeper import Keeper
+
+__all__ = ["Keeper"]

@@ -1,0 +1,131 @@
+"""The state of a training in one layout, whatever the strategy: whole tensors by name, and plain values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.ranks import Ranks
+from harness.strategies.replicas import ReplicatedModule
+from harness.training import Training
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class State:
+    """Tensors on the host by name, and what is no tensor as values that JSON holds.
+
+    ``model``: parameters and buffers as the bare model names them. ``optimizer``: '<parameter>/<what>'. ``rng``:
+    'rank<n>.cpu' and 'rank<n>.cuda<i>', the states of torch's generators.
+    """
+
+    model: Tensors
+    optimizer: Tensors
+    rng: Tensors
+    values: dict[str, Any]
+
+
+def capture(training: Training, ranks: Ranks) -> State:
+    """The state after a step; whole on rank 0, where the others' may be empty. Every rank must call it."""
+    from torch.distributed.checkpoint import state_dict as dcp  # takes most of a second
+
+    options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model = bare(training.model)
+    parameters = dcp.get_model_state_dict(model, options=options)
+    optimizer = dcp.get_optimizer_state_dict(model, training.optimizer, options=options)
+    generators = ranks.gather(_generators(ranks.devices))
+    tensors, values = _parted(optimizer)
+    rng = {f"rank{rank}.{name}": state for rank, (states, _) in enumerate(generators) for name, state in states.items()}
+    values["python_rng"] = [state for _, state in generators]
+    whole = {name: value for name, value in parameters.items() if isinstance(value, Tensor)}
+    return State(whole, tensors, rng, values)
+
+
+def restore(state: State, training: Training, ranks: Ranks) -> None:
+    """Puts a state back, from whatever strategy and however many ranks. Every rank must call it.
+
+    A rank that the state knows no generators of keeps its own.
+    """
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model = bare(training.model)
+    kept = _joined(state)
+    if state.optimizer:  # first the optimizer: where it is new, it is made to take a step of nothing
+        dcp.set_optimizer_state_dict(model, training.optimizer, kept, options=options)
+    for group, values in zip(training.optimizer.param_groups, kept["param_groups"], strict=True):
+        group.update({name: value for name, value in values.items() if name != "params"})
+    dcp.set_model_state_dict(model, dict(state.model), options=options)
+    prefix = f"rank{ranks.rank}."
+    states = {name.removeprefix(prefix): value for name, value in state.rng.items() if name.startswith(prefix)}
+    if states:
+        _set_generators(states, state.values["python_rng"][ranks.rank], ranks.devices)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The workload's own model inside what dp or ddp made of it; fsdp leaves it in its place."""
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel, ReplicatedModule)
+    inner: nn.Module = model.module if isinstance(model, wrappers) else model
+    return inner
+
+
+def _parted(optimizer: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors of an optimizer's state dict, and the rest of it."""
+    tensors: Tensors = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for parameter, entries in optimizer.get("state", {}).items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{parameter}/{name}"] = value
+            else:
+                scalars.setdefault(parameter, {})[name] = value
+    groups = [{name: _plain(value) for name, value in group.items()} for group in optimizer.get("param_groups", [])]
+    return tensors, {"optimizer": {"state": scalars, "param_groups": groups}}
+
+
+def _joined(state: State) -> dict[str, Any]:
+    """The optimizer's state dict as torch gave it."""
+    kept = state.values["optimizer"]
+    groups = [{name: _from_plain(value) for name, value in group.items()} for group in kept["param_groups"]]
+    entries: dict[str, dict[str, Any]] = {name: {} for group in groups for name in group["params"]}
+    for parameter, scalars in kept["state"].items():
+        entries[parameter].update(scalars)
+    for key, tensor in state.optimizer.items():
+        parameter, _, name = key.rpartition("/")
+        entries[parameter][name] = tensor
+    return {"state": {name: entry for name, entry in entries.items() if entry}, "param_groups": groups}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no tuples, as Adam's betas are."""
+    return {"tuple": list(value)} if isinstance(value, tuple) else value
+
+
+def _from_plain(value: Any) -> Any:
+    return tuple(value["tuple"]) if isinstance(value, dict) else value
+
+
+def _generators(devices: Sequence[torch.device]) -> tuple[Tensors, Any]:
+    """This process's random numbers: torch's generators by device, and Python's."""
+    states = {"cpu": torch.get_rng_state()}
+    states |= {f"cuda{i}": torch.cuda.get_rng_state(device) for i, device in _gpus(devices)}
+    return states, random.getstate()
+
+
+def _set_generators(states: Tensors, python: Sequence[Any], devices: Sequence[torch.device]) -> None:
+    torch.set_rng_state(states["cpu"])
+    for i, device in _gpus(devices):
+        if f"cuda{i}" in states:
+            torch.cuda.set_rng_state(states[f"cuda{i}"], device)
+    version, numbers, gauss = python
+    random.setstate((version, tuple(numbers), gauss))
+
+
+def _gpus(devices: Sequence[torch.device]) -> Iterator[tuple[int, torch.device]]:
+    return ((i, device) for i, device in enumerate(devices) if device.type == "cuda")

@@ -1,0 +1,63 @@
+"""Batches divide: each device gets its part of every batch, and the last batch of an epoch is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.subject import Subject
+
+NAME = "batches divide"
+
+
+def observe(subject: Subject) -> int:
+    return subject.training_samples
+
+
+def judge(seen: Sequence[int], cell: Cell, *, epochs: bool) -> list[Finding]:
+    """``epochs``: whether the cell is trained for whole epochs, whose last batch is what is left."""
+    uneven = uneven_batch(cell)
+    left = seen[0] % cell.global_batch_size
+    if uneven or not epochs or not left or left >= cell.devices:
+        return uneven
+    return [
+        Finding(
+            NAME,
+            "note",
+            f"the last batch of an epoch has {left} of {cell.global_batch_size} samples for {cell.devices} devices "
+            f"({seen[0]:,} training samples)",
+            f"{cell.devices - left} devices sit idle in that step; its weight is that of its samples",
+            "a batch size that leaves more, if that step matters",
+        )
+    ]
+
+
+def uneven_batch(cell: Cell) -> list[Finding]:
+    """A global batch that does not divide by the devices: what each would get. Needs no rank."""
+    batch, devices = cell.global_batch_size, cell.devices
+    if batch % devices == 0:
+        return []
+    sizes = part_sizes(cell.strategy, batch, devices)
+    idle = sizes.count(0)
+    gets = ", ".join(map(str, sizes))
+    nearest = max(devices, round(batch / devices) * devices)
+    return [
+        Finding(
+            NAME,
+            "error" if batch < devices else "warning",
+            f"{cell.strategy} on {devices} devices would split a global batch of {batch} into {gets}"
+            + (f": {idle} sit idle" if idle else ""),
+            "such a cell is skipped: its devices would not do equal work; in an epoch what is left over makes a last, "
+            "smaller batch",
+            f"a global batch of {nearest}, or another multiple of {devices}",
+        )
+    ]
+
+
+def part_sizes(strategy: str, batch: int, devices: int) -> list[int]:
+    """Samples each device gets: dp's scatter makes chunks of the ceiling, the others' shares differ by one at most."""
+    if strategy == "dp":
+        chunk = -(-batch // devices)
+        return [max(0, min(chunk, batch - index * chunk)) for index in range(devices)]
+    return [(index + 1) * batch // devices - index * batch // devices for index in range(devices)]

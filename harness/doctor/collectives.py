@@ -1,0 +1,126 @@
+"""Collectives: right sums and copies over these ranks, and how fast they are at the model's own sizes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.subject import Subject
+from harness.measure.window import synchronize
+
+NAME = "collectives"
+REPEATS = 5
+SLOW = 2.0
+"""How much longer than on the fastest rank the same small work may take."""
+MEBI = 2**20
+
+
+def observe(
+    subject: Subject,
+    parameter_bytes: int,
+    reduce: Callable[[Tensor], Any] = dist.all_reduce,
+    copy: Callable[[Tensor, int], Any] = dist.broadcast,
+) -> dict[str, Any]:
+    """Whether all-reduce and broadcast are right, their median seconds at a number and at a bucket, own speed."""
+    ranks = subject.ranks
+    if ranks.world_size == 1:
+        return {}
+    bucket = bucket_bytes(subject.cell, parameter_bytes)
+    wrong, times = [], {}
+    for size in (4, bucket):
+        own = torch.full((size // 4,), float(ranks.rank + 1), device=subject.device)
+        summed = own.clone()
+        reduce(summed)
+        if not bool((summed == ranks.world_size * (ranks.world_size + 1) / 2).all()):
+            wrong.append(f"all-reduce of {size:,} bytes")
+        copied = own.clone()
+        copy(copied, 0)
+        if not bool((copied == 1.0).all()):
+            wrong.append(f"broadcast of {size:,} bytes")
+        times[size] = _median(lambda own=own: reduce(own), ranks.barrier, subject)  # type: ignore[misc]
+    return {"wrong": wrong, "latency_s": times[4], "bucket": bucket, "bucket_s": times[bucket], "own_s": _own_speed()}
+
+
+def judge(seen: Sequence[dict[str, Any]], cell: Cell, hosts: Sequence[str]) -> list[Finding]:
+    """``hosts``: the machine of each rank."""
+    if not seen[0]:
+        return []
+    found = []
+    wrong = {rank: result["wrong"] for rank, result in enumerate(seen) if result["wrong"]}
+    if wrong:
+        what = next(iter(wrong.values()))
+        found.append(
+            Finding(
+                NAME,
+                "error",
+                f"{', '.join(what)} gave wrong numbers on rank {', '.join(map(str, wrong))} of {len(seen)}",
+                "gradients are not those of all ranks: nothing that is trained so is right",
+                "look at the backend's version and network; on GPUs run nccl-tests",
+            )
+        )
+    fastest = min(result["own_s"] for result in seen)
+    slow = [rank for rank, result in enumerate(seen) if result["own_s"] > SLOW * fastest]
+    if slow:
+        times = ", ".join(f"{1000 * result['own_s']:.1f}" for result in seen)
+        found.append(
+            Finding(
+                NAME,
+                "warning",
+                f"the same small work takes {times} ms on ranks 0 to {len(seen) - 1}: "
+                + " and ".join(f"rank {rank} on {hosts[rank]}" for rank in slow)
+                + " is slow",
+                "every step waits for the slowest rank",
+                "look for other load, lowered clocks or another model of device there",
+            )
+        )
+    return found
+
+
+def figures(seen: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What was measured, in words."""
+    if not seen[0]:
+        return {}
+    latency = max(rank["latency_s"] for rank in seen)
+    bucket, seconds = seen[0]["bucket"], max(rank["bucket_s"] for rank in seen)
+    rate = bucket / seconds / 1e9
+    return {
+        "all-reduce of a number": f"{1e6 * latency:,.0f} us",
+        f"all-reduce of {bucket / MEBI:.1f} MiB": f"{1000 * seconds:,.2f} ms, {rate:,.2f} GB/s",
+    }
+
+
+def bucket_bytes(cell: Cell, parameter_bytes: int) -> int:
+    """What ddp sends at once: a bucket, or the whole gradient where that is smaller."""
+    cap = int(cell.strategy_options.get("bucket_cap_mb", 25)) * MEBI
+    return max(8, min(cap, parameter_bytes) // 4 * 4)
+
+
+def _median(work: Callable[[], Any], barrier: Callable[[], None], subject: Subject) -> float:
+    times = []
+    for _ in range(REPEATS):
+        barrier()
+        synchronize(subject.ranks.devices)
+        start = time.perf_counter()
+        work()
+        synchronize(subject.ranks.devices)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _own_speed() -> float:
+    """Seconds of a small matrix product on this rank's host: the best of many, so that passing load does not count."""
+    a = torch.ones(128, 128)
+    best = float("inf")
+    for _ in range(30):
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    return best

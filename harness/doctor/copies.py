@@ -1,0 +1,72 @@
+"""Copies arrive: what is copied from one GPU to another, directly and through the host, is bit for bit the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding, some
+from harness.doctor.subject import Subject
+
+NAME = "copies arrive"
+SIZES = (1_000, 1_000_000, 16_000_000)
+"""Numbers of 8 bytes; corruption on a PCIe path may show in large copies only."""
+REPEATS = 3
+Move = Callable[[Tensor, torch.device], Tensor]
+
+
+def observe(subject: Subject) -> list[tuple[str, str, str]]:
+    """(from, to, way) of each pair of this node's GPUs whose copies are not what was sent; its first rank looks."""
+    if subject.device.type != "cuda" or subject.ranks.local_rank:
+        return []
+    devices = list(subject.ranks.devices)
+    if len(devices) == 1:  # one process a device: those of the others can be seen where nothing hides them
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return corrupt_pairs(list(dict.fromkeys(devices)), SIZES, REPEATS, directly)
+
+
+def corrupt_pairs(
+    devices: Sequence[torch.device], sizes: Sequence[int], repeats: int, move: Move
+) -> list[tuple[str, str, str]]:
+    """Copies random integers between each ordered pair; ``move`` is the direct way."""
+    ways: dict[str, Move] = {"directly": move, "through the host": lambda tensor, to: tensor.cpu().to(to)}
+    wrong: dict[tuple[str, str, str], None] = {}
+    generator = torch.Generator().manual_seed(0)
+    for size in sizes:
+        for source, target in permutations(devices, 2):
+            for _ in range(repeats):
+                sent = torch.randint(-(2**62), 2**62, (size,), generator=generator)
+                there = sent.to(source)
+                for way, copy in ways.items():
+                    if not torch.equal(copy(there, target).cpu(), sent):
+                        wrong[str(source), str(target), way] = None
+    return list(wrong)
+
+
+def directly(tensor: Tensor, to: torch.device) -> Tensor:
+    """From one GPU to another, peer to peer where the driver allows it."""
+    copied = tensor.to(to)
+    torch.cuda.synchronize(to)
+    return copied
+
+
+def judge(seen: Sequence[list[Any]], cell: Cell) -> list[Finding]:
+    wrong = [pair for node in seen for pair in node]
+    if not wrong:
+        return []
+    pairs = [f"{source} to {target} {way}" for source, target, way in wrong]
+    return [
+        Finding(
+            NAME,
+            "error",
+            f"what arrives is not what was sent: {some(pairs)}",
+            "silent corruption: DataParallel's loss explodes or becomes NaN on such a pair; no number from it counts",
+            "switch the IOMMU or PCIe ACS off in the firmware (or use iommu=pt), or use pairs with NVLink; "
+            "NCCL_P2P_DISABLE does not help dp, which copies by itself",
+        )
+    ]

@@ -1,0 +1,136 @@
+"""Data is shared out: every rank holds the same data set, each index its own sample, and nothing shards it twice."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DistributedSampler
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.subject import Subject
+from harness.loader import SeededDataset
+
+NAME = "data is shared out"
+PROBES = 64
+"""Samples that are looked at, spread over the data set."""
+DEPTH = 4
+
+
+def observe(subject: Subject) -> dict[str, Any]:
+    """Lengths, digests of the same samples, read twice, and samplers that are hidden in the data set."""
+    train = subject.datasets[0]
+    size = len(train)
+    indices = sorted({step * size // PROBES for step in range(PROBES)})
+    seeded = SeededDataset(train, subject.seed)
+    first, again = ([_digest(s) for s in seeded.__getitems__([(0, index) for index in indices])] for _ in range(2))
+    samplers = [
+        {"replicas": found.num_replicas, "rank": found.rank, "holds": len(found.dataset), "gives": len(found)}  # type: ignore[arg-type]
+        for found in _samplers(train, DEPTH)
+    ]
+    return {"samples": size, "first": first, "again": again, "samplers": samplers}
+
+
+def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
+    for look in (lambda s: _sampler(s, cell), _unstable, _differing, _repeated):  # what explains the others first
+        if found := list(look(seen)):
+            return found
+    return []
+
+
+def _sampler(seen: Sequence[dict[str, Any]], cell: Cell) -> Iterator[Finding]:
+    for sampler in seen[0]["samplers"][:1]:
+        given, holds = seen[0]["samples"], sampler["holds"]
+        yield Finding(
+            NAME,
+            "error",
+            f"a DistributedSampler inside the data set (rank {sampler['rank']} of {sampler['replicas']}) gives "
+            f"{sampler['gives']:,} of {holds:,} samples; the data set has a length of {given:,}, under {cell.strategy}",
+            f"{max(0, holds - given):,} samples are never seen, and their order never changes: nobody calls set_epoch",
+            "give the whole data set: each rank gets its part of every global batch here, in a new order each epoch",
+        )
+
+
+def _differing(seen: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    lengths = [rank["samples"] for rank in seen]
+    advice = "datasets() must give every rank the same data: no rank, time or unseeded randomness in it"
+    if len(set(lengths)) > 1:
+        yield Finding(
+            NAME,
+            "error",
+            f"the training set has {', '.join(f'{n:,}' for n in lengths)} samples on ranks 0 to {len(seen) - 1}",
+            "ranks share out different data: samples are missed or seen twice",
+            advice,
+        )
+    elif len(seen) > 1 and any(rank["first"] != seen[0]["first"] for rank in seen):
+        other = next(n for n, rank in enumerate(seen) if rank["first"] != seen[0]["first"])
+        differ = sum(a != b for a, b in zip(seen[0]["first"], seen[other]["first"], strict=True))
+        yield Finding(
+            NAME,
+            "error",
+            f"{differ} of {len(seen[0]['first'])} samples, by index, are not the same on ranks 0 and {other}",
+            "each rank reads its own data: what one global batch holds depends on the number of ranks",
+            advice,
+        )
+
+
+def _unstable(seen: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    for rank in seen:
+        differ = sum(a != b for a, b in zip(rank["first"], rank["again"], strict=True))
+        if differ:
+            yield Finding(
+                NAME,
+                "error",
+                f"{differ} of {len(rank['first'])} samples are others when read again: same index, epoch and seed",
+                "which samples a rank sees is not what its share says: some are seen twice, some never",
+                "a sample must depend on its index, and its randomness on torch's or Python's generator, which are "
+                "seeded for it",
+            )
+            return
+
+
+def _repeated(seen: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    looked = len(seen[0]["first"])
+    distinct = len(set(seen[0]["first"]))
+    if looked >= 8 and distinct <= looked // 4:
+        yield Finding(
+            NAME,
+            "warning",
+            f"{looked} indices over the data set give {distinct} different sample(s)",
+            "samples are seen many times an epoch while others may be missed",
+            "let __getitem__ use its index",
+        )
+
+
+def _samplers(thing: Any, depth: int, seen: set[int] | None = None) -> Iterator[DistributedSampler[Any]]:
+    """Samplers in a data set's attributes, and in theirs."""
+    seen = set() if seen is None else seen
+    if depth < 0 or id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, DistributedSampler):
+        yield thing
+        return
+    inner = vars(thing).values() if hasattr(thing, "__dict__") and not isinstance(thing, type) else ()
+    items = thing if isinstance(thing, list | tuple) and len(thing) <= 16 else ()
+    for value in [*inner, *items]:
+        if not isinstance(value, Tensor | str | bytes | int | float):
+            yield from _samplers(value, depth - 1, seen)
+
+
+def _digest(sample: Any) -> str:
+    digest = hashlib.sha1(usedforsecurity=False)
+    for leaf in tree_leaves(sample):
+        digest.update(_bytes(leaf))
+    return digest.hexdigest()[:12]
+
+
+def _bytes(leaf: Any) -> bytes:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return repr(leaf).encode()

@@ -1,0 +1,134 @@
+"""Devices agree: nothing in the forward pass lies on another device than the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.subject import SMALL, Subject
+
+NAME = "devices agree"
+MIXING = ("copy_", "_to_copy", "_pack_padded_sequence", "index", "index_put", "index_put_", "set_")
+"""Operators that may take tensors of several devices."""
+BY_NAME = ("no nvidia driver", "not compiled with cuda", "cuda is not available", "invalid device ordinal")
+
+
+class DeviceWatch(TorchDispatchMode):
+    """Sees every operator and notes the first whose tensors lie on different devices, and in which module."""
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._where = where
+        self.found: tuple[str, str, list[str], int] | None = None
+        """Module, operator, the devices, and the id of the tensor that is elsewhere."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
+        devices = list(dict.fromkeys(str(tensor.device) for tensor in tensors if tensor.dim()))
+        if self.found is None and len(devices) > 1 and name not in MIXING:
+            stranger = next(t for t in tensors if t.dim() and str(t.device) != _main(tensors))
+            self.found = (self._where(), name, devices, id(stranger))
+        return func(*args, **(kwargs or {}))
+
+
+def _main(tensors: Sequence[Tensor]) -> str:
+    """Where the model and its input are: not on the CPU, if anything is elsewhere."""
+    devices = [str(tensor.device) for tensor in tensors if tensor.dim()]
+    return next((device for device in devices if device != "cpu"), "cpu")
+
+
+def observe(subject: Subject) -> dict[str, Any]:
+    """Runs forward and loss once under watch; without a GPU on the "meta" device, which computes nothing."""
+    try:
+        torch.manual_seed(subject.seed)
+        model = subject.workload.build_model()
+        batch = subject.first_samples(SMALL)
+    except Exception as error:
+        return {"by_name": _by_name(error)}
+    stand_in = subject.device if subject.device.type == "cuda" else torch.device("meta")
+    plain = _plain_tensors(model)
+    model = model.to(stand_in)
+    batch = tree_map(lambda leaf: leaf.to(stand_in) if isinstance(leaf, Tensor) else leaf, batch)
+    by_name = ""
+    with _module_stack(model) as where, DeviceWatch(where) as watch:
+        try:
+            subject.workload.loss(model, batch)
+        except Exception as error:  # much cannot run on "meta": only what was seen before counts
+            by_name = _by_name(error)
+    if watch.found is None:
+        return {"by_name": by_name}
+    module, operator, devices, stranger = watch.found
+    own = "the model's device" if stand_in.type == "meta" else str(stand_in)
+    elsewhere = next((device for device in devices if device != str(stand_in)), devices[0])
+    tensor = plain.get(stranger, "a tensor made in forward")
+    return {"module": module, "operator": operator, "tensor": tensor, "own": own, "elsewhere": elsewhere}
+
+
+def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
+    severity: Any = "error" if cell.device == "cuda" else "warning"
+    when = "" if cell.device == "cuda" else " On this machine without a GPU it goes unnoticed."
+    for rank in seen:
+        if rank.get("module") is not None:
+            return [
+                Finding(
+                    NAME,
+                    severity,
+                    f"{rank['tensor']} lies on {rank['elsewhere']}, the input on {rank['own']}: they meet in "
+                    f"{rank['operator']} of {rank['module']}",
+                    f"the forward pass fails on a GPU, or copies between devices at every step.{when}",
+                    "register it (register_buffer, nn.Parameter, or a submodule in __init__), or make it with "
+                    "device=x.device",
+                )
+            ]
+        if rank.get("by_name"):
+            return [
+                Finding(
+                    NAME,
+                    "error",
+                    f"the workload asks for a device by name: {rank['by_name']}",
+                    "it runs on one machine and one GPU only, whatever device a rank was given",
+                    "leave out .cuda() and device='cuda:0': the harness moves model and batch; in forward take "
+                    "device=x.device",
+                )
+            ]
+    return []
+
+
+def _by_name(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return text if any(sign in text.lower() for sign in BY_NAME) else ""
+
+
+def _plain_tensors(model: nn.Module) -> dict[int, str]:
+    """Tensors that are neither parameters nor buffers, so that .to() leaves them where they are: id -> name."""
+    return {
+        id(value): f"{path + '.' if path else ''}{name} (a plain attribute of {type(module).__name__})"
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor)
+    }
+
+
+@contextmanager
+def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """Inside, the function tells which module's forward is running."""
+    names = {module: f"{path or 'the model'} ({type(module).__name__})" for path, module in model.named_modules()}
+    stack: list[str] = []
+    hooks = []
+    for module, name in names.items():
+        hooks.append(module.register_forward_pre_hook(lambda m, a, name=name: stack.append(name)))
+        hooks.append(module.register_forward_hook(lambda m, a, o: stack.pop() and None))
+    try:
+        yield lambda: stack[-1] if stack else "loss()"
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,52 @@
+"""Divergence: the first losses are finite and do not grow, and one device's are the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.steps import Steps, mean_losses
+
+NAME = "divergence"
+GROWTH = 3.0
+"""How much larger than the first a loss may be."""
+
+
+def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
+    losses, alone = mean_losses(seen), seen[0].alone
+    if not diverges(losses):
+        return []
+    here = f"{cell.strategy} x{cell.devices}: losses {_told(losses)} at a learning rate of {cell.optimizer.get('lr')}"
+    if alone and not diverges(alone):
+        return [
+            Finding(
+                NAME,
+                "error",
+                f"{here}; one device on the same batches: {_told(alone)}",
+                "not the learning rate: this strategy trains something else",
+                "look at the other findings; on GPU pairs without NVLink, at whether copies between them arrive",
+            )
+        ]
+    also = f"; one device on the same batches does too: {_told(alone)}" if alone else ""
+    return [
+        Finding(
+            NAME,
+            "warning",
+            here + also,
+            "the training diverges from its first steps: its cells end as diverged rows",
+            "a smaller learning rate, or a warm-up",
+        )
+    ]
+
+
+def diverges(losses: Sequence[float]) -> bool:
+    """Not finite, or grown beyond GROWTH times the first."""
+    if not all(map(math.isfinite, losses)):
+        return True
+    return losses[-1] > GROWTH * abs(losses[0]) + 1.0
+
+
+def _told(losses: Sequence[float]) -> str:
+    return ", ".join(f"{loss:.3g}" for loss in losses)

@@ -1,0 +1,172 @@
+"""Every check on one cell, on every rank: first what a rank sees by itself, then what needs the others."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.cell import Cell
+from harness.doctor import (
+    batches,
+    collectives,
+    copies,
+    data,
+    devices,
+    divergence,
+    footprint,
+    gradients,
+    loader_rate,
+    movement,
+    randomness,
+    shapes,
+    state,
+    steps,
+    threads,
+    wrapped,
+)
+from harness.doctor.finding import Finding
+from harness.doctor.subject import Subject
+
+RUNS = "it runs"
+BY_ITSELF: dict[str, Callable[[Subject], Any]] = {
+    devices.NAME: devices.observe,
+    randomness.NAME: randomness.observe,
+    state.NAME: state.observe,
+    shapes.NAME: shapes.observe,
+    data.NAME: data.observe,
+    footprint.NAME: footprint.observe,
+    batches.NAME: batches.observe,
+    loader_rate.NAME: loader_rate.observe,
+    copies.NAME: copies.observe,
+}
+"""What each rank looks at without the others."""
+STOPS = (footprint.NAME, copies.NAME, shapes.NAME)
+"""Where one of these finds an error, no step is taken."""
+
+
+@dataclass
+class Examination:
+    """What was found, and what was measured on the way, in words."""
+
+    findings: list[Finding] = field(default_factory=list)
+    figures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether there is an error among them."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain values for the trial's line."""
+        return {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
+
+
+class ExaminationFailed(Exception):
+    """The steps of an examination failed; ``facts`` has what was found before."""
+
+    def __init__(self, error: Exception, found: Examination) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.facts = found.facts
+
+
+def examine(subject: Subject, *, epochs: bool) -> Examination:
+    """Runs every check. ``epochs``: the cell is trained for whole epochs too. Raises ExaminationFailed."""
+    found = Examination()
+    seen, failed = _by_itself(subject)
+    _judge_alone(found, seen, subject.cell, epochs)
+    if failed or any(f.severity == "error" and f.check in STOPS for f in found.findings):
+        found.findings += _could_not(failed, found)
+        return found
+    try:
+        _together(subject, found, seen)
+    except Exception as error:
+        raise ExaminationFailed(error, found) from error
+    return found
+
+
+def _by_itself(subject: Subject) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """Each check's observations by rank, and what failed: check -> what it raised, on which rank."""
+    mine: dict[str, Any] = {}
+    raised: dict[str, str] = {}
+    for name, observe in BY_ITSELF.items():
+        try:
+            mine[name] = observe(subject.fresh())
+        except Exception as error:
+            raised[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        subject.advance()
+    ranks = subject.ranks.gather((mine, raised))
+    failed: dict[str, str] = {}
+    for rank, (_, errors) in enumerate(ranks):
+        for name, text in errors.items():
+            failed.setdefault(name, f"{text} (rank {rank})")
+    seen = {name: [values[name] for values, _ in ranks] for name in BY_ITSELF if name not in failed}
+    return seen, failed
+
+
+def _judge_alone(found: Examination, seen: dict[str, list[Any]], cell: Cell, epochs: bool) -> None:
+    judges: dict[str, Callable[[list[Any]], list[Finding]]] = {
+        devices.NAME: lambda s: devices.judge(s, cell),
+        randomness.NAME: lambda s: randomness.judge(s, cell),
+        state.NAME: lambda s: state.judge(s, cell),
+        shapes.NAME: lambda s: shapes.judge(s, cell),
+        data.NAME: lambda s: data.judge(s, cell),
+        footprint.NAME: lambda s: footprint.judge(s, cell),
+        batches.NAME: lambda s: batches.judge(s, cell, epochs=epochs),
+        copies.NAME: lambda s: copies.judge(s, cell),
+    }
+    for name, judge in judges.items():
+        if name in seen:
+            found.findings += judge(seen[name])
+
+
+def _could_not(failed: dict[str, str], found: Examination) -> list[Finding]:
+    """One finding for what raised, unless a check has named the reason already."""
+    if not failed or found.wrong:
+        return []
+    check, text = next(iter(failed.items()))
+    return [
+        Finding(
+            RUNS,
+            "error",
+            f"{text}, while looking at: {check}",
+            "the workload fails on a small batch of its own data",
+            "run it as `single` on one device first",
+        )
+    ]
+
+
+def _together(subject: Subject, found: Examination, seen: dict[str, list[Any]]) -> None:
+    """Real steps in the wrapper, gradients against one device's, collectives."""
+    cell, ranks = subject.cell, subject.ranks
+    lonely = _steps_alone(subject)
+    if any(finding.severity == "error" for finding in lonely) or (lonely and cell.strategy == "ddp"):
+        found.findings += lonely  # wrapped it would fail, and say less
+        return
+    mine = steps.observe(subject.fresh())
+    steps.observe_alone(subject.fresh(), mine)
+    all_steps = ranks.gather(mine)
+    found.findings += wrapped.judge(all_steps, cell) or movement.judge(all_steps, cell)
+    found.findings += randomness.judge_streams([vars(rank) for rank in all_steps], cell)
+    found.findings += threads.judge(ranks.gather(threads.observe(subject)), cell)
+    if not ranks.broadcast(found.wrong):  # else what follows would only say it once more
+        found.findings += divergence.judge(all_steps, cell)
+        found.findings += gradients.judge(ranks.gather(gradients.observe(subject.fresh())), cell)
+    step_s = [rank.step_s for rank in all_steps]
+    if not found.findings:
+        found.findings += loader_rate.judge(seen[loader_rate.NAME], step_s, cell)
+    found.figures |= loader_rate.figures(seen[loader_rate.NAME], step_s, cell)
+    parameter_bytes = seen[footprint.NAME][0]["parameters"]
+    exchanged = ranks.gather(collectives.observe(subject, parameter_bytes))
+    found.findings += collectives.judge(exchanged, cell, ranks.gather(socket.gethostname()))
+    found.figures |= collectives.figures(exchanged)
+
+
+def _steps_alone(subject: Subject) -> Sequence[Finding]:
+    """What stands still even on one device: ddp would only say that its reduction did not finish."""
+    if subject.ranks.world_size == 1:
+        return []
+    mine = steps.observe_lonely(subject.fresh())
+    return movement.still(subject.ranks.gather(mine))

@@ -1,0 +1,93 @@
+"""Memory: what the cell will need, from the tensors that two small batches keep for their backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.subject import Subject
+
+NAME = "memory"
+FEW, MORE = 2, 4
+GIB = 2**30
+STATES = {"SGD": 1, "Adam": 2, "AdamW": 2, "RMSprop": 1, "Adagrad": 1}
+"""Tensors the size of a parameter that an optimizer may keep, at most; others are taken to keep two."""
+
+
+def observe(subject: Subject) -> dict[str, Any]:
+    """Bytes of parameters, of activations a sample, and what the rank's device has."""
+    model = subject.bare_model()
+    kept = [_kept(subject, model, count) for count in (FEW, MORE)]
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    return {
+        "parameters": parameters,
+        "fixed": max(0, 2 * kept[0] - kept[1]),
+        "per_sample": max(0, kept[1] - kept[0]) // (MORE - FEW),
+        "has": _memory(subject.device),
+        "node": subject.ranks.node_rank,
+        "pieces": subject.micro_batches,
+    }
+
+
+def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
+    needs = [estimate(rank, cell) for rank in seen]
+    # ranks on one node share its memory; each GPU has its own
+    shared = cell.device == "cpu"
+    here = [need for need, rank in zip(needs, seen, strict=True) if rank["node"] == seen[0]["node"]]
+    together = sum(here) if shared else needs[0]
+    has = seen[0]["has"]
+    if together <= has:
+        return []
+    most = int(cell.per_device_batch_size * has / together) if cell.per_device_batch_size else 0
+    where = "the node" if shared else "a device"
+    return [
+        Finding(
+            NAME,
+            "error",
+            f"a batch of {cell.per_device_batch_size} per device needs about {together / GIB:.1f} GiB "
+            f"({seen[0]['per_sample'] / 2**20:.2f} MiB of activations a sample); {where} has {has / GIB:.1f} GiB",
+            "it will run out of memory",
+            f"a batch of {most} may fit; or accumulate gradients, use bf16, or shard with fsdp"
+            if most
+            else "a smaller model, or fsdp over more devices",
+        )
+    ]
+
+
+def estimate(rank: dict[str, Any], cell: Cell) -> int:
+    """Bytes that one rank needs: parameters, gradients, optimizer state, activations of its part of the batch."""
+    copies = 2 + STATES.get(str(cell.optimizer.get("name")), 2)
+    on_one_device = cell.strategy == "dp" and cell.device == "cpu"
+    samples = cell.global_batch_size if on_one_device else -(-cell.global_batch_size // cell.devices)
+    state = copies * rank["parameters"] // (cell.devices if cell.strategy == "fsdp" else 1)
+    return int(state + rank["fixed"] + -(-samples // rank["pieces"]) * rank["per_sample"])
+
+
+def _kept(subject: Subject, model: torch.nn.Module, samples: int) -> int:
+    """Bytes that the graph of one batch keeps, parameters not counted, each storage once."""
+    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss, _ = subject.workload.loss(model, subject.first_samples(samples))
+        total = sum(kept.values())
+        del loss
+    return total
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(psutil.virtual_memory().total)

@@ -1,0 +1,115 @@
+"""Loss and gradients scale: a strategy's gradient is one device's at the same global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding, some
+from harness.doctor.subject import Subject
+from harness.measure.equivalence import Frozen, drawing
+from harness.training import Training
+
+NAME = "loss and gradients scale"
+ALIKE = 0.005
+"""Largest relative difference (norm over norm) of gradients that are the same but for the order of sums."""
+SHARE = 0.02
+"""How near a factor must come to the number of devices."""
+NOISY = 0.4
+"""The largest difference where loss or model draw random numbers even when the model only evaluates."""
+
+
+def observe(subject: Subject) -> dict[str, Any]:
+    """Of each parameter's gradient g and one device's h: the products g.h, h.h and g.g, on rank 0.
+
+    Batch statistics are frozen and dropout is off, as they may differ between a batch and its parts.
+    """
+    if subject.ranks.world_size == 1 and subject.replicas == 1:
+        return {}
+    subject = replace(subject, cell=replace(subject.cell, precision="fp32", compile=False))
+    [(_, whole)] = subject.stream(1, whole=True)
+    frozen = Frozen(subject.workload, whole)
+    gradients, drew = _gradients(subject.training(frozen), subject.stream(1)[0])
+    noisy = any(subject.ranks.gather(drew))
+    if not subject.ranks.first:
+        return {}
+    expected, _ = _gradients(subject.alone(frozen), subject.stream(1, whole=True)[0])
+    subject.advance()
+    products = {}
+    for name, one in expected.items():
+        mine = gradients.get(name)
+        mine = torch.zeros_like(one) if mine is None else mine
+        products[name] = [float((a * b).sum()) for a, b in ((mine, one), (one, one), (mine, mine))]
+    return {"products": products, "noisy": noisy}
+
+
+def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
+    products: dict[str, list[float]] = seen[0].get("products", {})
+    if not products:
+        return []
+    cross, one, mine = (sum(values[i] for values in products.values()) for i in range(3))
+    if one == 0.0 or relative(cross, one, mine) <= (NOISY if seen[0]["noisy"] else ALIKE):
+        return []
+    factor = cross / one
+    unlike = mine - factor * cross
+    if factor > 0 and unlike <= (SHARE**2) * mine and _is_share(factor, cell.devices):
+        times = f"{cell.devices} times" if factor > 1 else f"1/{cell.devices} of"
+        return [
+            Finding(
+                NAME,
+                "error",
+                f"{cell.strategy} on {cell.devices} devices: gradients are {times} one device's at the same global "
+                f"batch of {cell.global_batch_size} (factor {factor:.3f})",
+                "a sum stands where a mean is meant, or the reverse: the learning rate is in effect another one for "
+                "each number of devices",
+                "loss() must return the sum over its batch and the batch's weight (samples or tokens), both unscaled",
+            )
+        ]
+    differ = sorted(products, key=lambda name: relative(*products[name]), reverse=True)
+    names = [name for name in differ if relative(*products[name]) > ALIKE]
+    return [
+        Finding(
+            NAME,
+            "error",
+            f"{cell.strategy} on {cell.devices} devices: gradients differ from one device's by "
+            f"{100 * relative(cross, one, mine):.0f} % (factor {factor:.3f}); most in {some(names)}",
+            "it trains something else than one device does at the same global batch",
+            "loss() must be a sum over samples, each by itself: nothing that is normalised over the batch, no sample "
+            "that sees another, no state of one rank",
+        )
+    ]
+
+
+def relative(cross: float, one: float, mine: float) -> float:
+    """||g - h|| / ||h|| from g.h, h.h and g.g."""
+    if one == 0.0:
+        return 0.0 if mine == 0.0 else float("inf")
+    return float(max(0.0, mine - 2 * cross + one) ** 0.5 / one**0.5)
+
+
+def _is_share(factor: float, devices: int) -> bool:
+    return any(abs(factor / wanted - 1) <= SHARE for wanted in (devices, 1 / devices))
+
+
+def _gradients(training: Training, part: tuple[Any, Any]) -> tuple[dict[str, Tensor], bool]:
+    """Whole gradients by parameter, on the host in float64, and whether random numbers were drawn.
+
+    Collective where fsdp spread the parameters out.
+    """
+    share, batch = part
+    training.model.training = False  # the wrapper's own flag; the model inside it evaluates already
+    with drawing() as drew:
+        training.step(batch, share)
+    named: list[tuple[str, nn.Parameter]] = list(training.model.named_parameters())
+    found = {}
+    for name, parameter in named:
+        if parameter.grad is not None:
+            gradient = parameter.grad
+            whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+            found[name.removeprefix("module.")] = whole.detach().cpu().double()
+    return found, drew()

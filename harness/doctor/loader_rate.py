@@ -1,0 +1,75 @@
+"""The loader keeps up: samples/s of the loader alone against the model alone."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.subject import Subject
+from harness.loader import batches, endless_shares
+
+NAME = "the loader keeps up"
+SECONDS = 0.3
+MOST, MOST_SAMPLES = 50, 64
+"""Batches that are fetched at most, and samples in one of a rank."""
+
+
+def observe(subject: Subject) -> dict[str, float]:
+    """Seconds a sample of all ranks' loaders, with the cell's own settings, from the second batch on."""
+    cell, ranks = subject.cell, subject.ranks
+    if cell.data == "synthetic_device":
+        return {}
+    batch = min(cell.global_batch_size, MOST_SAMPLES * ranks.world_size)
+    shares = endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size)
+    collate = getattr(subject.workload, "collate", None)
+    fetch = batches(
+        subject.datasets[0],
+        islice(shares, MOST + 1),
+        seed=subject.seed,
+        device=subject.device,
+        options=cell.loader,
+        collate=collate,
+    )
+    next(fetch)
+    times: list[float] = []
+    start = last = time.perf_counter()  # the first batch starts the loader's workers
+    for _ in fetch:
+        now = time.perf_counter()
+        times.append(now - last)
+        last = now
+        if now - start > SECONDS and len(times) >= 3:
+            break
+    return {"sample_s": statistics.median(times) / batch}
+
+
+def judge(seen: Sequence[dict[str, float]], step_s: Sequence[float], cell: Cell) -> list[Finding]:
+    """``step_s``: seconds of each rank's step on batches that were there already."""
+    if not seen[0]:
+        return []
+    loader = max(rank["sample_s"] for rank in seen)
+    model = max(step_s) / cell.global_batch_size
+    if loader <= model:
+        return []
+    workers = int(cell.loader.get("workers", 0))
+    return [
+        Finding(
+            NAME,
+            "warning",
+            f"the loader alone gives {1 / loader:,.0f} samples/s with {workers} workers, the model alone takes "
+            f"{1 / model:,.0f}: the loader limits",
+            "the throughput that is measured is the loader's, and scaling is that of the data path",
+            "raise loader.workers where cores are free, make samples cheaper, or measure with data: synthetic_device",
+        )
+    ]
+
+
+def figures(seen: Sequence[dict[str, float]], step_s: Sequence[float], cell: Cell) -> dict[str, str]:
+    """What was measured, in words."""
+    told = {"model alone": f"{cell.global_batch_size / max(step_s):,.0f} samples/s"}
+    if seen[0]:
+        told["loader alone"] = f"{1 / max(rank['sample_s'] for rank in seen):,.0f} samples/s"
+    return told

@@ -1,0 +1,60 @@
+"""Randomness: ranks start from the same weights, and draw different dropout masks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding, some
+from harness.doctor.subject import Subject
+
+NAME = "randomness"
+
+
+def observe(subject: Subject) -> dict[str, str]:
+    """A digest of each parameter as this rank builds it from the seed that all ranks share."""
+    return {
+        name: hashlib.sha1(parameter.detach().cpu().double().numpy().tobytes(), usedforsecurity=False).hexdigest()[:12]
+        for name, parameter in subject.bare_model().named_parameters()
+    }
+
+
+def judge(seen: Sequence[Mapping[str, str]], cell: Cell) -> list[Finding]:
+    """Whether the ranks' parameters are alike before they are wrapped."""
+    names = [name for name in seen[0] if len({rank.get(name) for rank in seen}) > 1]
+    if not names:
+        return []
+    consequence = (
+        "fsdp shards each rank's own values: the model is put together from different ones"
+        if cell.strategy == "fsdp"
+        else "ddp starts from rank 0's; what the other ranks set up from their own is wrong"
+    )
+    return [
+        Finding(
+            NAME,
+            "error",
+            f"{len(names)} of {len(seen[0])} parameters start from different values on the {len(seen)} ranks: "
+            f"{some(names)}",
+            consequence,
+            "build_model() must draw from torch's generator alone, which is seeded alike on every rank: no seed from "
+            "the rank, the time or the process",
+        )
+    ]
+
+
+def judge_streams(seen: Sequence[Mapping[str, Any]], cell: Cell) -> list[Finding]:
+    """Whether ranks that draw random numbers in their steps draw the same ones. Of the steps' observations."""
+    drawing = [rank["random_state"] for rank in seen if rank["draws"]]
+    if len(drawing) < 2 or len(set(drawing)) == len(drawing):
+        return []
+    return [
+        Finding(
+            NAME,
+            "warning",
+            f"{len(drawing)} ranks draw random numbers in their steps, from {len(set(drawing))} different state(s)",
+            "dropout masks repeat from rank to rank: the ranks' samples are not independent draws",
+            "leave out torch.manual_seed in forward and loss; each rank gets a stream of its own here",
+        )
+    ]

@@ -1,0 +1,74 @@
+"""Shapes survive: what the replicas of DataParallel return can be gathered into what one device returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.subject import SMALL, Subject
+from harness.strategies.replicas import scatter
+
+NAME = "shapes survive"
+Shapes = list[tuple[int, ...]]
+
+
+def observe(subject: Subject) -> dict[str, Any]:
+    """Shapes of the model's outputs on a small batch, and on each replica's part of it."""
+    if subject.cell.strategy != "dp" or subject.replicas < 2:
+        return {}
+    model = subject.bare_model()
+    batch = subject.first_samples(SMALL * subject.replicas)
+    calls: list[Any] = []
+    hook = model.register_forward_hook(
+        lambda module, args, kwargs, output: calls.append((args, kwargs, output)), with_kwargs=True
+    )
+    with torch.no_grad():
+        subject.workload.loss(model, batch)
+        hook.remove()
+        if not calls:
+            return {}
+        args, kwargs, whole = calls[0]
+        parts = [_shapes(model(*part[0], **part[1])) for part in scatter((args, kwargs), subject.replicas)]
+    return {"whole": _shapes(whole), "parts": parts}
+
+
+def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
+    shapes = seen[0]
+    if not shapes or len(shapes["parts"]) < 2:
+        return []
+    parts: list[Shapes] = shapes["parts"]
+    whole: Shapes = shapes["whole"]
+    for position, shape in enumerate(whole):
+        column = [part[position] if position < len(part) else () for part in parts]
+        told = " and ".join(str(tuple(item)) for item in dict.fromkeys(map(tuple, column)))
+        if len({tuple(item[1:]) for item in column}) > 1:
+            return [
+                Finding(
+                    NAME,
+                    "error",
+                    f"output {position} has the shapes {told} on dp's replicas",
+                    "gather joins them along the first dimension and fails: the others differ from replica to replica",
+                    "pad to a length that the whole batch shares: pad_packed_sequence(..., total_length=x.size(1))",
+                )
+            ]
+        if shape and sum(item[0] for item in column) != shape[0]:
+            return [
+                Finding(
+                    NAME,
+                    "error",
+                    f"output {position} is {tuple(shape)} on one device, {told} on dp's replicas",
+                    "its first dimension is not the batch: gather joins what does not belong side by side",
+                    "return the batch as the first dimension (batch_first=True), or leave that output out",
+                )
+            ]
+    return []
+
+
+def _shapes(outputs: Any) -> Shapes:
+    return [tuple(leaf.shape) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]

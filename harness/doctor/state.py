@@ -1,0 +1,82 @@
+"""State in forward: what a forward pass writes into its module, DataParallel's replicas lose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding, some
+from harness.doctor.subject import SMALL, Subject
+from harness.measure.equivalence import NORMS
+
+NAME = "state in forward"
+_OWN = frozenset(vars(nn.Module()))
+"""What every module holds."""
+
+
+def observe(subject: Subject) -> list[str]:
+    """The names of what two forward passes of the bare model changed: parameters, buffers, attributes."""
+    if subject.cell.strategy != "dp":
+        return []
+    model, batch = subject.bare_model(), subject.first_samples(SMALL)
+    before = _state(model)
+    with torch.no_grad():
+        for _ in range(2):
+            subject.workload.loss(model, batch)
+    after = _state(model)
+    return sorted(name for name in before.keys() | after.keys() if not _same(before.get(name), after.get(name)))
+
+
+def judge(seen: Sequence[list[str]], cell: Cell) -> list[Finding]:
+    names = seen[0]
+    if cell.strategy != "dp" or not names:
+        return []
+    return [
+        Finding(
+            NAME,
+            "warning",
+            f"forward writes {some(names)}",
+            f"dp copies the model to its {cell.devices} devices at every step: what replicas write is lost (the first "
+            "device keeps what is changed in place, from its part of the batch)",
+            "return it from forward and keep it outside, or use ddp, where each process owns its module",
+        )
+    ]
+
+
+def _state(model: nn.Module) -> dict[str, Any]:
+    """Every parameter, buffer and attribute by its full name; batch statistics are known to be the first replica's."""
+    state: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, parameter in module.named_parameters(recurse=False):
+            state[prefix + name] = parameter.detach().clone()
+        if not isinstance(module, NORMS):
+            for name, buffer in module.named_buffers(recurse=False):
+                state[prefix + name] = buffer.detach().clone()
+        for name, value in vars(module).items():
+            if name not in _OWN:
+                state[prefix + name] = _copied(value)
+    return state
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return type(value)(value) if type(value) in (list, dict, set) else value
+
+
+def _same(before: Any, after: Any) -> bool:
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
+        return before.shape == after.shape and torch.equal(before, after)
+    if before is after:
+        return True
+    if isinstance(before, list) and isinstance(after, list):
+        return len(before) == len(after) and all(map(_same, before, after))
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before.keys() == after.keys() and all(_same(before[key], after[key]) for key in before)
+    simple = (int, float, str, bool, set, tuple, type(None))
+    return isinstance(before, simple) and isinstance(after, simple) and before == after

@@ -1,0 +1,151 @@
+"""A few real steps of the wrapped training, observed: what moved, what was called, what the losses were."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.doctor.subject import Subject
+from harness.measure.window import synchronize
+from harness.training import Training
+
+STEPS = 4
+
+
+@dataclass
+class Steps:
+    """What one rank saw. Names are those of the model inside the wrapper."""
+
+    calls: int = 0
+    """Forward passes of the wrapper."""
+    inner_calls: int = 0
+    """Forward passes of the model inside it, its replicas not counted."""
+    losses: list[float] = field(default_factory=list)
+    """Sum over this rank's part of the batch, each step."""
+    weights: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    """Mean loss of the same global batches on one device, on rank 0."""
+    unmoved: dict[str, str] = field(default_factory=dict)
+    """Trainable parameters that are as they were: no gradient, zero gradient, or a gradient that nothing uses."""
+    trainable: int = 0
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of every whole parameter at the end."""
+    wrapped_by_itself: str = ""
+    draws: bool = False
+    random_state: str = ""
+    step_s: float = 0.0
+
+
+def observe(subject: Subject) -> Steps:
+    """Trains STEPS steps as a trial does; what fails here fails in the trial."""
+    return _observed(subject, subject.training())
+
+
+def observe_lonely(subject: Subject) -> Steps:
+    """Trains them on this rank's part of the batches in no wrapper, without the other ranks."""
+    return _observed(subject, subject.alone())
+
+
+def _observed(subject: Subject, training: Training) -> Steps:
+    seen = Steps(wrapped_by_itself=_own_wrapper(training))
+    batches = subject.stream(STEPS)
+    inner = _inner(training.model)
+    before = {name: _local(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}
+    state = torch.get_rng_state()
+    hooks = _count_calls(training.model, inner, seen)
+    with_gradient: dict[str, str] = {}
+    times = []
+    for share, batch in batches:
+        synchronize(subject.ranks.devices)
+        start = time.perf_counter()
+        loss, weight = training.step(batch, share)
+        synchronize(subject.ranks.devices)
+        times.append(time.perf_counter() - start)
+        seen.losses.append(float(loss))
+        seen.weights.append(float(weight))
+        _note_gradients(inner, with_gradient)
+        subject.advance()
+    for hook in hooks:
+        hook.remove()
+    seen.step_s = min(times)
+    after = torch.get_rng_state()
+    seen.draws, seen.random_state = not torch.equal(state, after), _digest(after)
+    seen.trainable = len(before)
+    for name, parameter in inner.named_parameters():
+        if name in before and torch.equal(before[name], _local(parameter).detach()):
+            seen.unmoved[name] = with_gradient.get(name, "none")
+    if subject.cell.strategy != "fsdp":
+        seen.digests = {name: _digest(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
+    return seen
+
+
+def observe_alone(subject: Subject, seen: Steps) -> None:
+    """The same global batches on one device, by rank 0 alone, for comparison."""
+    if not subject.ranks.first or (subject.ranks.world_size == 1 and subject.replicas == 1):
+        return
+    training = subject.alone()
+    for share, batch in subject.stream(STEPS, whole=True):
+        loss, weight = training.step(batch, share)
+        seen.alone.append(float(loss) / max(float(weight), 1.0))
+        subject.advance()
+
+
+def mean_losses(seen: Sequence[Steps]) -> list[float]:
+    """The loss of each global batch: all ranks' sums over all ranks' weights."""
+    return [
+        sum(rank.losses[step] for rank in seen) / max(1.0, sum(rank.weights[step] for rank in seen))
+        for step in range(len(seen[0].losses))
+    ]
+
+
+def _own_wrapper(training: Training) -> str:
+    """The name of a wrapper that the workload has put into its own model."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    inner = _inner(training.model)
+    found = [
+        f"{path or 'the model'}: {type(m).__name__}" for path, m in inner.named_modules() if isinstance(m, wrappers)
+    ]
+    return found[0] if found else ""
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """What a wrapper holds; the model itself where the strategy wraps nothing (single) or in place (fsdp)."""
+    from harness.strategies.replicas import ReplicatedModule
+
+    outer = (ReplicatedModule, nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return model.module if isinstance(model, outer) else model
+
+
+def _count_calls(model: nn.Module, inner: nn.Module, seen: Steps) -> list[Any]:
+    def outer_called(*_: Any) -> None:
+        seen.calls += 1
+
+    def inner_called(*_: Any) -> None:
+        seen.inner_calls += 1
+
+    return [model.register_forward_hook(outer_called), inner.register_forward_hook(inner_called)]
+
+
+def _note_gradients(model: nn.Module, noted: dict[str, str]) -> None:
+    """Keeps the most that was seen of each parameter's gradient: none, zero, or some."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and noted.get(name) != "some":
+            noted[name] = "some" if bool(_local(parameter.grad).any()) else "zero"
+
+
+def _local(tensor: Tensor) -> Tensor:
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local else tensor
+
+
+def _digest(tensor: Tensor) -> str:
+    data = tensor.detach().cpu().contiguous()
+    if data.dtype == torch.bfloat16:
+        data = data.float()
+    return hashlib.sha1(data.numpy().tobytes(), usedforsecurity=False).hexdigest()[:12]

@@ -1,0 +1,48 @@
+"""Threads: no more of them compute at once than the node has cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.subject import Subject
+
+NAME = "threads"
+
+
+def observe(subject: Subject) -> dict[str, Any]:
+    """Threads of this rank after it has built and stepped; the processors it may use."""
+    process = psutil.Process()
+    allowed = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None
+    return {
+        "threads": torch.get_num_threads() * (subject.replicas if subject.device.type == "cpu" else 1),
+        "processors": len(allowed) if allowed else psutil.cpu_count() or 1,
+        "node": subject.ranks.node_rank,
+    }
+
+
+def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
+    if cell.oversubscribe:  # asked for, and its rows say so
+        return []
+    mine = [rank for rank in seen if rank["node"] == seen[0]["node"]]
+    threads = sum(rank["threads"] for rank in mine)
+    workers = int(cell.loader.get("workers", 0)) * len(mine)
+    processors = mine[0]["processors"]
+    if threads + workers <= processors:
+        return []
+    loaders = f" and {workers} loader workers" if workers else ""
+    return [
+        Finding(
+            NAME,
+            "warning",
+            f"{threads} computing threads{loaders} on a node with {processors} processors "
+            f"({mine[0]['threads']} threads in rank 0 of {len(mine)})",
+            "they take turns: steps are slower and uneven, and the more so the more ranks there are",
+            "leave torch.set_num_threads to the harness" if threads > processors else "fewer loader.workers",
+        )
+    ]

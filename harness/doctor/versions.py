@@ -1,0 +1,37 @@
+"""Versions: the same packages, driver and devices' software on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.doctor.finding import Finding
+
+NAME = "versions"
+
+
+def judge(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """``nodes``: what harness.environment captured on each."""
+    found = []
+    for what in ("python", "cuda", "cudnn", "nccl", "driver"):
+        found += _compare(what, {str(node["host"]): node.get(what) for node in nodes if node.get(what) is not None})
+    names = {name for node in nodes for name in node.get("packages", {})}
+    for name in sorted(names):
+        found += _compare(name, {str(node["host"]): node.get("packages", {}).get(name, "missing") for node in nodes})
+    return found
+
+
+def _compare(what: str, versions: Mapping[str, Any]) -> list[Finding]:
+    if len(set(versions.values())) < 2:
+        return []
+    told = ", ".join(f"{version} on {host}" for host, version in versions.items())
+    severe = what in ("torch", "harness", "nccl", "python")
+    return [
+        Finding(
+            NAME,
+            "error" if severe else "warning",
+            f"{what}: {told}",
+            "ranks run different code: collectives may hang or fail, and a node's speed is its software's",
+            "install the same versions on every node",
+        )
+    ]

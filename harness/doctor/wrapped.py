@@ -1,0 +1,40 @@
+"""Wrapped at all: where several devices are asked for, the step goes through the wrapper that uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.cell import Cell
+from harness.doctor.finding import Finding
+from harness.doctor.steps import Steps
+
+NAME = "wrapped at all"
+
+
+def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
+    first = seen[0]
+    if first.wrapped_by_itself:
+        return [
+            Finding(
+                NAME,
+                "error",
+                f"the workload's own model holds a wrapper ({first.wrapped_by_itself})",
+                "on a CPU or one device it runs the bare model; inside another wrapper it is wrapped twice",
+                "return the bare model from build_model(): the cell's strategy wraps it",
+            )
+        ]
+    if cell.strategy not in ("dp", "ddp") or first.calls:
+        return []
+    ran = f"the model inside it {first.inner_calls} times" if first.inner_calls else "another model"
+    return [
+        Finding(
+            NAME,
+            "error",
+            f"{cell.devices} devices are asked for, but {len(first.losses)} steps called {cell.strategy}'s wrapper "
+            f"0 times, and {ran}",
+            "each process trains for itself, or one device does all the work: gradients are never exchanged"
+            if cell.strategy == "ddp"
+            else "one device does all the work",
+            "call the model that is given to loss(model, batch), as model(x): not self.model, not model.module",
+        )
+    ]

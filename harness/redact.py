@@ -1,0 +1,100 @@
+"""Takes keys, tokens and passwords out of what is recorded: results are shown to others."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+MARK = "<redacted>"  # a plain word in YAML too
+LEAST = 8
+"""Characters of a variable's value: a shorter one, such as a flag, would be taken out of words that it stands in."""
+OFTEN = 2000
+FREE_TEXT = ("workload", "data", "model", "options", "reason", "error_type", "facts")
+"""The columns of a trial that may hold what a user or an exception wrote, and so a secret."""
+
+_SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(^|[_.-])((api|access|auth|private|secret|signing|encryption)[_-]?key|secret|passw(or)?d|passphrase|credentials?|"
+    r"(api|access|auth|bearer|hf|hub|wandb|github|session|refresh|security)[_-]?token)s?$"
+    r"|(^|\.)token$|^sig$|-signature$",
+    re.IGNORECASE,
+)
+_SHAPES = re.compile(
+    r"""
+      (?P<url>\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@:'"\\]*:[^\s/@'"\\]+(?=@)         # user:password in a URL
+    | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----.*?(-----END[ ][A-Z ]*PRIVATE[ ]KEY-----|\Z)
+    | \b(AKIA|ASIA)[A-Z0-9]{16}\b                                                 # AWS
+    | \bgh[pousr]_[A-Za-z0-9]{20,} | \bgithub_pat_\w{20,}                         # GitHub
+    | \bglpat-[\w-]{16,}                                                          # GitLab
+    | \bhf_[A-Za-z0-9]{20,}                                                       # Hugging Face
+    | \b[sr]k[-_](?=[\w-]*\d)[\w-]{20,}                                           # OpenAI, Anthropic, Stripe
+    | \bxox[abeoprs]-[A-Za-z0-9-]{10,}                                            # Slack
+    | \bAIza[\w-]{30,} | \bya29\.[\w-]{20,}                                       # Google
+    | \bnpm_[A-Za-z0-9]{30,} | \bpypi-[\w-]{40,}                                  # npm, PyPI
+    | \beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+                                        # JSON Web Token
+    | (?P<scheme>\b(Bearer|Basic)[ ])[A-Za-z0-9._~+/=-]{16,}                      # an HTTP header
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_ASSIGNED = re.compile(
+    r"""(?P<name>[A-Za-z0-9_.-]{1,64})(?P<between>["']?\s?[=:]\s?["']?)(?!<redacted)[^\s"'\\,;&)\]}]{6,}"""
+)
+"""name=value or name: value, quoted or not; whether it is a secret is for the name to say."""
+
+
+def text(said: str) -> str:
+    """The text without what looks like a secret, and without the values of variables that are named like one."""
+    return _text(said, _secret_values())
+
+
+def plain(value: Any) -> Any:
+    """The same for every text in mappings and lists, and for a text whose key says that it is secret."""
+    return _plain(value, _secret_values())
+
+
+def row(trial: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a trial, the same done to those of free text."""
+    return {**trial, **plain({name: trial[name] for name in FREE_TEXT if name in trial})}
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """These variables, but for those that are named like a secret, without what looks like one."""
+    return {name: text(value) for name, value in environment.items() if not _SECRET_VARIABLE.search(name)}
+
+
+def _text(said: str, values: tuple[str, ...]) -> str:
+    return _repeated(said, values) if len(said) < OFTEN else _without(said, values)
+
+
+def _without(said: str, values: tuple[str, ...]) -> str:
+    for value in values:
+        said = said.replace(value, MARK)
+    said = _SHAPES.sub(lambda found: (found["url"] or found["scheme"] or "") + MARK, said)
+    return _ASSIGNED.sub(_assigned, said)
+
+
+_repeated = lru_cache(maxsize=4096)(_without)
+"""Most texts of a run stand in every row of it."""
+
+
+def _assigned(found: re.Match[str]) -> str:
+    return found["name"] + found["between"] + MARK if _SECRET_NAME.search(found["name"]) else found[0]
+
+
+def _plain(value: Any, values: tuple[str, ...], name: str = "") -> Any:
+    if isinstance(value, str):
+        return MARK if value and _SECRET_NAME.search(name) else _text(value, values)
+    if isinstance(value, Mapping):
+        return {key: _plain(item, values, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, values, name) for item in value]
+    return value
+
+
+def _secret_values() -> tuple[str, ...]:
+    """The longest first, since one may hold another. A path is no secret: what it names may be."""
+    named = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name) and len(value) >= LEAST}
+    return tuple(sorted((value for value in named if not os.path.exists(value)), key=lambda v: (-len(v), v)))

@@ -1,0 +1,96 @@
+"""Folders of our own for as long as a process lives: private, locked, and swept away later where it was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX = "harness-scratch-"
+JUST_MADE_S = 5.0
+"""A folder this young may be about to be locked."""
+
+
+class Scratch:
+    """A new folder for this user alone, until ``close``.
+
+    Its process holds a lock on the folder itself, which the kernel takes away when the process ends, however it
+    ends; processes that it forks hold it too. systemd-tmpfiles respects such locks as well.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        self._lock: int | None = os.open(self.path, os.O_RDONLY)
+        with suppress(OSError):  # a file system without locks: nobody can lock it there, so nobody sweeps it either
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Removes the folder and what is in it, once however often it is called."""
+        if self._lock is not None:
+            remove(self.path)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def shared_memory() -> Path:
+    """Where files are held in memory, if the system has that; else the folder for temporary files."""
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def remove(folder: Path) -> None:
+    """Removes a scratch folder whose process may be dead; nothing else, and not what is no folder of this user."""
+    if folder.name.startswith(PREFIX) and _is_ours(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(parents: Iterable[Path] | None = None) -> list[Path]:
+    """Removes what processes that were killed left behind on this machine; returns it.
+
+    Only scratch folders of this user that no living process holds: never another run's.
+    """
+    places = _places() if parents is None else set(parents)
+    left = [folder for place in sorted(places) for folder in place.glob(f"{PREFIX}*") if _is_left_behind(folder)]
+    for folder in left:
+        remove(folder)
+    return left
+
+
+def _places() -> set[Path]:
+    """Every folder that scratch folders are made in."""
+    ray_folder = os.environ.get("RAY_TMPDIR")
+    return {Path("/tmp"), Path(tempfile.gettempdir()), shared_memory(), *([Path(ray_folder)] if ray_folder else [])}
+
+
+def _is_ours(folder: Path) -> bool:
+    with suppress(OSError):
+        facts = folder.lstat()
+        return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+    return False
+
+
+def _is_left_behind(folder: Path) -> bool:
+    if not _is_ours(folder):
+        return False
+    with suppress(OSError):
+        if time.time() - folder.stat().st_mtime < JUST_MADE_S:
+            return False
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        finally:
+            os.close(number)
+    return False

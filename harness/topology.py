@@ -1,0 +1,106 @@
+"""How the GPUs of a node are joined, through NVML and in the words of ``nvidia-smi topo -m``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import combinations
+from typing import Any, Protocol, cast
+
+PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""NVML's levels of the common ancestor: one switch, several, a host bridge, a NUMA node, beyond it."""
+MOST_NVLINKS = 36
+_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+
+Handle = Any
+
+
+class Nvml(Protocol):
+    """The part of ``pynvml`` that is used here; anything may raise NVMLError."""
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Handle: ...
+    def nvmlDeviceGetUUID(self, handle: Handle, /) -> str: ...
+    def nvmlDeviceGetPciInfo(self, handle: Handle, /) -> Any: ...
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: Handle, other: Handle, /) -> int: ...
+    def nvmlDeviceGetNvLinkState(self, handle: Handle, link: int, /) -> int: ...
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Handle, link: int, /) -> int: ...
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: Handle, link: int, /) -> Any: ...
+
+
+def capture(nvml: Nvml | None = None) -> dict[str, Any] | None:
+    """The node's GPUs by UUID, and a square of links between them: NV12, PIX, PXB, PHB, NODE or SYS.
+
+    X on the diagonal, None where NVML does not tell. None without NVML.
+    """
+    with suppress(Exception):  # what only describes a node never fails a trial on it
+        nvml = nvml or cast(Nvml, importlib.import_module("pynvml"))
+        nvml.nvmlInit()
+        try:
+            return _captured(nvml)
+        finally:
+            nvml.nvmlShutdown()
+    return None
+
+
+def between(topology: Mapping[str, Any] | None, uuids: Iterable[str | None]) -> list[str] | None:
+    """The links between each two of these GPUs (UUIDs as torch or NVML tell them); None where one is not known."""
+    if topology is None:
+        return None
+    places = {uuid: place for place, uuid in enumerate(topology["gpus"])}
+    wanted = [places.get(f"GPU-{(uuid or '').removeprefix('GPU-')}") for uuid in dict.fromkeys(uuids)]
+    if None in wanted:
+        return None
+    found = [topology["links"][one][other] for one, other in combinations(wanted, 2)]
+    return None if None in found else found
+
+
+def named(links: Iterable[str]) -> str | None:
+    """Several links as one text, each once, the best first: 'NV12, SYS'; None without one."""
+    return ", ".join(sorted(set(links), key=_quality)) or None
+
+
+def _quality(link: str) -> tuple[int, int]:
+    if link.startswith("NV"):
+        return 0, -int(link.removeprefix("NV"))
+    return 1, list(PCIE.values()).index(link)
+
+
+def _captured(nvml: Nvml) -> dict[str, Any]:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    remote = [_nvlinks(nvml, handle) for handle in handles]
+    buses = [_bus(nvml.nvmlDeviceGetPciInfo(handle)) for handle in handles]
+    square: list[list[str | None]] = [["X"] * len(handles) for _ in handles]
+    for one, other in combinations(range(len(handles)), 2):
+        count = remote[one].count(buses[other]) + min(remote[one].count("switch"), remote[other].count("switch"))
+        link = f"NV{count}" if count else _over_pcie(nvml, handles[one], handles[other])
+        square[one][other] = square[other][one] = link
+    return {"gpus": [nvml.nvmlDeviceGetUUID(handle) for handle in handles], "links": square}
+
+
+def _nvlinks(nvml: Nvml, handle: Handle) -> list[str]:
+    """Where each active NVLink of a GPU leads: to a switch, or to the PCI bus id of another GPU."""
+    ends = []
+    for link in range(MOST_NVLINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
+                continue
+            switched = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link) == _SWITCH
+            ends.append("switch" if switched else _bus(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)))
+        except Exception:  # NVMLError: this GPU has no more links, or none at all
+            break
+    return ends
+
+
+def _bus(facts: Any) -> str:
+    text = facts.busId
+    return (text.decode() if isinstance(text, bytes) else str(text)).lower()
+
+
+def _over_pcie(nvml: Nvml, one: Handle, other: Handle) -> str | None:
+    with suppress(Exception):
+        return PCIE.get(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+    return None

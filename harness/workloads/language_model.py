@@ -1,0 +1,134 @@
+"""A GPT that reads bytes, on any folder of text files: what most of today's training looks like.
+
+Matrix products and attention on long rows, with throughput in tokens and nothing to download: no tokenizer, and text
+that is always there. Its FLOPs per token are 6 (12 layers width^2 + vocabulary width) + 12 layers width context.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+from harness.errors import WorkloadError
+from harness.workloads.gpt import Gpt, Shape
+from harness.workloads.options import SYNTHETIC, data_named, size_named, whole_number
+from harness.workloads.text_data import STDLIB, read_texts
+
+SHAPES = {
+    "nano": Shape(layers=2, heads=2, width=64, context=64),
+    "micro": Shape(layers=4, heads=4, width=128, context=128),
+    "mini": Shape(layers=6, heads=6, width=384, context=256),
+    "small": Shape(layers=12, heads=12, width=768, context=1024),
+    "gpt2": Shape(layers=12, heads=12, width=768, context=1024, vocabulary=50_257),
+}
+"""120,576 parameters; 842,496; 10.8 M; 86.0 M; 124.4 M. The last is GPT-2 small to the number, with the rows of its
+vocabulary that bytes never name: the arithmetic and the messages of the model that everybody knows."""
+NAMES = (STDLIB, *SYNTHETIC)
+BYTES = 256
+
+
+class LanguageModel:
+    """The next byte from those before it, with the cross-entropy.
+
+    ``data``: stdlib (the Python standard library's own sources), a folder of text files, or synthetic bytes.
+    ``model``: nano, micro, mini, small or gpt2. ``context``: bytes that a sample holds, by default the most that the
+    model looks at. ``text_bytes``: how much text is read at most. ``samples``: how many a synthetic set has.
+    Reports the perplexity of a byte.
+    """
+
+    unit = "tokens"
+    metric_names = ("perplexity",)
+
+    def __init__(
+        self,
+        data: str = STDLIB,
+        model: str = "nano",
+        context: int | None = None,
+        text_bytes: int = 2_000_000,
+        samples: int = 50_000,
+    ) -> None:
+        shape = size_named(model, SHAPES)
+        self.data = data_named(data, NAMES, folder=True)
+        self.shape = replace(shape, context=whole_number("context", context or shape.context, 2**20))
+        self.text_bytes = whole_number("text_bytes", text_bytes, 2**40)
+        self.samples = whole_number("samples", samples, 2**40)
+
+    def build_model(self) -> nn.Module:
+        return Gpt(self.shape)
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        length = self.shape.context + 1
+        if self.data in SYNTHETIC:
+            return _Synthetic(self.samples, length), _Synthetic(max(1, self.samples // 10), length)
+        train, validation = _texts(self.data, self.text_bytes)
+        return self._windows(train, "training"), self._windows(validation, "validation")
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        """``batch``: tokens of shape (samples, context + 1); each is to be told from those before it."""
+        wanted = batch[:, 1:]
+        total = cross_entropy(model(batch[:, :-1]).flatten(0, 1), wanted.flatten(), reduction="sum")
+        return total, torch.full((), wanted.numel(), device=total.device)
+
+    def derived(self, means: dict[str, float]) -> dict[str, float]:
+        """exp of the mean loss; infinite where that is no longer a number that a computer holds."""
+        try:
+            return {"perplexity": math.exp(means["loss"])}
+        except OverflowError:
+            return {"perplexity": math.inf}
+
+    def _windows(self, text: Tensor, purpose: str) -> Dataset[Any]:
+        windows = Windows(text, self.shape.context)
+        if not len(windows):
+            raise WorkloadError(
+                f"data {self.data}: {len(text)} bytes of {purpose} text are too few for a context of "
+                f"{self.shape.context}; give more text, or a smaller workload_options.context"
+            )
+        return windows
+
+
+class Windows(Dataset[Tensor]):
+    """A text cut into pieces of ``context`` bytes, each with the byte that follows it."""
+
+    def __init__(self, text: Tensor, context: int) -> None:
+        self.text, self.context = text, context
+
+    def __len__(self) -> int:
+        return max(0, len(self.text) - 1) // self.context
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = index * self.context
+        return self.text[start : start + self.context + 1].long()
+
+
+class _Synthetic(Dataset[Tensor]):
+    """Random bytes, each sample drawn from its own index when asked for."""
+
+    def __init__(self, samples: int, length: int) -> None:
+        self.samples, self.length = samples, length
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.randint(BYTES, (self.length,), generator=torch.Generator().manual_seed(index))
+
+
+@lru_cache(maxsize=4)
+def _texts(data: str, most_bytes: int) -> tuple[Tensor, Tensor]:
+    """The bytes of training and validation text, each file after the other."""
+    train, validation = read_texts(data, most_bytes)
+    return _joined(train), _joined(validation)
+
+
+def _joined(texts: tuple[bytes, ...]) -> Tensor:
+    joined = bytearray(b"\n".join(texts))
+    return torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,103 @@
+"""A wide fully connected net: many parameters, little arithmetic.
+
+At a batch of 16 each weight is used 16 times in a step and then copied (dp), reduced (ddp) or gathered (fsdp) once:
+communication is what the step consists of, and dp loses. Its layers are written by hand, with an nn.Parameter and a
+matrix product of their own, as people write them: what works only with torch's own layers shows here.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, TensorDataset
+
+from harness.workloads.image_data import read_digits, split_digits
+from harness.workloads.options import SYNTHETIC, data_named, size_named, whole_number
+
+SIZES = {"small": (20, 200), "medium": (50, 1_250), "large": (100, 5_000)}
+"""Side of the image, whose square is the number of inputs, and hidden units: 400 inputs and 200 units (122,410
+parameters), 2,500 and 1,250 (4,702,510), 10,000 and 5,000 (75,060,010)."""
+CLASSES = 10
+NAMES = ("digits", *SYNTHETIC)
+Split = tuple[Dataset[Any], Dataset[Any]]
+
+
+class Dense(nn.Module):
+    """A dense layer by hand: ``weight`` of shape (inputs, outputs) and ``bias``, He-initialised."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) * math.sqrt(2 / inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows @ self.weight + self.bias
+
+
+class Mlp:
+    """Two hidden layers of equal width and a head of ten classes, with the cross-entropy.
+
+    ``data``: digits, scikit-learn's, enlarged to as many pixels as the model has inputs; or synthetic numbers.
+    ``model``: small, medium or large. ``samples``: how many a synthetic set has.
+    """
+
+    unit = "samples"
+    metric_names = ("accuracy",)
+
+    def __init__(self, data: str = "digits", model: str = "medium", samples: int = 50_000) -> None:
+        self.side, self.hidden = size_named(model, SIZES)
+        self.data = data_named(data, NAMES)
+        self.samples = whole_number("samples", samples, 2**40)
+
+    def build_model(self) -> nn.Module:
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise((self.side**2, self.hidden, self.hidden, CLASSES)):
+            layers += [Dense(inputs, outputs), nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+    def datasets(self) -> Split:
+        if self.data == "digits":
+            return _digits(self.side)
+        return _Synthetic(self.samples, self.side**2), _Synthetic(max(1, self.samples // 10), self.side**2)
+
+    def shard_units(self, model: nn.Module) -> list[nn.Module]:
+        """The layers that hold parameters."""
+        return [layer for layer in model.modules() if isinstance(layer, Dense)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        rows, labels = batch
+        total = cross_entropy(model(rows), labels, reduction="sum")
+        return total, torch.full((), len(labels), device=total.device)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Tensor, int]]:
+        rows, labels = batch
+        correct = (model(rows).argmax(dim=1) == labels).sum()
+        return {"accuracy": (correct, len(labels))}
+
+
+class _Synthetic(Dataset[tuple[Tensor, int]]):
+    """Random numbers, each sample drawn from its own index when asked for."""
+
+    def __init__(self, samples: int, inputs: int) -> None:
+        self.samples, self.inputs = samples, inputs
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(self.inputs, generator=torch.Generator().manual_seed(index)), index % CLASSES
+
+
+@lru_cache(maxsize=2)
+def _digits(side: int) -> Split:
+    images, labels = read_digits(side)
+    rows = images.flatten(1)
+    rows = rows.sub_(rows.mean()).div_(rows.std())
+    kept, held = split_digits()
+    return TensorDataset(rows[kept], labels[kept]), TensorDataset(rows[held], labels[held])

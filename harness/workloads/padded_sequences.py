@@ -1,0 +1,187 @@
+"""Sequences of very different lengths through an LSTM: batches whose shapes differ, between steps and between ranks.
+
+Each batch is padded to its own longest sequence, and packed so that nothing is computed for the padding. Only real
+tokens count, in the loss and in the throughput: ranks with short sequences wait for those with long ones, and the
+weights of their shares differ. What a strategy gathers must have one shape all the same: the output is padded to the
+length that came in (``total_length``), not to the longest of a replica's own chunk, or dp could not join its replicas.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.utils.data import Dataset
+
+from harness.errors import WorkloadError
+from harness.workloads.code_text import TAGS, passages, tags
+from harness.workloads.options import SYNTHETIC, data_named, size_named, whole_number
+from harness.workloads.text_data import STDLIB, read_texts
+
+
+@dataclass(frozen=True)
+class Size:
+    """Width of the embedding, hidden units of the LSTM and its layers."""
+
+    embedding: int
+    hidden: int
+    layers: int
+
+
+SIZES = {"small": Size(32, 64, 1), "medium": Size(128, 256, 2), "large": Size(512, 1024, 2)}
+"""33,735 parameters; 956,167; 14.8 M."""
+NAMES = (STDLIB, *SYNTHETIC)
+BYTES = 256
+IGNORED = -100
+"""The label of padding: cross_entropy's own default."""
+SHORTEST = 4
+"""Bytes of the shortest synthetic sequence."""
+
+
+class PaddedSequences:
+    """What each byte of a passage of Python code is (keyword, name, string, comment ...), with the cross-entropy.
+
+    ``data``: stdlib (passages between empty lines of the standard library's sources), a folder of Python files, or
+    synthetic. ``model``: small, medium or large. ``longest``: bytes at which a passage is cut. ``text_bytes``: how
+    much text is read at most. ``samples``: how many a synthetic set has.
+    """
+
+    unit = "tokens"
+    metric_names = ("accuracy",)
+
+    def __init__(
+        self,
+        data: str = STDLIB,
+        model: str = "small",
+        longest: int = 256,
+        text_bytes: int = 500_000,
+        samples: int = 50_000,
+    ) -> None:
+        self.size = size_named(model, SIZES)
+        self.data = data_named(data, NAMES, folder=True)
+        self.longest = whole_number("longest", longest, 2**20)
+        self.text_bytes = whole_number("text_bytes", text_bytes, 2**40)
+        self.samples = whole_number("samples", samples, 2**40)
+
+    def build_model(self) -> nn.Module:
+        return Tagger(self.size)
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        if self.data in SYNTHETIC:
+            return _Synthetic(self.samples, self.longest), _Synthetic(max(1, self.samples // 10), self.longest)
+        return _passages(self.data, self.text_bytes, self.longest)
+
+    def collate(self, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens and labels of shape (samples, longest of them), padded, and the lengths between them."""
+        tokens, labels = zip(*samples, strict=True)
+        lengths = torch.tensor([len(sequence) for sequence in tokens])
+        padded = pad_sequence(list(labels), batch_first=True, padding_value=IGNORED)
+        return pad_sequence(list(tokens), batch_first=True), lengths, padded
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        tokens, lengths, labels = batch
+        logits = model(tokens, lengths)
+        total = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return total, lengths.sum()
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
+        tokens, lengths, labels = batch
+        correct = (model(tokens, lengths).argmax(dim=2) == labels).sum()
+        return {"accuracy": (correct, lengths.sum())}
+
+
+class MovedOnceLstm(nn.LSTM):
+    """An LSTM whose weights are laid out for cuDNN when they move to a device, and not again in a forward pass.
+
+    There torch lays out anew any weights that it finds exchanged: those that fsdp gathers, whose memory it frees and
+    fills again at each step. A copy made then would be trained on for ever.
+    """
+
+    _moves = False
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._moves = True
+        try:
+            return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
+        finally:
+            self._moves = False
+
+    def flatten_parameters(self) -> None:
+        if self._moves:
+            super().flatten_parameters()
+
+
+class Tagger(nn.Module):
+    """Tokens of shape (batch, length) and each row's length -> logits of shape (batch, length, tags), 0 at padding.
+
+    Packing needs the lengths on the host. They come as a tensor on the device all the same, since dp splits only
+    tensors; reading them makes the host wait once a step, in every strategy.
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(BYTES, size.embedding)
+        self.lstm = MovedOnceLstm(size.embedding, size.hidden, size.layers, batch_first=True)
+        self.head = nn.Linear(size.hidden, len(TAGS))
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(tokens, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        hidden, _ = self.lstm(PackedSequence(self.embedding(packed.data), *packed[1:]))
+        logits = PackedSequence(self.head(hidden.data), *hidden[1:])
+        return pad_packed_sequence(logits, batch_first=True, total_length=tokens.shape[1])[0]
+
+
+class Sequences(Dataset[tuple[Tensor, Tensor]]):
+    """Stretches of one long text, each with the labels of its bytes. ``spans``: start and end of each."""
+
+    def __init__(self, text: bytes, labels: bytes, spans: list[tuple[int, int]]) -> None:
+        self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.labels = torch.frombuffer(bytearray(labels), dtype=torch.uint8)
+        self.spans = spans
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        start, end = self.spans[index]
+        return self.text[start:end].long(), self.labels[start:end].long()
+
+
+class _Synthetic(Dataset[tuple[Tensor, Tensor]]):
+    """Random bytes, labelled by their remainder; lengths are spread evenly on a log scale. Drawn from the index."""
+
+    def __init__(self, samples: int, longest: int) -> None:
+        self.samples, self.longest = samples, longest
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        shortest = min(SHORTEST, self.longest)
+        spread = float(torch.rand((), generator=generator)) * math.log((self.longest + 1) / shortest)
+        tokens = torch.randint(BYTES, (int(shortest * math.exp(spread)),), generator=generator)
+        return tokens, tokens % len(TAGS)
+
+
+@lru_cache(maxsize=4)
+def _passages(data: str, most_bytes: int, longest: int) -> tuple[Dataset[Any], Dataset[Any]]:
+    train, validation = (_labelled(data, texts, longest) for texts in read_texts(data, most_bytes))
+    return train, validation
+
+
+def _labelled(data: str, texts: tuple[bytes, ...], longest: int) -> Sequences:
+    """The passages of these files; raises WorkloadError where there are none."""
+    spans, start = [], 0
+    for text in texts:
+        spans += [(start + first, start + last) for first, last in passages(text, longest)]
+        start += len(text)
+    if not spans:
+        raise WorkloadError(f"data {data}: too little text to train on and hold some out; give more files")
+    return Sequences(b"".join(texts), b"".join(map(tags, texts)), spans)

@@ -1,0 +1,79 @@
+"""Text to learn from that is always there: the Python standard library's own sources, or any folder of text files."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from harness.errors import WorkloadError
+
+STDLIB = "stdlib"
+HELD_OUT = 10
+"""One byte in so many is for validation: in whole files, or where they come to less than half of it each file's end."""
+SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages", "dist-packages")
+LOOKED_AT = 4096
+"""Bytes at the start of a file in which a zero says that it is no text."""
+
+Texts = tuple[tuple[bytes, ...], tuple[bytes, ...]]
+
+
+@lru_cache(maxsize=4)
+def read_texts(data: str, most_bytes: int) -> Texts:
+    """Files for training and for validation: of the standard library's Python files, or of a folder's text files.
+
+    In the order of their paths, whose parts beginning with a dot are left out, until there are ``most_bytes``: the
+    same on every machine that has the same files. Raises WorkloadError where there is nothing to read.
+    """
+    root = Path(sysconfig.get_path("stdlib") if data == STDLIB else data)
+    if not root.is_dir():
+        raise WorkloadError(f"data {data}: {root} is no folder on this node; give a folder of text files")
+    suffix = ".py" if data == STDLIB else ""
+    texts, left = [], most_bytes
+    try:
+        for path in _paths(root, suffix):
+            with path.open("rb") as file:
+                text = file.read(left)
+            if text and b"\0" not in text[:LOOKED_AT]:
+                texts.append(text)
+                left -= len(text)
+            if not left:
+                break
+    except OSError as error:
+        raise WorkloadError(f"data {data}: {type(error).__name__}: {error}") from error
+    if not texts:
+        raise WorkloadError(f"data {data}: no file with text in {root}{' ends in ' + suffix if suffix else ''}")
+    return _split(texts)
+
+
+def _paths(root: Path, suffix: str) -> Iterator[Path]:
+    """The files below a folder, those of a folder itself first, by name."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS and not name.startswith("."))
+        for name in sorted(names):
+            path = Path(folder) / name
+            if name.endswith(suffix) and not name.startswith(".") and path.is_file():
+                yield path
+
+
+def _split(texts: list[bytes]) -> Texts:
+    """A file is held out where no more than one byte in HELD_OUT is so far, this file included."""
+    train: list[bytes] = []
+    held: list[bytes] = []
+    seen = held_bytes = 0
+    for text in texts:
+        seen += len(text)
+        if (held_bytes + len(text)) * HELD_OUT <= seen:
+            held.append(text)
+            held_bytes += len(text)
+        else:
+            train.append(text)
+    return (tuple(train), tuple(held)) if 2 * held_bytes * HELD_OUT >= seen else _ends(texts)
+
+
+def _ends(texts: list[bytes]) -> Texts:
+    cuts = [len(text) - len(text) // HELD_OUT for text in texts]
+    parts = list(zip(texts, cuts, strict=True))
+    return tuple(text[:cut] for text, cut in parts), tuple(text[cut:] for text, cut in parts)

@@ -1,0 +1,521 @@
+"""Workloads with one fault each, written as people write them; ``Healthy`` is the twin of them all."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import random
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, DistributedSampler, TensorDataset
+
+CLASSES = 3
+
+
+def blobs(samples: int = 256, features: int = 8) -> TensorDataset:
+    """Three clouds of points."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, CLASSES, (samples,), generator=generator)
+    points = torch.randn(samples, features, generator=generator) + 2.0 * labels[:, None]
+    return TensorDataset(points, labels)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.middle = nn.Sequential(
+            nn.Linear(16, 1500), nn.ReLU(), nn.Linear(1500, 1500), nn.ReLU(), nn.Linear(1500, 16)
+        )
+        self.drop = nn.Dropout(0.1)
+        self.last = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        return self.last(self.drop(hidden + self.middle(hidden)))
+
+
+class Healthy:
+    """A small net on three clouds."""
+
+    unit = "samples"
+
+    def build_model(self) -> nn.Module:
+        return Net()
+
+    def datasets(self) -> tuple[Any, Any]:
+        data = blobs()
+        return data, data
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return cross_entropy(model(x), y, reduction="sum"), torch.tensor(float(len(y)))
+
+
+class HandUpdated(Healthy):
+    """Healthy: one parameter is no optimizer's business and is moved by hand, alike on every rank."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.temperature = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / self.temperature.detach() + 0.0 * self.temperature
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        inner = getattr(model, "module", model)
+        if inner.training and torch.is_grad_enabled():
+            with torch.no_grad():
+                inner.temperature.mul_(1.01)
+        return super().loss(model, batch)
+
+
+# -- devices agree
+
+
+class MaskNotRegistered(Healthy):
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = torch.ones(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.first(x)) * self.mask
+            return self.last(hidden + self.middle(hidden))
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class NoiseOnTheHost(Healthy):
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            return self.last(self.middle(hidden + 0.1 * torch.randn(hidden.shape)))
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class CudaByName(Healthy):
+    def build_model(self) -> nn.Module:
+        return Net().cuda()
+
+
+# -- wrapped at all
+
+
+class KeepsItsOwnModel(Healthy):
+    def build_model(self) -> nn.Module:
+        self.net = Net()
+        return self.net
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        return super().loss(self.net, batch)
+
+
+class WrapsItself(Healthy):
+    def build_model(self) -> nn.Module:
+        return nn.DataParallel(Net())
+
+
+# -- parameters move
+
+
+class UnusedHead(Healthy):
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.auxiliary = nn.Linear(16, 1)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class DetachedFeatures(Healthy):
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            features = torch.relu(self.first(x))
+            return self.last((features + self.middle(features)).detach())
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class TrainsACopy(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        if not hasattr(self, "copy"):
+            self.copy = copy.deepcopy(getattr(model, "module", model))
+        return super().loss(self.copy, batch)
+
+
+class UpdatesItsReplica(Healthy):
+    """A centre that forward moves by hand, as in k-means or EMA codebooks."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.centre = nn.Parameter(torch.zeros(8), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.centre.data = 0.9 * self.centre.data + 0.1 * x.mean(dim=0).detach()
+            return super().forward(x - self.centre)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class UpdatesByRank(Healthy):
+    """An update by hand from each rank's own batch."""
+
+    def build_model(self) -> nn.Module:
+        return HandUpdated.Net()
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        inner = getattr(model, "module", model)
+        if model.training and torch.is_grad_enabled():
+            with torch.no_grad():
+                inner.temperature.add_(0.001 * batch[0].mean())
+        return super().loss(model, batch)
+
+
+# -- state in forward
+
+
+class CountsItsSteps(Healthy):
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.steps += 1
+            return super().forward(x)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class RunningMean(Healthy):
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
+            return super().forward(x)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+# -- data is shared out
+
+
+class Sampled(Dataset[Any]):
+    """Somebody's own idea of a distributed data set."""
+
+    def __init__(self, data: Any, replicas: int = 4) -> None:
+        self.data = data
+        self.sampler = DistributedSampler(data, num_replicas=replicas, rank=0)
+        self.indices = list(self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[self.indices[index]]
+
+
+class SamplerInside(Healthy):
+    def datasets(self) -> tuple[Any, Any]:
+        return Sampled(blobs()), blobs()
+
+
+class ShardsByRank(Healthy):
+    def datasets(self) -> tuple[Any, Any]:
+        data = blobs()
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        return torch.utils.data.Subset(data, list(range(rank, len(data), world))), data
+
+
+class AnySample(Healthy):
+    """Draws which sample it gives, from a generator of its own."""
+
+    class Data(Dataset[Any]):
+        def __init__(self) -> None:
+            self.data, self.random = blobs(), random.Random(os.urandom(8))
+
+        def __len__(self) -> int:
+            return len(self.data)
+
+        def __getitem__(self, index: int) -> Any:
+            return self.data[self.random.randrange(len(self.data))]
+
+    def datasets(self) -> tuple[Any, Any]:
+        return self.Data(), blobs()
+
+
+class AlwaysTheFirst(Healthy):
+    class Data(Dataset[Any]):
+        def __len__(self) -> int:
+            return 256
+
+        def __getitem__(self, index: int) -> Any:
+            return blobs(16)[0]
+
+    def datasets(self) -> tuple[Any, Any]:
+        return self.Data(), blobs()
+
+
+# -- loss and gradients scale
+
+
+class MeanForSum(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return cross_entropy(model(x), y), torch.tensor(float(len(y)))
+
+
+class NormalisedOverTheBatch(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        logits = model(x)
+        logits = (logits - logits.mean(dim=0)) / (logits.std(dim=0) + 1e-3)
+        return cross_entropy(logits, y, reduction="sum"), torch.tensor(float(len(y)))
+
+
+# -- shapes survive
+
+
+class Sequences(Healthy):
+    """Sequences of different lengths, padded for the whole batch."""
+
+    padding = -1
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.rnn = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True)
+            self.last = nn.Linear(8, CLASSES)
+
+        def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(
+                self.embed(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False
+            )
+            hidden, _ = nn.utils.rnn.pad_packed_sequence(
+                self.rnn(packed)[0], batch_first=True, total_length=self.most(tokens)
+            )
+            return self.last(hidden)
+
+        def most(self, tokens: Tensor) -> int | None:
+            return tokens.size(1)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+    def datasets(self) -> tuple[Any, Any]:
+        generator = torch.Generator().manual_seed(1)
+        lengths = torch.randint(2, 30, (128,), generator=generator)
+        data = [torch.randint(1, 20, (int(n),), generator=generator) for n in lengths]
+        return data, data
+
+    def collate(self, samples: list[Tensor]) -> Any:
+        lengths = torch.tensor([len(sample) for sample in samples])
+        return nn.utils.rnn.pad_sequence(samples, batch_first=True), lengths
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        tokens, lengths = batch
+        scores = model(tokens, lengths)
+        kept = tokens[:, : scores.size(1)]
+        wanted = torch.where(kept == 0, self.padding, kept % CLASSES)
+        total = cross_entropy(scores.flatten(0, 1), wanted.flatten(), reduction="sum", ignore_index=-1)
+        return total, torch.tensor(float(len(tokens)))
+
+
+class PaddingCounts(Sequences):
+    """The padding is in the loss: how much there is depends on which samples meet."""
+
+    padding = 0
+
+
+class NoTotalLength(Sequences):
+    class Net(Sequences.Net):
+        def most(self, tokens: Tensor) -> int | None:
+            return None
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class HiddenStateFirst(Sequences):
+    """Returns the last hidden state too, whose first dimension is the layers."""
+
+    class Net(Sequences.Net):
+        def forward(self, tokens: Tensor, lengths: Tensor) -> Any:
+            _, last = self.rnn(self.embed(tokens))
+            return super().forward(tokens, lengths), last
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        return super().loss(lambda tokens, lengths: model(tokens, lengths)[0], batch)  # type: ignore[arg-type]
+
+
+# -- the loader keeps up
+
+
+class SlowSamples(Healthy):
+    class Data(Dataset[Any]):
+        def __init__(self) -> None:
+            self.data = blobs()
+
+        def __len__(self) -> int:
+            return len(self.data)
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.008)
+            return self.data[index]
+
+    def datasets(self) -> tuple[Any, Any]:
+        return self.Data(), blobs()
+
+
+# -- memory
+
+
+class KeepsTooMuch(Healthy):
+    """Every sample is blown up on its way: to 8 MiB."""
+
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            wide = self.first(x)[:, :, None].expand(-1, -1, 128 * 1024).contiguous()
+            hidden = torch.tanh(wide).mean(dim=2)
+            return self.last(hidden + self.middle(hidden))
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+# -- threads
+
+
+class SetsThreads(Healthy):
+    def build_model(self) -> nn.Module:
+        torch.set_num_threads(4 * (os.cpu_count() or 1))
+        return Net()
+
+
+# -- randomness
+
+
+class SeedsInForward(Healthy):
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.manual_seed(42)
+            return super().forward(x)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class SeedsFromTheProcess(Healthy):
+    def build_model(self) -> nn.Module:
+        torch.manual_seed(os.getpid())
+        return Net()
+
+
+# -- collectives
+
+
+class OneSlowRank(Healthy):
+    """Rank 1 shares its core with somebody: its matrix products take longer."""
+
+    def build_model(self) -> nn.Module:
+        if dist.is_initialized() and dist.get_rank() == 1 and not getattr(torch, "_slowed", False):
+            matmul = Tensor.__matmul__
+
+            def slow(self: Tensor, other: Tensor) -> Tensor:
+                time.sleep(0.002)
+                return matmul(self, other)
+
+            Tensor.__matmul__ = slow  # type: ignore[method-assign, assignment]
+            torch._slowed = True  # type: ignore[attr-defined]
+        return Net()
+
+
+# -- divergence
+
+
+class Explodes(Healthy):
+    """Its outputs are a thousand times too large for the learning rate."""
+
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return 1000.0 * super().forward(x)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return (model(x) - y[:, None]).square().sum(), torch.tensor(float(len(y)))
+
+
+# -- it runs
+
+
+class Raises(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        raise ValueError("labels are missing")
+
+
+FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
+    "devices agree": [(MaskNotRegistered, "ddp"), (NoiseOnTheHost, "ddp"), (CudaByName, "single")],
+    "wrapped at all": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
+    "parameters move": [
+        (UnusedHead, "ddp"),
+        (UnusedHead, "single"),
+        (DetachedFeatures, "ddp"),
+        (TrainsACopy, "ddp"),
+        (UpdatesByRank, "ddp"),
+    ],
+    "state in forward": [(CountsItsSteps, "dp"), (RunningMean, "dp"), (UpdatesItsReplica, "dp")],
+    "data is shared out": [
+        (SamplerInside, "dp"),
+        (ShardsByRank, "ddp"),
+        (AnySample, "ddp"),
+        (AlwaysTheFirst, "single"),
+    ],
+    "loss and gradients scale": [
+        (MeanForSum, "ddp"),
+        (MeanForSum, "fsdp"),
+        (NormalisedOverTheBatch, "ddp"),
+        (PaddingCounts, "ddp"),
+    ],
+    "shapes survive": [(NoTotalLength, "dp"), (HiddenStateFirst, "dp")],
+    "the loader keeps up": [(SlowSamples, "ddp")],
+    "memory": [(KeepsTooMuch, "ddp")],
+    "threads": [(SetsThreads, "single")],
+    "randomness": [(SeedsInForward, "ddp"), (SeedsFromTheProcess, "fsdp")],
+    "collectives": [(OneSlowRank, "ddp")],
+    "divergence": [(Explodes, "ddp"), (Explodes, "single")],
+    "it runs": [(Raises, "ddp")],
+}
+"""The check that must name the fault -> workloads that have it, and under which strategy."""
+HEALTHY: list[tuple[type[Healthy], str]] = list(
+    itertools.product((Healthy, HandUpdated, Sequences), ("single", "dp", "ddp", "fsdp"))
+)

@@ -1,0 +1,70 @@
+"""Examines workloads as one rank, in a process of its own: ``python -m tests.doctor.ranks RANK WORLD STORE OUT``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.cell import Cell
+from harness.doctor.examine import ExaminationFailed, examine
+from harness.doctor.subject import Subject
+from harness.ranks import Ranks
+from tests.doctor.faulty import FAULTS, HEALTHY, Healthy, OneSlowRank
+
+CPU = torch.device("cpu")
+
+
+def cell_for(strategy: str, devices: int, batch: int = 64) -> Cell:
+    """A cell as the planner would make it."""
+    return Cell(
+        "w", None, None, strategy, "cpu", devices, 1, "weak", batch // devices, batch,
+        optimizer={"name": "SGD", "lr": 0.05},
+    )  # fmt: skip
+
+
+def look(workload: type[Healthy], strategy: str, rank: int, world_size: int) -> dict[str, Any]:
+    """What the doctor says of a workload, as this rank hears it."""
+    threads = torch.get_num_threads()
+    devices = 2 if strategy == "dp" else world_size
+    batch = 2**20 if workload.__name__ == "KeepsTooMuch" else 64
+    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
+    subject_workload = workload()
+    start = time.perf_counter()
+    try:
+        found = examine(
+            Subject(cell_for(strategy, devices, batch), subject_workload, subject_workload.datasets(), 0, ranks),
+            epochs=False,
+        ).facts
+    except ExaminationFailed as error:
+        found = {**error.facts, "raised": str(error)}
+    torch.set_num_threads(threads)
+    return {**found, "seconds": time.perf_counter() - start}
+
+
+def main(rank: int, world_size: int, store: str, out: str) -> None:
+    """Every workload whose strategy needs this many processes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+    pairs = [*HEALTHY, *(pair for pairs in FAULTS.values() for pair in pairs)]
+    mine = [p for p in dict.fromkeys(pairs) if (p[1] in ("ddp", "fsdp")) == (world_size > 1)]
+    mine.sort(key=lambda pair: pair[0] is OneSlowRank)  # it spoils its process
+    told = {
+        f"{workload.__name__} {strategy}": look(workload, strategy, rank, world_size) for workload, strategy in mine
+    }
+    if rank == 0:
+        Path(out).write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of torch's may abort an exit
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -1,0 +1,81 @@
+"""Every planted fault is named by its check, and nothing is said of the healthy: the confusion matrix."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doctor.faulty import FAULTS, HEALTHY
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SILENCE = "(silence)"
+Told = dict[str, dict[str, Any]]
+FAULTY = [(check, f"{workload.__name__} {strategy}") for check, pairs in FAULTS.items() for workload, strategy in pairs]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What the doctor said of every workload, on one process and on two."""
+    folder = tmp_path_factory.mktemp("doctor")
+    found: Told = {}
+    for world_size in (1, 2):
+        store, out = folder / f"store{world_size}", folder / f"out{world_size}"
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.doctor.ranks", str(rank), str(world_size), str(store), str(out)], cwd=ROOT
+            )
+            for rank in range(world_size)
+        ]
+        assert [process.wait(timeout=240) for process in ranks] == [0] * world_size
+        found |= json.loads(out.read_text())
+    return found
+
+
+def checks(told: Told, name: str) -> list[str]:
+    """The checks that spoke, or silence."""
+    return sorted({finding["check"] for finding in told[name]["findings"]}) or [SILENCE]
+
+
+@pytest.mark.parametrize(("check", "name"), FAULTY)
+def test_a_fault_is_named_by_its_check_and_no_other(told: Told, check: str, name: str) -> None:
+    assert checks(told, name) == [check]
+
+
+@pytest.mark.parametrize("name", [f"{workload.__name__} {strategy}" for workload, strategy in HEALTHY])
+def test_the_healthy_hear_nothing(told: Told, name: str) -> None:
+    assert checks(told, name) == [SILENCE], told[name]["findings"]
+    assert "raised" not in told[name]
+
+
+def test_the_confusion_matrix_is_printed(told: Told, record_property: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    planted = [*FAULTY, *((SILENCE, f"{workload.__name__} {strategy}") for workload, strategy in HEALTHY)]
+    matrix: dict[tuple[str, str], int] = {}
+    for wanted, name in planted:
+        for got in checks(told, name):
+            matrix[wanted, got] = matrix.get((wanted, got), 0) + 1
+    lines = [f"{wanted:26} {got:26} {count}" for (wanted, got), count in matrix.items()]
+    with capsys.disabled():
+        sys.stdout.write("\n\n" + "\n".join([f"{'planted':26} {'named':26} workloads", *lines]) + "\n")
+    assert all(wanted == got for wanted, got in matrix)
+
+
+def test_names_and_numbers_are_told(told: Told) -> None:
+    def seen(name: str) -> str:
+        return str(told[name]["findings"][0]["seen"])
+
+    assert "mask (a plain attribute of Net) lies on cpu" in seen("MaskNotRegistered ddp")
+    assert "auxiliary.weight, auxiliary.bias" in seen("UnusedHead ddp")
+    assert "factor 2.0" in seen("MeanForSum ddp") and "2 times" in seen("MeanForSum ddp")
+    assert "64 of 256 samples" in seen("SamplerInside dp")
+    assert "rank 1" in seen("OneSlowRank ddp")
+    assert "steps" in seen("CountsItsSteps dp") and "mean" in seen("RunningMean dp")
+    assert "labels are missing" in seen("Raises ddp")
+    assert "temperature" in seen("UpdatesByRank ddp")
+    assert "GiB" in seen("KeepsTooMuch ddp") and "a batch of" in told["KeepsTooMuch ddp"]["findings"][0]["advice"]

@@ -1,0 +1,139 @@
+"""Epochs on one process: their rates, and a training that goes on from its checkpoint as if it had never stopped."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from harness.cell import Cell
+from harness.checkpoint import Keeper, files
+from harness.config_sections import Convergence
+from harness.measure.convergence import Epochs
+from harness.ranks import Ranks
+from harness.training import Training
+
+pytestmark = pytest.mark.usefixtures("no_group")
+
+CPU = torch.device("cpu")
+SGD = {"name": "SGD", "lr": 0.1, "momentum": 0.9}
+CELL = Cell("w", None, None, "single", "cpu", 1, 1, "strong", 8, 8, optimizer=SGD)
+SAMPLES = 20  # three steps an epoch, the last of four samples
+
+
+class Noisy:
+    """Batch statistics, dropout and Python's random numbers: what a training loses that forgets its state."""
+
+    unit = "samples"
+
+    def __init__(self, dropout: float) -> None:
+        self.dropout = dropout
+
+    def build_model(self) -> nn.Module:
+        layers = [nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(self.dropout), nn.Linear(16, 1)]
+        return nn.Sequential(*layers)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = batch
+        noise = random.random() if model.training else 0.0
+        return (model(x + 0.01 * noise) - y).square().sum(), torch.tensor(float(len(x)))
+
+
+def data() -> TensorDataset:
+    x = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, x.sum(dim=1, keepdim=True))
+
+
+def epochs_of(cell: Cell, epochs: int, folder: Path | None = None, every: int = 1) -> Epochs:
+    """A training of so many epochs, gone on with where there is something in the folder."""
+    random.seed(5)
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
+    # replicas run in threads, which draw from one generator in any order
+    training = Training(cell, Noisy(0.0 if cell.strategy == "dp" else 0.5), 3, ranks)
+    keeper = Keeper(folder, every, training, ranks) if folder else None
+    run = Epochs(training, (data(), data()), cell, 3, ranks, None, keeper)
+    run.run(Convergence(epochs=epochs), lambda: None)
+    return run
+
+
+def rates(run: Epochs) -> list[float]:
+    return [row["learning_rate"] for row in run.rows]
+
+
+def test_each_epoch_tells_the_rate_that_its_schedule_has_come_to() -> None:
+    schedule = {"name": "MultiStepLR", "milestones": [1, 3], "gamma": 0.1}
+    assert rates(epochs_of(replace(CELL, schedule=schedule), 4)) == pytest.approx([0.1, 0.01, 0.01, 0.001])
+
+
+def test_warm_up_ends_where_the_scaled_rate_begins_and_the_schedule_goes_on_beside_it() -> None:
+    training = {"lr_scaling": "linear", "lr_base_batch_size": 2, "warmup_epochs": 2}
+    schedule = {"name": "MultiStepLR", "milestones": [3], "gamma": 0.1}
+    found = rates(epochs_of(replace(CELL, training=training, schedule=schedule), 4))
+    # from 0.1 to 0.4 in six steps: the third has come 2/6 of the way, the sixth 5/6
+    assert found == pytest.approx([0.1 + 0.3 * 2 / 6, 0.1 + 0.3 * 5 / 6, 0.4, 0.04])
+
+
+OPTIMIZERS = [SGD, {"name": "SGD", "lr": 0.1}, {"name": "AdamW", "lr": 0.01}, {"name": "Adagrad", "lr": 0.05}]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["momentum", "plain", "AdamW", "Adagrad"])
+@pytest.mark.parametrize("strategy", ["single", "dp"])
+def test_a_training_goes_on_to_the_same_numbers(tmp_path: Path, strategy: str, optimizer: dict[str, Any]) -> None:
+    cell = replace(
+        CELL,
+        strategy=strategy,
+        devices=2 if strategy == "dp" else 1,
+        optimizer=optimizer,
+        schedule={"name": "CosineAnnealingLR", "T_max": 5},
+        training={"lr_scaling": "sqrt", "lr_base_batch_size": 2, "warmup_epochs": 3},
+    )
+    whole = epochs_of(cell, 5)
+    epochs_of(cell, 2, tmp_path)
+    rest = epochs_of(cell, 5, tmp_path)
+    assert rest.resumed_epoch == 2
+    exact = ("epoch", "samples", "train_loss", "learning_rate", "val_loss")
+    assert [[row[name] for name in exact] for row in rest.rows] == [[row[name] for name in exact] for row in whole.rows]
+    clocks = [row["train_s"] for row in rest.rows]
+    assert clocks == sorted(clocks)
+    assert rest.spent["epochs"] < rest.train_s
+    ends = zip(whole.training.model.state_dict().values(), rest.training.model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in ends)
+
+
+def test_a_training_that_was_done_is_not_trained_again(tmp_path: Path) -> None:
+    done = epochs_of(CELL, 3, tmp_path)
+    again = epochs_of(CELL, 3, tmp_path)
+    assert again.rows == done.rows
+    assert again.spent["epochs"] == 0.0
+
+
+def test_checkpoints_are_written_every_so_often_and_at_the_end(tmp_path: Path) -> None:
+    epochs_of(CELL, 5, tmp_path, every=2)
+    assert files.epochs(tmp_path) == [5, 4]
+
+
+def test_where_the_newest_is_torn_the_one_before_it_counts(tmp_path: Path) -> None:
+    epochs_of(CELL, 3, tmp_path)
+    model = tmp_path / "epoch-3" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-4])
+    rest = epochs_of(CELL, 4, tmp_path)
+    assert rest.resumed_epoch == 2
+    assert files.epochs(tmp_path) == [4, 3]
+
+
+def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
+    run = epochs_of(replace(CELL, optimizer={"name": "SGD", "lr": 1e30}), 3, tmp_path)
+    assert not run.finite
+    assert files.epochs(tmp_path) == []
+
+
+def test_with_accumulation_and_clipping_epochs_count_each_sample_once() -> None:
+    run = epochs_of(replace(CELL, training={"accumulation": 2, "clip_grad_norm": 1.0}), 1)
+    assert run.rows[0]["samples"] == SAMPLES
+    assert run.finite

@@ -1,0 +1,123 @@
+"""Accumulation, clipping and checkpoints as one rank of a strategy, in a process of its own.
+
+Used by test_recipe_equivalence.py: ``python -m tests.recipe_ranks RANK WORLD_SIZE STORE OUT``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from harness.cell import Cell
+from harness.checkpoint import Keeper
+from harness.loader import batches, epoch_shares
+from harness.ranks import Ranks
+from harness.training import Training
+from tests.equivalence import BATCH, CPU, EPOCHS, SAMPLES, SEED, Regression
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "accumulated": {"accumulation": 3},
+    "clipped": {"clip_grad_norm": 0.1},
+    "both": {"accumulation": 2, "clip_grad_norm": 0.1},
+}
+"""Training options by name; without accumulation, what one device does with them is what all must do."""
+
+
+def training_of(
+    strategy: str, rank: int, world_size: int, devices: int, unit: str, options: dict[str, Any]
+) -> tuple[Training, Ranks]:
+    cell = Cell("w", None, None, strategy, "cpu", devices, 1, "strong", None, BATCH)
+    cell = replace(cell, optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9}, training=options)
+    per_worker = devices if strategy == "dp" else 1
+    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", tuple(CPU for _ in range(per_worker)))
+    return Training(cell, Regression(unit), SEED, ranks), ranks
+
+
+def step_through(training: Training, ranks: Ranks, epochs: Iterable[int]) -> None:
+    """These epochs, the last batch of each uneven."""
+    place = (ranks.rank, ranks.world_size)
+    shares = list(chain.from_iterable(epoch_shares(SAMPLES, BATCH, SEED, epoch, *place) for epoch in epochs))
+    count = training._cell.micro_batches
+    source = batches(Regression().datasets()[0], shares, seed=SEED, device=CPU, options={}, micro_batches=count)
+    for share, batch in zip(shares, source, strict=True):
+        training.step(batch, share)
+
+
+def parameters_of(training: Training) -> list[float]:
+    flat: list[float] = []
+    for parameter in training.model.parameters():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        flat += whole.detach().flatten().double().tolist()
+    return flat
+
+
+def train(strategy: str, rank: int, world_size: int, devices: int, unit: str, recipe: str) -> list[float]:
+    """All parameters after two epochs."""
+    training, ranks = training_of(strategy, rank, world_size, devices, unit, RECIPES.get(recipe, {}))
+    step_through(training, ranks, range(EPOCHS))
+    return parameters_of(training)
+
+
+def exchanges(strategy: str, rank: int, world_size: int, recipe: str) -> float:
+    """How often gradients were reduced over the ranks in one epoch."""
+    training, ranks = training_of(strategy, rank, world_size, world_size, "samples", RECIPES.get(recipe, {}))
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+        step_through(training, ranks, range(1))
+    return float(sum(event.name == "gloo:all_reduce" for event in profiler.events()))
+
+
+def keep(folder: Path, strategy: str, rank: int, world_size: int, devices: int) -> None:
+    """A checkpoint after the first of the two epochs."""
+    training, ranks = training_of(strategy, rank, world_size, devices, "samples", {})
+    step_through(training, ranks, range(1))
+    Keeper(folder / f"{strategy}{devices}", 1, training, ranks).save(1, {}, last=False)
+
+
+def go_on(folder: Path, source: str, strategy: str, rank: int, world_size: int, devices: int) -> list[float]:
+    """All parameters after the second epoch, begun from what another strategy kept."""
+    training, ranks = training_of(strategy, rank, world_size, devices, "samples", {})
+    assert Keeper(folder / source, 1, training, ranks).resume()
+    step_through(training, ranks, range(1, EPOCHS))
+    return parameters_of(training)
+
+
+def main(rank: int, world_size: int, store: str, out: str) -> None:
+    """Every strategy of this world size, with each recipe; checkpoints across."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+    results: dict[tuple[str, int, str, str], list[float]] = {}
+    strategies = ["ddp", "fsdp"] if world_size > 1 else ["single", "dp", "ddp", "fsdp"]
+    checkpoints = Path(out).parent / "checkpoints"
+    placed = [(s, devices) for s in strategies for devices in ([1, 2, 3] if s == "dp" else [world_size])]
+    for strategy, devices in placed:
+        for unit in ("samples", "tokens"):
+            for recipe in ("", *RECIPES):
+                results[strategy, devices, unit, recipe] = train(strategy, rank, world_size, devices, unit, recipe)
+        keep(checkpoints, strategy, rank, world_size, devices)
+    for strategy in strategies if world_size > 1 else []:
+        counts = [exchanges(strategy, rank, world_size, recipe) for recipe in ("", "accumulated")]
+        results[strategy, world_size, "samples", "exchanges"] = counts
+    for strategy, devices in placed:
+        for source in sorted(path.name for path in checkpoints.iterdir()):
+            found = go_on(checkpoints, source, strategy, rank, world_size, devices)
+            results[strategy, devices, "samples", f"from {source}"] = found
+    if rank == 0:
+        torch.save(results, out)
+    dist.barrier()
+    dist.destroy_process_group()
+    # a thread of torch's may still be there when the interpreter is torn down, and aborts one exit in forty
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

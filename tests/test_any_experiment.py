@@ -1,0 +1,219 @@
+"""Any file at all is a plan, or one message and exit code 2: never a traceback, never more than 2 s or 500 MB."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from harness import yaml_source
+from harness.cli import BAD_INPUT, guarded
+from harness.config import load, parse
+from harness.errors import ExperimentError
+from harness.inventory import Inventory
+from harness.plan import Plan, make_plan
+from tests.any_experiment import broken, experiments, mistaken
+from tests.conftest import gpu_cluster, laptop
+
+ROOT = Path(__file__).parents[1]
+FEW, MANY = 30, 1000
+SECONDS, MEGABYTES = 2.0, 500
+INVENTORIES = st.sampled_from([laptop(2), laptop(64), gpu_cluster(1, 8), gpu_cluster(3, 4)])
+
+
+def examples(count: int) -> Any:
+    """The same examples at every run. Their time is the processor's: a machine may do other things too."""
+    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+    phases = [Phase.explicit, Phase.generate]
+    return settings(
+        max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=quiet, phases=phases
+    )
+
+
+def check_valid(content: dict[str, Any], inventory: Inventory) -> None:
+    text = yaml.safe_dump(content)
+    experiment = parse(yaml_source.parse_mapping(text, source="f"), source="f")
+    plan = make_plan(experiment, inventory)
+    ids = [trial.id for trial in plan.trials]
+    assert len(set(ids)) == len(ids)
+    assert plan.trials or plan.skips
+    assert all(group.trials and len({trial.block for trial in group.trials}) == 1 for group in plan.groups)
+    resolved = yaml.safe_dump(experiment.model_dump(mode="json"))
+    assert parse(yaml_source.parse_mapping(resolved, source="f"), source="f") == experiment
+    assert make_plan(experiment, inventory) == plan
+
+
+def planned_or_refused(content: bytes, folder: Path) -> None:
+    """What the command does with a file before it starts anything: exit code 0 or 2, told in one short message."""
+    file = folder / "e.yaml"
+    file.write_bytes(content)
+    start = time.process_time()
+    try:
+        plan = make_plan(load(file), gpu_cluster())
+    except ExperimentError as error:
+        said = str(error)
+        assert "problem" in said.splitlines()[0] and len(said.splitlines()) > 1
+        assert len(said) < 30_000
+    else:
+        assert isinstance(plan, Plan)
+    assert time.process_time() - start < SECONDS
+
+
+@examples(FEW)
+@given(experiments(), INVENTORIES)
+def test_a_valid_file_is_a_valid_plan(content: dict[str, Any], inventory: Inventory) -> None:
+    check_valid(content, inventory)
+
+
+@examples(FEW)
+@given(text=mistaken())
+def test_a_file_with_mistakes(text: str, tmp_path: Path) -> None:
+    planned_or_refused(text.encode("utf-8", errors="surrogatepass"), tmp_path)
+
+
+@examples(FEW)
+@given(content=st.one_of(broken(), st.binary(max_size=200)))
+def test_a_file_of_any_bytes(content: bytes, tmp_path: Path) -> None:
+    planned_or_refused(content, tmp_path)
+
+
+@pytest.mark.slow
+@examples(MANY)
+@given(experiments(), INVENTORIES)
+def test_many_valid_files(content: dict[str, Any], inventory: Inventory) -> None:
+    check_valid(content, inventory)
+
+
+@pytest.mark.slow
+@examples(MANY)
+@given(text=mistaken())
+def test_many_files_with_mistakes(text: str, tmp_path: Path) -> None:
+    planned_or_refused(text.encode("utf-8", errors="surrogatepass"), tmp_path)
+
+
+@pytest.mark.slow
+@examples(MANY)
+@given(content=st.one_of(broken(), broken(), st.binary(max_size=2000)))
+def test_many_files_of_any_bytes(content: bytes, tmp_path: Path) -> None:
+    planned_or_refused(content, tmp_path)
+
+
+def laughs(levels: int, line: str) -> str:
+    """Each line holds the one before nine times."""
+    lines = ["a0: &a0 {x: 1}"] + [line.format(n=n + 1, items=", ".join([f"*a{n}"] * 9)) for n in range(levels)]
+    return "\n".join(lines) + "\n"
+
+
+GRID = "name: x\ngrid: {global_batch_size: 8}\n"
+BATCHES = ", ".join(str(n) for n in range(1, 4001))
+WORST = {
+    "a billion laughs": laughs(40, "a{n}: &a{n} [{items}]"),
+    "a billion laughs as keys": laughs(10, "a{n}: &a{n} {{? [{items}] : 1}}"),
+    "merged laughs": laughs(40, "a{n}: &a{n} {{<<: [{items}]}}"),
+    "a list in itself": "a: &a [*a, *a, [*a, *a]]\n",
+    "a chain of anchors": "a0: &a0 [x]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}]\n" for n in range(3000)),
+    "nested lists": "a: " + "[" * 49_000 + "]" * 49_000,
+    "nested mappings": "{a: " * 24_000,
+    "nested blocks": "- " * 49_000,
+    "a nested block mapping": "\n".join(" " * n + "a:" for n in range(430)),
+    "as many keys as fit": "".join(f"k{n}: {{}}\n" for n in range(9990)),
+    "as many wrong values as fit": "name: x\ngrid: {devices: [" + "x," * 19_900 + "], global_batch_size: 8}\n",
+    "more values than are read": "a: [" + "1," * 49_000 + "]\n",
+    "a number of 90,000 digits": GRID + "seed: " + "9" * 90_000 + "\n",
+    "a hexadecimal number": GRID + "seed: 0x" + "f" * 90_000 + "\n",
+    "a number to the base of 60": GRID + "seed: 1" + ":59" * 30_000 + "\n",
+    "a fraction to the base of 60": GRID + "seed: 1" + ":59" * 30_000 + ".5\n",
+    "a key of 90,000 characters": GRID + "? " + "k" * 90_000 + "\n: 1\n",
+    "escapes": 'a: "' + "\\x41" * 24_000 + '"\n',
+    "more than a file may hold": "#" * 2_000_000,
+    "a grid of a billion cells": "name: x\ngrid: {devices: [BB], global_batch_size: [BB], optimizer.lr: [BB]}\n",
+    "a billion trials": "name: x\ngrid: {global_batch_size: [BB]}\nthroughput: {blocks: 1000}\n",
+    "a million seeds": "name: x\ngrid: {global_batch_size: [BB]}\nconvergence: {epochs: 1, seeds: [BB]}\n",
+    "axes of options": GRID + "workload_options: {" + ", ".join(f"o{n}: [1, 2]" for n in range(90)) + "}\n",
+    "options by the thousand": GRID + "workload_options: {" + ", ".join(f"o{n}: 1" for n in range(6000)) + "}\n",
+    "one option of thousands of values": "name: x\ngrid: {global_batch_size: [BB]}\nworkload_options: {w: [[BB]]}\n",
+    "one long option": "name: x\ngrid: {global_batch_size: [BB]}\nworkload_options: {w: " + "x" * 70_000 + "}\n",
+    "many cells": "name: x\nthroughput: {blocks: 25}\ncells:\n" + "- {global_batch_size: [1, 2, 3]}\n" * 2800,
+    "many aliased cells": "name: x\ncells: [&c {global_batch_size: [BB]}, *c, *c, *c]\nthroughput: {blocks: 1000}\n",
+    "many exclusions": "name: x\ngrid: {global_batch_size: [BB]}\nexclude: [" + "{devices: 4}," * 3900 + "]\n",
+    "an exclusion of many": "name: x\ngrid: {global_batch_size: [BB]}\nexclude: [{devices: [BB]}]\n",
+}
+LARGEST = {
+    "the most cells": "name: x\ngrid: {global_batch_size: [BB], devices: [1, 2, 4]}\nthroughput: {blocks: 1}\n",
+    "the most trials": "name: x\ngrid: {global_batch_size: [BB]}\nthroughput: {blocks: 20}\n",
+}
+"""Not refused: a plan takes its time, which grows with the size, and less memory than is allowed."""
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_the_worst_files_are_refused(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(WORST[name].replace("BB", BATCHES))
+    with pytest.raises(ExperimentError) as caught:
+        make_plan(load(file), gpu_cluster())
+    assert len(str(caught.value)) < 30_000
+
+
+LIMITED = """
+import resource, sys, time
+from pathlib import Path
+from harness.cli import guarded
+from harness.config import load
+from harness.inventory import Inventory
+from harness.plan import make_plan
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
+for name in sys.argv[2:]:
+    start = time.process_time()
+    code = guarded(lambda: len(make_plan(load(Path(name)), Inventory.assume(1, 8)).trials) and 0)
+    print(code, time.process_time() - start, flush=True)
+"""
+
+
+def limited(folder: Path, texts: dict[str, str]) -> list[tuple[int, float]]:
+    """Exit code and processor time of each, one after the other in one process that may have 500 MB."""
+    files = []
+    for number, text in enumerate(texts.values()):
+        files.append(folder / f"{number}.yaml")
+        files[-1].write_text(text.replace("BB", BATCHES))
+    command = [sys.executable, "-c", LIMITED, str(MEGABYTES * 10**6), *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    return [(int(code), float(seconds)) for code, seconds in (line.split() for line in done.stdout.splitlines())]
+
+
+@pytest.mark.slow
+def test_the_worst_files_stay_within_the_limits(tmp_path: Path) -> None:
+    for name, (code, seconds) in zip(WORST, limited(tmp_path, WORST), strict=True):
+        assert code == BAD_INPUT, name
+        assert seconds < SECONDS, name
+
+
+@pytest.mark.slow
+def test_the_largest_plans_fit_into_the_memory(tmp_path: Path) -> None:
+    assert [code for code, _ in limited(tmp_path, LARGEST)] == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_limit_of_memory_is_one(tmp_path: Path) -> None:
+    """So that the tests above can fail: a file's size alone would break a smaller limit."""
+    file = tmp_path / "e.yaml"
+    file.write_text(LARGEST["the most trials"].replace("BB", BATCHES))
+    command = [sys.executable, "-c", LIMITED, str(90 * 10**6), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+    assert done.returncode != 0
+
+
+def test_the_command_ends_with_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(WORST["a billion laughs"])
+    assert guarded(lambda: len(make_plan(load(file), laptop()).trials)) == BAD_INPUT
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "keys and values; at most 20000 are allowed" in said

@@ -1,0 +1,122 @@
+"""What a Ray of our own, and one at an address, are started with and told; no Ray is started here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness import cluster
+from harness.errors import ClusterError
+from harness.inventory import Inventory, Node
+from harness.scratch import PREFIX
+from tests.conftest import laptop
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What Ray would have been started with, and what it would have seen in the environment."""
+    from ray._private import ray_constants  # imported before anything is set, as in a notebook
+
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    seen: list[dict[str, Any]] = []
+
+    @contextmanager
+    def session(**arguments: Any) -> Iterator[None]:
+        environ, opens = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
+        seen.append({"arguments": arguments, "environ": environ, "opens": opens})
+        yield
+
+    def connected(inventory: Any, *, is_embedded: bool) -> Any:
+        return SimpleNamespace(agents={}, inventory=inventory)
+
+    monkeypatch.setattr(cluster, "_session", session)
+    monkeypatch.setattr(cluster, "_connected", connected)
+    monkeypatch.setattr(cluster, "_check_reachable", lambda address: None)
+    return seen
+
+
+THEIRS = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of another cluster"}
+OPEN = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1", "RAY_USAGE_STATS_ENABLED": "1"}
+
+
+@pytest.fixture(params=[{}, THEIRS, OPEN], ids=["nothing", "a token", "all open"])
+def environ(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the user has set for Ray."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    for name, value in request.param.items():
+        monkeypatch.setenv(name, value)
+    given: dict[str, str] = request.param
+    return given
+
+
+def test_a_ray_of_our_own_is_closed_whatever_the_environment_says(
+    environ: dict[str, str], sessions: list[dict[str, Any]]
+) -> None:
+    before = dict(os.environ)
+    with cluster.embedded(laptop()):
+        folder = Path(sessions[0]["arguments"]["_temp_dir"])
+        assert folder.is_dir() and folder.name.startswith(PREFIX)
+    assert dict(os.environ) == before
+    assert not folder.exists()
+    ours, seen = sessions[0]["arguments"], sessions[0]["environ"]
+    assert not sessions[0]["opens"]
+    assert ours["address"] == "local" and ours["include_dashboard"] is False
+    assert (seen["RAY_AUTH_MODE"], seen["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]) == ("token", "0")
+    assert seen["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert len(seen["RAY_AUTH_TOKEN"]) == 64 and seen["RAY_AUTH_TOKEN"] not in environ.values()
+
+
+def test_a_cluster_at_an_address_is_met_with_the_users_own_authentication(
+    environ: dict[str, str], sessions: list[dict[str, Any]]
+) -> None:
+    before = dict(os.environ)
+    with cluster.embedded(laptop()):
+        own = sessions[0]["environ"]["RAY_AUTH_TOKEN"]
+    with cluster.connected("head:6379", None):
+        pass
+    assert dict(os.environ) == before
+    seen = sessions[1]["environ"]
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        assert seen.get(name) == environ.get(name)
+    assert sessions[1]["opens"]
+    assert own not in str(sessions[1])
+
+
+def test_a_ray_that_would_be_open_all_the_same_is_not_used(
+    sessions: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = Inventory((Node("n0", "10.0.0.7", "host", 2),))
+    monkeypatch.setattr(cluster, "_connected", lambda *_, **__: SimpleNamespace(inventory=outside))
+    with (
+        pytest.raises(ClusterError, match=r"would listen on 10\.0\.0\.7, .* give its --address"),
+        cluster.embedded(laptop()),
+    ):
+        raise AssertionError("it was used")
+
+
+@pytest.mark.parametrize(
+    ("variable", "parent"),
+    [(None, "/tmp"), ("/dev/shm", "/dev/shm"), ("/a/folder/with/a/long/name", "/tmp")],
+)
+def test_rays_sockets_have_names_that_are_short_enough(
+    variable: str | None, parent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: "/tmp")
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    if variable:
+        monkeypatch.setenv("RAY_TMPDIR", variable)
+    assert cluster._sessions() == Path(parent)
+    longest = f"{parent}/{PREFIX}abcdefgh/session_2026-11-21_18-12-25_123456_1234567/sockets/plasma_store"
+    assert len(longest) <= 107
+
+
+def test_a_place_at_its_longest_still_holds_a_socket() -> None:
+    below = f"/{PREFIX}abcdefgh/session_2026-11-21_18-12-25_123456_1234567/sockets/plasma_store"
+    assert cluster.LONGEST_PARENT + len(below) <= 107

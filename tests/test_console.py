@@ -1,0 +1,51 @@
+"""What the terminal shows of names and messages that others wrote: text, and nothing else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from harness import analyse
+from harness.config import Experiment
+from harness.console import ConsoleSink
+from harness.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
+from harness.plan import make_plan
+from tests.conftest import laptop
+from tests.records import line, steps_of
+
+Make = Callable[..., Experiment]
+HOSTILE = "[/bold][red]x[/nope] \x1b[2J\x1b]0;owned\x07 \x9b31m \u202egpj \r0 ok [link=http://x]y"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, terminal: bool) -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8, "model": [HOSTILE, "b"]}
+    plan = make_plan(make_experiment(grid, workload="own:Own", convergence={"epochs": 1}), laptop())
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, color_system=None, width=4000, legacy_windows=False)
+    lines = [
+        line(cell, model=HOSTILE, options=f'{{"workload.note": "{cell}"}}', strategy=strategy, rates=rates)
+        for cell, strategy, rates in (("single", "single", (100.0,)), ("ddp2", "ddp", (80.0, 80.0)))
+    ]
+    trials = analyse.trials(lines, steps_of(lines))
+    tables = {"scaling": analyse.scaling(trials), "noise": pd.DataFrame(), "trials": trials}
+    tables["noise"] = analyse.noise(trials)
+    trial = plan.groups[0].trials[0]
+    with ConsoleSink(console) as sink:
+        sink(Planned(plan))
+        sink(RunStarted(tmp_path / HOSTILE.replace("/", "_"), 3, 0))
+        sink(GroupStarting(plan.groups[0]))
+        sink(TrialStarting(trial))
+        sink(TrialEnded(trial, {**lines[0], "outcome": "error", "reason": HOSTILE}, False))
+        sink(Note(HOSTILE))
+        sink(Reported(tmp_path, tmp_path / "[red]report.html", tables, 3.0))
+    said = out.getvalue()
+    assert "[/bold][red]x[/nope] \\x1b[2J\\x1b]0;owned\\x07 \\x9b31m \\u202egpj" in said
+    assert "[red]report.html" in said
+    for character in ("\x1b]0", "\x1b[2J\x1b]", "\x07", "\x9b", "\u202e", "\x1b[31m"):
+        assert character not in said

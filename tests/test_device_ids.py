@@ -1,0 +1,282 @@
+"""Cells that name their GPUs: from the file to the processes that use just these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import harness
+from harness import cluster
+from harness.analyse import scaling
+from harness.cell import Cell
+from harness.cli import parse_only
+from harness.config import Experiment, parse
+from harness.errors import ExperimentError
+from harness.execute import Execution
+from harness.feasible import reason_to_skip
+from harness.inventory import Inventory, Machine, Node
+from harness.labels import shown_devices
+from harness.launch import process_variables
+from harness.placement import Placement, place
+from harness.plan import Plan, make_plan, only
+from harness.record import RunFolder
+from harness.torchrun_worker import devices_of
+from harness.trial import WorkerGroup
+from tests.conftest import gpu_cluster, laptop
+from tests.records import line
+
+Make = Callable[..., Experiment]
+PAIRS = {"strategy": ["single", "dp", "ddp"], "device_ids": [[0, 1], [1, 2]], "per_device_batch_size": 8}
+CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cuda", 2, 1, "weak", 8, 16, device_ids=(1, 2))
+EIGHT = Machine("cuda", 8, (8,), compiler=True)
+
+
+def group(placement: Placement, launcher: str = "ray") -> WorkerGroup:
+    return WorkerGroup("b0-g0", 0, placement, "cuda", False, (), launcher)
+
+
+# --- the file
+
+
+def test_the_ids_say_how_many_devices(make_experiment: Make) -> None:
+    grid = make_experiment({**PAIRS, "device_ids": [[0, 1], [0, 1, 2, 3], [2]]}).grid
+    assert grid and grid.device_ids == ((0, 1), (0, 1, 2, 3), (2,))
+    assert grid.devices == (2, 4, 1)
+
+
+def test_a_plain_list_is_one_choice(make_experiment: Make) -> None:
+    grid = make_experiment({**PAIRS, "device_ids": [3, 1]}).grid
+    assert grid and grid.device_ids == ((3, 1),)
+
+
+def test_what_was_resolved_reads_back_the_same(make_experiment: Make) -> None:
+    experiment = make_experiment(PAIRS)
+    assert parse(experiment.model_dump(mode="json"), source="resolved") == experiment
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            {"devices": [4]},
+            "grid: got devices [4] and device_ids [[0, 1], [1, 2]], which are [2] devices; leave devices out",
+        ),
+        ({"nodes": 2}, "grid: got nodes [2] and device_ids, which are those of one node; leave nodes out"),
+        ({"device_ids": [[0, 0]]}, "grid.device_ids[0]: got [0, 0]; allowed: the numbers of one or more"),
+        ({"device_ids": [[]]}, "grid.device_ids[0]: got []; allowed: the numbers of one or more"),
+        ({"device_ids": [[-1]]}, "grid.device_ids[0][0]: got -1; it should be greater than or equal to 0"),
+        ({"device_ids": [["a"]]}, "grid.device_ids[0][0]: got 'a'; it should be a valid integer"),
+        ({"device_ids": "0,1"}, "grid.device_ids[0][0]: got '0,1'; it should be a valid integer"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(change: dict[str, Any], problem: str, make_experiment: Make) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        make_experiment({**PAIRS, **change})
+    assert len(refused.value.problems) == 1
+    assert refused.value.problems[0].startswith(problem)
+
+
+def test_the_same_number_of_devices_may_be_said_too(make_experiment: Make) -> None:
+    assert make_experiment({**PAIRS, "devices": 2}) == make_experiment(PAIRS)
+
+
+# --- the plan
+
+
+def ids_by_strategy(plan: Plan) -> set[tuple[str, tuple[int, ...]]]:
+    return {(trial.cell.strategy, trial.cell.device_ids) for trial in plan.trials}
+
+
+def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(PAIRS), gpu_cluster(gpus=4))
+    assert ids_by_strategy(plan) == {
+        ("single", (0,)),
+        ("single", (1,)),
+        *((strategy, ids) for strategy in ("dp", "ddp") for ids in ((0, 1), (1, 2))),
+    }
+    assert {skip.reason for skip in plan.skips} == {"single trains on one device"}
+    assert {len({t.cell.device_ids for t in group.trials}) for group in plan.groups} == {1}
+    for trial in plan.trials:
+        assert trial.cell.base().device_ids == trial.cell.device_ids[:1]
+    assert {str(group.placement) for group in plan.groups} == {
+        "1 x 1 device on GPU 0",
+        "1 x 1 device on GPU 1",
+        *(f"{workers} on GPU {ids}" for workers in ("1 x 2 devices", "2 x 1 device") for ids in ("0,1", "1,2")),
+    }
+
+
+def test_what_explains_and_checks_a_pair_runs_on_its_gpus(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(PAIRS, diagnostics=True), gpu_cluster(gpus=4))
+    checks = {(t.cell.strategy, t.cell.device_ids) for t in plan.trials if t.purpose == "equivalence"}
+    assert checks == ids_by_strategy(plan) | {("single", (0,)), ("single", (1,))}
+    explained = {(t.cell.strategy, t.cell.device_ids) for t in plan.trials if t.purpose == "explain"}
+    assert explained == {("ddp", (0,)), ("ddp", (1,))}
+
+
+def test_on_cpu_slots_they_are_skipped_rows(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(PAIRS), laptop())
+    assert not plan.trials
+    assert {skip.reason for skip in plan.skips} == {
+        "single trains on one device",
+        "device_ids names GPUs; CPU slots have no numbers",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "gpus", "reason"),
+    [
+        ({}, (8,), None),
+        ({}, (2, 8), None),
+        ({}, (2, 1), "too few devices: needs GPU 2 of one node, counted from 0, has 2 + 1 GPUs"),
+        ({"oversubscribe": True}, (2,), "too few devices: needs GPU 2 of one node, counted from 0, has 2 GPUs"),
+        (
+            {"devices": 3, "device_ids": (0, 1, 2)},
+            (8,),
+            "a worker group with device_ids takes every GPU of its node, and 8 GPUs do not split evenly over 3 workers",
+        ),
+        ({"devices": 3, "device_ids": (0, 1, 2), "strategy": "dp"}, (8,), None),
+        ({"devices": 3, "device_ids": (0, 1, 2), "launcher": "torchrun"}, (8,), None),
+    ],
+)
+def test_reasons(change: dict[str, Any], gpus: tuple[int, ...], reason: str | None) -> None:
+    assert reason_to_skip(replace(CELL, **change), replace(EIGHT, devices_per_node=gpus)) == reason
+
+
+def test_filters_and_exclusions_name_a_pair(make_experiment: Make) -> None:
+    assert CELL.matches({"device_ids": [1, 2]}) and CELL.matches({"device_ids": [[0, 1], [1, 2]]})
+    assert not CELL.matches({"device_ids": [[0, 1]]}) and not replace(CELL, device_ids=()).matches(
+        {"device_ids": [1, 2]}
+    )
+    assert parse_only("strategy=ddp,device_ids=[1, 2],devices=2") == {
+        "strategy": ["ddp"],
+        "device_ids": [[1, 2]],
+        "devices": [2],
+    }
+    plan = make_plan(make_experiment(PAIRS, exclude=[{"device_ids": [0, 1]}]), gpu_cluster(gpus=4))
+    assert {ids for _, ids in ids_by_strategy(plan)} == {(1, 2), (1,)}
+    part = only(make_plan(make_experiment(PAIRS), gpu_cluster(gpus=4)), {"device_ids": [[0, 1]]})
+    assert {ids for _, ids in ids_by_strategy(part)} == {(0, 1), (0,)}
+
+
+# --- the processes
+
+
+def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_named(make_experiment: Make) -> None:
+    from harness.ray_launcher import RayLauncher
+
+    nodes = tuple(Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 64, gpus) for i, gpus in enumerate((2, 8, 8)))
+    machine = replace(EIGHT, devices_per_node=(2, 8, 8))
+    inventory: Any = SimpleNamespace(inventory=Inventory(nodes))
+    with closing(RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
+        ddp = launcher._scaling(group(place(CELL)))
+        dp = launcher._scaling(group(place(replace(CELL, strategy="dp"))))
+        anywhere = launcher._scaling(group(place(replace(CELL, device_ids=()))))
+    assert (ddp.num_workers, ddp.resources_per_worker["GPU"]) == (2, 4.0)
+    assert ddp.label_selector == [{"ray.io/node-id": "n1"}] * 2
+    assert (dp.num_workers, dp.resources_per_worker["GPU"]) == (1, 8.0)
+    assert (anywhere.resources_per_worker["GPU"], anywhere.label_selector) == (1.0, [{"ray.io/node-id": "n0"}] * 2)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ids", "places"),
+    [
+        ("0,1,2,3", [1, 2], [1, 2]),
+        ("0,1,10,11,2,3,4,5,6,7,8,9", [1, 2, 10], [1, 4, 2]),  # as Ray sorts them
+        ("4,5,6,7", [0, 3], [0, 3]),
+        ("GPU-b,GPU-a", [1], [1]),
+    ],
+)
+def test_torch_finds_the_named_gpus_among_those_that_ray_shows(visible: str, ids: list[int], places: list[int]) -> None:
+    from harness.ray_worker import places_of
+
+    assert places_of(ids, visible) == places
+
+
+def test_a_gpu_that_was_not_given_is_named() -> None:
+    from harness.ray_worker import places_of
+
+    with pytest.raises(RuntimeError, match="GPU 3 is asked for, but of its node this group was given '0,1'"):
+        places_of([0, 3], "0,1")
+
+
+def test_torchrun_takes_them_by_number() -> None:
+    ddp, dp = (group(place(replace(CELL, strategy=name))) for name in ("ddp", "dp"))
+    assert [devices_of(ddp, rank, 4) for rank in (0, 1)] == [(torch.device("cuda:1"),), (torch.device("cuda:2"),)]
+    assert devices_of(dp, 0, 4) == (torch.device("cuda:1"), torch.device("cuda:2"))
+
+
+def test_numbers_are_those_of_nvidia_smi() -> None:
+    assert process_variables(group(place(CELL)), 4)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "CUDA_DEVICE_ORDER" not in process_variables(group(Placement(1, 2, 1)), 4)
+
+
+# --- the tables
+
+
+def test_pairs_are_rows_of_their_own_with_their_link(make_experiment: Make) -> None:
+    lines = [line("single", block=block, rates=(100.0,), device_ids="0", device="cuda") for block in (0, 1)] + [
+        line(
+            f"ddp{name}",
+            strategy="ddp",
+            block=block,
+            rates=(rate, rate),
+            device_ids=name,
+            device="cuda",
+            facts={"steady": True, "link": link},
+        )
+        for name, rate, link in (("0,1", 90.0, "NV12"), ("0,2", 60.0, "SYS"))
+        for block in (0, 1)
+    ]
+    from harness.analyse import trials as trials_of
+    from tests.records import steps_of
+
+    table = scaling(trials_of(lines, steps_of(lines)))
+    found = table[["device_ids", "link", "speedup"]].to_dict("records")
+    assert [(row["device_ids"], row["link"], round(row["speedup"], 6)) for row in found if pd.notna(row["link"])] == [
+        ("0,1", "NV12", 1.8),
+        ("0,2", "SYS", 1.2),
+    ]
+    assert [shown_devices(row) for row in table.to_dict("records")] == [
+        "1 (GPU 0)",
+        "2 (GPU 0,1: NV12)",
+        "2 (GPU 0,2: SYS)",
+    ]
+
+
+# --- for real
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_named_gpus_are_those_that_are_used(tmp_path: Path, make_experiment: Make) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two NVIDIA GPUs")
+    from harness.ray_launcher import RayLauncher
+
+    experiment = make_experiment(
+        {"model": "resnet8", "strategy": ["dp", "ddp"], "device_ids": [[1, 0], [1]], "per_device_batch_size": 8},
+        throughput={"blocks": 1, "warmup_steps": 2, "windows": 1, "window_steps": 4, "window_seconds": 0.0},
+    )
+    with cluster.embedded(cluster.local_inventory()) as ready:
+        plan = make_plan(experiment, ready.inventory)
+        folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
+        launcher = RayLauncher(ready, experiment, plan.machine)
+        Execution(plan, folder, launcher, lambda event: None).run()
+        launcher.close()
+    results = harness.load(folder.path)
+    assert set(results.trials["outcome"]) == {"ok"}
+    used = results.ranks.merge(results.trials[["trial_id", "strategy", "device_ids", "link"]], on="trial_id")
+    dp = used[(used["strategy"] == "dp") & (used["device_ids"] == "1,0")]
+    assert dp["devices"].tolist() == ["cuda:1, cuda:0"]
+    ddp = used[(used["strategy"] == "ddp") & (used["device_ids"] == "1,0")].sort_values("rank")
+    assert ddp["devices"].tolist() == ["cuda:1", "cuda:0"]
+    assert set(used[used["device_ids"] == "1"]["devices"]) == {"cuda:1"}
+    assert used[used["device_ids"] == "1,0"]["link"].notna().all()

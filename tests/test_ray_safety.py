@@ -1,0 +1,260 @@
+"""Who can reach a Ray of our own while it works, and what is left of it and of its run afterwards."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness import cluster
+from harness.config import Experiment
+from harness.messages import GroupStarted, TrialResult
+from harness.plan import make_plan
+from harness.scratch import JUST_MADE_S, PREFIX, shared_memory
+from tests.listening import command_of, listened_on, outside, own_processes
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[..., Experiment]
+HERE = Path(__file__).parent
+GRID = {"model": "resnet8", "strategy": "ddp", "devices": 2, "per_device_batch_size": 8}
+QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.5}
+CLIENT = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False); ray.get(ray.put(1))"
+MARK = "HARNESS_TEST_RUN"
+
+
+# --- while it works
+
+
+@dataclass
+class Client:
+    """How it ended, and what it said."""
+
+    code: int
+    said: str
+
+
+@dataclass
+class Lived:
+    """What was seen of one worker group on a Ray of our own, and of both afterwards."""
+
+    results: list[TrialResult]
+    reachable: dict[str, list[str]]
+    """Processes that other machines could reach while the ranks were connected, and where."""
+    addresses: set[str]
+    commands: list[str]
+    clients: dict[str, Client]
+    """By the token that they had."""
+    actors: set[str]
+    placement_groups: set[str]
+    free: tuple[Any, Any]
+    processes: list[psutil.Process]
+
+
+@pytest.fixture(scope="module")
+def lived() -> Lived:
+    """One worker group of two ranks, watched at each of its messages."""
+    import ray
+    from ray._private.state import actors  # the public way asks the dashboard, which is off
+    from ray.util import placement_group_table
+
+    from harness.ray_launcher import RayLauncher
+
+    experiment = small()
+    reachable: dict[str, list[str]] = {}
+    addresses: set[str] = set()
+    commands: list[str] = []
+    results = []
+    with cluster.embedded(cluster.local_inventory()) as ready:
+        plan = make_plan(experiment, ready.inventory)
+        (group,) = [group for group in plan.groups if group.placement.workers == 2]
+        launcher = RayLauncher(ready, experiment, plan.machine)
+        for message in launcher.launch(group, deadline=None):
+            if not isinstance(message, GroupStarted | TrialResult):
+                continue
+            results += [message] if isinstance(message, TrialResult) else []
+            seen = own_processes()
+            reachable |= outside(seen)
+            addresses = addresses.union(*map(listened_on, seen))
+            commands = list(map(command_of, seen))
+        clients = ended_as(ray.get_runtime_context().gcs_address)
+        launcher.close()
+        lived = Lived(
+            results,
+            reachable,
+            addresses,
+            commands,
+            clients,
+            {f"{actor['ActorClassName']} {actor['State']}" for actor in actors().values()},
+            {entry["state"] for entry in placement_group_table().values()},
+            (ray.cluster_resources().get("CPU"), ray.available_resources().get("CPU")),
+            own_processes()[1:],
+        )
+    return lived
+
+
+def small() -> Experiment:
+    from harness.config import parse
+
+    timed = {**QUICK, "twin": False, "explain": False}
+    return parse({"name": "small", "grid": GRID, "throughput": timed, "equivalence": False}, source="small")
+
+
+def ended_as(address: str) -> dict[str, Client]:
+    """How clients of a Ray end that have its token, another, and none."""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    own = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    with_tokens = {
+        "its own": {**bare, **own},
+        "another": {**bare, **own, "RAY_AUTH_TOKEN": secrets.token_hex(32)},
+        "none": {**bare, "RAY_AUTH_MODE": "disabled"},
+    }
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", CLIENT, address],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name, environ in with_tokens.items()
+    }
+    return {name: ended(process) for name, process in started.items()}
+
+
+def ended(process: subprocess.Popen[str]) -> Client:
+    try:
+        said, _ = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:  # it still knocks
+        process.kill()
+        said, _ = process.communicate()
+    return Client(process.returncode, said)
+
+
+def test_nobody_outside_this_machine_can_reach_a_process_while_ranks_are_connected(lived: Lived) -> None:
+    assert [result.outcome for result in lived.results] == ["ok"]
+    assert any("raylet" in command for command in lived.commands)
+    assert sum("RayTrainWorker" in command for command in lived.commands) == 2
+    assert lived.addresses
+    assert not lived.reachable
+
+
+def test_there_is_no_dashboard(lived: Lived) -> None:
+    assert not [command for command in lived.commands if "dashboard/dashboard.py" in command]
+
+
+def test_only_who_has_the_token_is_let_in(lived: Lived) -> None:
+    assert lived.clients["its own"].code == 0, lived.clients["its own"].said
+    for name in ("another", "none"):
+        client = lived.clients[name]
+        print(name, client.code, client.said[-3000:])
+        assert client.code != 0
+        assert "token" in client.said.lower()
+
+
+def test_a_worker_group_leaves_no_actor_and_no_reservation(lived: Lived) -> None:
+    living = {actor for actor in lived.actors if not actor.endswith(" DEAD")}
+    assert living <= {"NodeAgent ALIVE", "Mailbox ALIVE"}  # they serve the whole run
+    assert lived.placement_groups == {"REMOVED"}
+    assert lived.free[0] == lived.free[1]
+
+
+def test_no_process_outlives_its_ray(lived: Lived) -> None:
+    assert lived.processes
+    _, alive = psutil.wait_procs(lived.processes, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+# --- afterwards
+
+
+FILE = """
+name: small
+grid: {model: resnet8, strategy: ddp, devices: 2, per_device_batch_size: 8}
+throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_seconds: SECONDS, twin: false, explain: false}
+equivalence: false
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[bytes], str]]]:
+    """Starts the command with windows of so many seconds; gives it, and the mark of all its processes."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(seconds: str) -> tuple[subprocess.Popen[bytes], str]:
+        file = tmp_path / f"small-{seconds}.yaml"
+        file.write_text(FILE.replace("SECONDS", seconds))
+        mark = secrets.token_hex(8)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness.run", str(file), "--output", str(tmp_path / "out"), "--quiet"],
+            env={**os.environ, MARK: mark},
+            cwd=HERE.parent,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        started.append(process)
+        return process, mark
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every living process of a run, whoever its parent is now: what it started has its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def scratch_folders() -> set[Path]:
+    places = {Path("/tmp"), Path(os.environ.get("TMPDIR", "/tmp")), shared_memory()}
+    return {folder for place in places for folder in place.glob(f"{PREFIX}*")}
+
+
+def ray_sessions() -> set[Path]:
+    return set(Path("/tmp/ray").glob("session_2*"))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.1)
+    return condition()
+
+
+def test_a_killed_run_is_swept_by_the_next_one_which_leaves_nothing_itself(start: Any) -> None:
+    before, sessions = scratch_folders(), ray_sessions()
+    driver, mark = start("600")
+    in_memory = shared_memory().name
+    assert wait_for(lambda: sum(f.parent.name == in_memory for f in scratch_folders() - before) >= 2, 120)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    assert wait_for(lambda: not marked(mark), 30), [command_of(process) for process in marked(mark)]
+    left = scratch_folders() - before
+    assert len(left) >= 4  # of both ranks, of Ray's session, of Ray Train
+    then = time.time() - 2 * JUST_MADE_S
+    for folder in left:
+        os.utime(folder, (then, then))
+    following, mark = start("0.1")
+    assert following.wait(300) == 0
+    assert wait_for(lambda: not marked(mark), 10), [command_of(process) for process in marked(mark)]
+    assert scratch_folders() - before == set()
+    assert ray_sessions() == sessions

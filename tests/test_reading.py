@@ -1,0 +1,288 @@
+"""Run folders that anyone may have written: data or one error that names the file, and nothing is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import harness
+from harness.cli import BAD_INPUT, guarded
+from harness.errors import HarnessError, RunFolderError
+from harness.plan_rows import SCHEMA_VERSION
+from harness.record import RunFolder
+from harness.report import write_report
+
+FIRST_VERSION = Path(__file__).parent / "run_folder_v1"
+TABLES = (
+    "trials",
+    "steps",
+    "epochs",
+    "checks",
+    "windows",
+    "ranks",
+    "scaling",
+    "convergence",
+    "environment",
+    "experiment",
+)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A run folder as the first version of the harness left it."""
+    return Path(shutil.copytree(FIRST_VERSION, tmp_path / "run"))
+
+
+def problem_of(folder: Path) -> str:
+    """The one error that reading everything in a folder ends with."""
+    with pytest.raises(HarnessError) as caught:
+        results = harness.load(folder)
+        for name in TABLES:
+            getattr(results, name)
+        results.folder.source_text()
+    return str(caught.value)
+
+
+def first_line(folder: Path) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads((folder / "trials.jsonl").read_text().splitlines()[1])
+    return line
+
+
+def test_a_folder_of_the_first_version_is_read(recorded: Path) -> None:
+    results = harness.load(recorded)
+    assert results.trials["outcome"].tolist().count("ok") == 7
+    assert set(results.trials["launcher"]) == {"ray"}
+    assert results.trials["steady"].isna().all()
+    assert set(results.windows["window_kind"]) == {"warmup", "timed"}
+    assert results.scaling.set_index(["strategy", "devices"])["speedup"].notna().all()
+    assert results.convergence["val_accuracy"].notna().all()
+    assert results.checks.empty and results.noise.empty
+
+
+def test_it_gets_a_report_of_today(recorded: Path) -> None:
+    write_report(recorded)
+    assert "speedup" in (recorded / "report.html").read_text()
+
+
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 99, "2", None, [1]])
+def test_a_newer_version_is_refused_with_both(recorded: Path, version: object) -> None:
+    (recorded / "plan.json").write_text(json.dumps({"schema_version": version}))
+    said = problem_of(recorded)
+    assert f"is of version {version}" in said
+    assert f"this harness reads versions 1 to {SCHEMA_VERSION}" in said
+
+
+TRASH = b"\x00\xff\x80trash\n\x93\n" * 40
+FILES = (
+    "plan.json",
+    "environment.json",
+    "experiment.resolved.yaml",
+    "experiment.yaml",
+    "trials.jsonl",
+    "steps.parquet",
+)
+
+
+@pytest.mark.parametrize("name", [*FILES, "epochs.parquet"])
+def test_trash_is_one_error_with_the_name(recorded: Path, name: str) -> None:
+    (recorded / name).write_bytes(TRASH)
+    assert name in problem_of(recorded)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_folder_in_the_place_of_a_file(recorded: Path, name: str) -> None:
+    (recorded / name).unlink()
+    (recorded / name).mkdir()
+    said = problem_of(recorded)
+    assert name in said or "not a run folder" in said
+
+
+@pytest.mark.parametrize("name", ["plan.json", "environment.json"])
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", '"x"', "{", "[" * 100_000, '{"a": ' * 100_000, "9" * 5000])
+def test_json_of_another_shape(recorded: Path, name: str, text: str) -> None:
+    (recorded / name).write_text(text)
+    assert name in problem_of(recorded)
+
+
+@pytest.mark.parametrize("content", [{"sittings": 3}, {"groups": [1]}, {"groups": {"a": 1}}, {"sittings": [[]]}])
+def test_an_environment_of_another_shape(recorded: Path, content: dict[str, Any]) -> None:
+    (recorded / "environment.json").write_text(json.dumps(content))
+    assert "environment.json: is damaged or incomplete" in problem_of(recorded)
+
+
+@pytest.mark.parametrize("content", [{"groups": [{}]}, {"groups": [{"nodes": [{}]}]}, {"groups": [{"nodes": 3}]}])
+def test_an_environment_whose_nodes_lack_everything(recorded: Path, content: dict[str, Any]) -> None:
+    (recorded / "environment.json").write_text(json.dumps(content))
+    with pytest.raises(RunFolderError, match="damaged or incomplete"):
+        write_report(recorded)
+    assert not (recorded / "report.html").exists()
+
+
+WRONG_VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a trial id that leads elsewhere": lambda line: line.update(trial_id="../../etc/passwd"),
+    "a trial id that is none": lambda line: line.update(trial_id=None),
+    "an attempt that is a text": lambda line: line.update(attempt="../1"),
+    "an attempt that is a flag": lambda line: line.update(attempt=True),
+    "a huge number": lambda line: line.update(block=10**30),
+    "a reason that is a mapping": lambda line: line.update(reason={"a": 1}),
+    "windows that are none": lambda line: line.update(windows=3),
+    "windows of numbers": lambda line: line.update(windows=[1, 2]),
+    "a window without its time": lambda line: line["windows"][0].pop("duration_s"),
+    "a window of texts": lambda line: line["windows"][0].update(weight="many"),
+    "ranks that are none": lambda line: line.pop("ranks"),
+    "facts that are a list": lambda line: line.update(purpose="", facts=[]),
+    "no outcome": lambda line: line.pop("outcome"),
+    "no cell": lambda line: line.pop("cell_id"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_line_with_a_wrong_value(recorded: Path, name: str) -> None:
+    line = first_line(recorded)
+    WRONG_VALUES[name](line)
+    (recorded / "trials.jsonl").write_text(json.dumps(line) + "\n")
+    assert "trials.jsonl: line 1 is damaged or incomplete" in problem_of(recorded)
+
+
+@pytest.mark.parametrize("text", ["[1]\n", "3\n", "null\n", "{}\n", "trial\n", "\n\n<html>\n", "a,b\n1,2\n"])
+def test_lines_of_another_kind(recorded: Path, text: str) -> None:
+    (recorded / "trials.jsonl").write_text(text)
+    assert "trials.jsonl: line" in problem_of(recorded)
+
+
+@pytest.mark.parametrize("rest", [b"<html>", b"\x80\x81\x82", b'{"name": 3', b"PAR1"])
+def test_a_rest_of_another_kind(recorded: Path, rest: bytes) -> None:
+    with (recorded / "trials.jsonl").open("ab") as file:
+        file.write(rest)
+    assert "trials.jsonl: is damaged or incomplete" in problem_of(recorded)
+
+
+def test_a_line_that_is_cut_anywhere_does_not_count(recorded: Path) -> None:
+    """The last one, and one that a later sitting has ended with a newline of its own."""
+    path = recorded / "trials.jsonl"
+    whole = path.read_bytes()
+    *before, last = whole.rstrip(b"\n").split(b"\n")
+    kept = b"\n".join(before) + b"\n"
+    for cut in [*range(1, 40), len(last) // 2, len(last) - 1]:
+        for ending in (b"", b"\0" * 100, b"\n" + last + b"\n"):
+            path.write_bytes(kept + last[:cut] + ending)
+            expected = len(before) + ending.endswith(b"\n")
+            assert len(RunFolder(recorded).lines()) == expected, (cut, ending[:10])
+
+
+def parquet(path: Path, columns: dict[str, Any]) -> None:
+    pq.write_table(pa.table(columns), path)
+
+
+WRONG_TABLES: dict[str, dict[str, Any]] = {
+    "other columns": {"x": [1], "y": ["a"]},
+    "no column": {},
+    "texts for numbers": {"trial_id": ["a"], "attempt": [1], "rank": ["one"], "step_s": [1.0], "warmup": [False]},
+    "lists": {"trial_id": ["a"], "attempt": [1], "rank": [[1, 2]]},
+    "bytes in a column of their own": {"trial_id": ["a"], "attempt": [1], "rank": [1], "payload": [pickle.dumps(3)]},
+    "mappings": {"trial_id": ["a"], "attempt": [1], "rank": [1], "extra": [{"a": 1}]},
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TABLES)
+def test_parquet_of_another_table(recorded: Path, name: str) -> None:
+    parquet(recorded / "steps.parquet", WRONG_TABLES[name])
+    assert "steps.parquet: is damaged or incomplete" in problem_of(recorded)
+
+
+@pytest.mark.parametrize("cut", [0, 4, 100, -1, -8])
+def test_parquet_that_is_cut(recorded: Path, cut: int) -> None:
+    path = recorded / "steps.parquet"
+    path.write_bytes(path.read_bytes()[:cut])
+    assert "steps.parquet: is damaged or incomplete" in problem_of(recorded)
+
+
+def test_the_file_of_one_trial_is_named(recorded: Path) -> None:
+    trial = first_line(recorded)["trial_id"]
+    (recorded / "raw").mkdir()
+    (recorded / "raw" / f"{trial}-1.parquet").write_bytes(TRASH)
+    assert f"raw/{trial}-1.parquet: is damaged or incomplete" in problem_of(recorded)
+
+
+class Payload:
+    """What a pickle does when it is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+def with_payload(path: Path, payload: bytes) -> None:
+    """A table of steps as it should be, but for extension types and pandas metadata that hold a pickle."""
+    table = pq.read_table(path)
+    notes = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": payload}
+    fields = [
+        pa.field(field.name, field.type, metadata=notes if field.name == "rank" else None) for field in table.schema
+    ]
+    about = {
+        b"pandas": json.dumps({"index_columns": ["__import__('os').abort()"], "columns": [], "creator": {}}).encode()
+    }
+    pq.write_table(table.cast(pa.schema(fields, metadata=about)), path)
+
+
+def test_a_pickle_inside_parquet_is_not_loaded(recorded: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    with_payload(recorded / "steps.parquet", pickle.dumps(Payload(mark)))
+    results = harness.load(recorded)
+    assert results.steps["rank"].notna().all()
+    write_report(recorded)
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Payload(mark)))  # what it would have done
+    assert mark.exists()
+
+
+def test_objects_in_yaml_are_not_made(recorded: Path, tmp_path: Path) -> None:
+    text = f"name: !!python/object/apply:os.mkdir ['{tmp_path / 'mark'}']\n"
+    (recorded / "experiment.resolved.yaml").write_text(text)
+    assert "experiment.resolved.yaml" in problem_of(recorded)
+    assert not (tmp_path / "mark").exists()
+
+
+LINKS = ("tables", "figures", "report.html", "trials.jsonl", "experiment.yaml", "steps.parquet", "logs", ".lock")
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_in_a_folder_is_refused(recorded: Path, tmp_path: Path, name: str) -> None:
+    """Reading would show what it leads to, writing would overwrite it."""
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    path = recorded / name
+    if path.exists():
+        path.unlink()
+    path.symlink_to(outside)
+    assert f"{path}: is a link" in problem_of(recorded)
+    with pytest.raises(RunFolderError):
+        write_report(recorded)
+    assert outside.read_text() == "mine"
+
+
+def test_a_link_below_and_a_pipe_are_refused(recorded: Path) -> None:
+    (recorded / "raw").mkdir()
+    (recorded / "raw" / "x.parquet").symlink_to("/dev/zero")
+    assert "raw/x.parquet: is a link" in problem_of(recorded)
+    (recorded / "raw" / "x.parquet").unlink()
+    os.mkfifo(recorded / "raw" / "x.parquet")
+    assert "raw/x.parquet: is a link, or no regular file" in problem_of(recorded)
+
+
+def test_the_command_says_it_in_one_line(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (recorded / "trials.jsonl").write_bytes(TRASH)
+    assert guarded(lambda: bool(write_report(recorded))) == BAD_INPUT
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {recorded / 'trials.jsonl'}: line 1 ") and len(said.splitlines()) == 1

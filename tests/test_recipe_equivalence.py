@@ -1,0 +1,80 @@
+"""Accumulation and clipping train as one device does; a checkpoint of any strategy goes on under any."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.recipe_ranks import RECIPES
+
+pytestmark = pytest.mark.slow
+
+BOUND = 1e-5
+Results = dict[tuple[str, int, str, str], list[float]]
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What 2, 1 and 3 real processes over gloo ended with; each world finds the checkpoints of those before it."""
+    folder = tmp_path_factory.mktemp("equivalence")
+    found: Results = {}
+    for world_size in (2, 1, 3):
+        store, out = folder / f"store{world_size}", folder / f"out{world_size}"
+        command = [sys.executable, "-m", "tests.recipe_ranks"]
+        ranks = [
+            subprocess.Popen([*command, str(rank), str(world_size), str(store), str(out)], cwd=ROOT)
+            for rank in range(world_size)
+        ]
+        assert [process.wait(timeout=180) for process in ranks] == [0] * world_size
+        found |= torch.load(out)
+    return found
+
+
+PLACED = [(strategy, devices) for strategy in ("dp", "ddp", "fsdp") for devices in (1, 2, 3)]
+
+
+def difference(
+    results: Results, strategy: str, devices: int, unit: str, what: str = "", *, of_single: str = ""
+) -> float:
+    """Relative difference from one device, norm over norm."""
+    mine = torch.tensor(results[strategy, devices, unit, what])
+    alone = torch.tensor(results["single", 1, unit, of_single])
+    return float((mine - alone).norm() / alone.norm())
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), *PLACED])
+def test_every_strategy_accumulates_and_clips_as_one_device_does(
+    results: Results, strategy: str, devices: int, recipe: str, unit: str
+) -> None:
+    plain = "" if recipe == "accumulated" else "clipped"
+    assert difference(results, strategy, devices, unit, recipe, of_single=plain) <= BOUND
+
+
+def test_clipping_changed_the_training(results: Results) -> None:
+    assert difference(results, "single", 1, "samples", "clipped") > 1e-3
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_gradients_are_exchanged_once_a_step_whatever_the_accumulation(
+    results: Results, strategy: str, world_size: int
+) -> None:
+    plain, accumulated = results[strategy, world_size, "samples", "exchanges"]
+    assert plain == accumulated >= 4
+
+
+def test_a_checkpoint_of_any_strategy_goes_on_under_any(results: Results) -> None:
+    across = [(key[0], key[1], key[3]) for key in results if key[3].startswith("from ")]
+    kept = {f"from {name}" for name in ("single1", "dp2", "ddp2", "fsdp2")}
+    assert {(strategy, source) for strategy, _, source in across} >= {
+        (strategy, source) for strategy in ("ddp", "fsdp") for source in kept
+    } | {(strategy, source) for strategy in ("single", "dp") for source in kept}
+    far = {key: difference(results, key[0], key[1], "samples", key[2]) for key in across}
+    assert max(far.values()) <= BOUND, far

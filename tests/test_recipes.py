@@ -1,0 +1,107 @@
+"""The recipes that ship as experiment files, on data that is always there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import harness
+from harness import config
+from harness.config import Experiment
+from harness.errors import WorkloadError
+from harness.execute import Execution
+from harness.launch import InlineLauncher
+from harness.plan import make_plan
+from harness.record import RunFolder
+from harness.report import write_report
+from harness.run import run
+from harness.stage import Request
+from tests.conftest import gpu_cluster, laptop
+
+ROOT = Path(__file__).parents[1]
+CIFAR10, SCALED = (ROOT / "experiments" / f"resnet34_cifar10{name}.yaml" for name in ("", "_scaled_lr"))
+SAMPLES = 50_000
+
+
+def test_the_recipe_takes_391_steps_an_epoch_at_any_number_of_devices() -> None:
+    plan = make_plan(config.load(CIFAR10), gpu_cluster())
+    trained = [trial.cell for trial in plan.trials if trial.kind == "convergence"]
+    assert {(cell.strategy, cell.devices) for cell in trained} == {("single", 1), ("dp", 8), ("ddp", 8)}
+    assert {-(-SAMPLES // cell.global_batch_size) for cell in trained} == {391}
+    assert {cell.lr_factor for cell in trained} == {1.0}
+
+
+def test_the_scaled_recipe_scales_the_rate_with_the_devices() -> None:
+    plan = make_plan(config.load(SCALED), gpu_cluster())
+    trained = {trial.cell.devices: trial.cell for trial in plan.trials if trial.kind == "convergence"}
+    assert {devices: (cell.per_device_batch_size, cell.lr_factor) for devices, cell in trained.items()} == {
+        1: (128, 1.0),
+        8: (128, 8.0),
+    }
+
+
+def test_without_the_data_there_is_one_clear_error(tmp_path: Path) -> None:
+    file = tmp_path / CIFAR10.name
+    file.write_text(CIFAR10.read_text())
+    with pytest.raises(WorkloadError, match=r"cifar-10-batches-py on this machine.*Unpack cifar-10-python.tar.gz"):
+        run(Request(file, output=tmp_path / "out"), lambda event: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_in_a_sweep_the_rates_that_diverge_are_rows(make_experiment: Callable[..., Experiment], tmp_path: Path) -> None:
+    experiment = make_experiment(
+        {"global_batch_size": 16},
+        workload="tests.equivalence:Regression",
+        optimizer={"name": "SGD", "lr": [0.01, 1e4]},
+        training={"lr_scaling": ["none", "sqrt"], "lr_base_batch_size": 4},
+        throughput=None,
+        convergence={"epochs": 6, "seeds": 0},
+    )
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, "x")
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    trials = write_report(folder.path).trials
+    assert "lr_scaling none, sqrt; lr_base_batch_size 4" in folder.report.read_text()
+    assert sorted(zip(trials["effective_lr"], trials["outcome"], strict=True)) == [
+        (0.01, "ok"),
+        (0.02, "ok"),
+        (1e4, "diverged"),
+        (2e4, "diverged"),
+    ]
+
+
+@pytest.mark.slow
+def test_the_recipe_trains_on_images_of_its_shape(tmp_path: Path) -> None:
+    content: dict[str, Any] = yaml.safe_load(CIFAR10.read_text())
+    # real digits as 32x32 RGB in place of CIFAR-10, and a small net; the rest is the recipe
+    content["grid"] |= {"data": ["digits"], "model": ["resnet8"], "devices": [1, 2]}
+    content |= {
+        "workload_options": {"image_size": 32, "width": 4},
+        "throughput": None,
+        "loader": {"workers": 0},
+        "device": "cpu",
+        "limits": {"trial": "3m"},
+    }
+    content["convergence"]["seeds"] = 0
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(content))
+    command = [sys.executable, "-m", "harness.run", str(file), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = harness.load(next((tmp_path / "out").glob("*/*")))
+    ok = results.trials[results.trials["outcome"] == "ok"]
+    assert sorted(zip(ok["strategy"], ok["devices"], strict=True)) == [("ddp", 2), ("dp", 2), ("single", 1)]
+    assert ok["effective_lr"].tolist() == [0.1] * 3
+    for _, curve in results.epochs.groupby("trial_id"):
+        assert curve["learning_rate"].tolist() == pytest.approx([0.1] * 4 + [0.01] * 5 + [0.001] * 5 + [0.0001])
+        assert curve["train_loss"].iloc[-1] < curve["train_loss"].iloc[0]
+        assert curve["val_accuracy"].iloc[-1] > 0.8
+    for trial_id in ok["trial_id"]:
+        kept = results.folder.path / "checkpoints" / trial_id
+        assert sorted(path.name for path in kept.iterdir()) == ["epoch-10", "epoch-15"]

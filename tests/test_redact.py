@@ -1,0 +1,119 @@
+"""What is taken out of texts, and what stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness import redact
+
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
+KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7\nabc\n-----END RSA PRIVATE KEY-----"
+TOKENS = (
+    "AKIAIOSFODNN7EXAMPLE",
+    "ghp_" + "aB3" * 12,
+    "github_pat_" + "aB3_" * 10,
+    "glpat-" + "aB3-" * 5,
+    "hf_" + "aB3" * 11,
+    "sk-proj-" + "aB3_" * 10,
+    "sk-ant-" + "aB3-" * 10,
+    "xoxb-123456789012-abcdefghijkl",
+    "AIza" + "aB3" * 12,
+    "npm_" + "aB3" * 12,
+    JWT,
+)
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_well_known_tokens(token: str) -> None:
+    for said in (f"failed with {token}: no", f"'{token}'", f"https://host/{token}/x", f"a={token}", f"{token}\n"):
+        shown = redact.text(said)
+        assert token not in shown and redact.MARK in shown
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("postgres://me:secret@db:5432/x", "postgres://<redacted>@db:5432/x"),
+        ("https://user:p%40ss@host and https://host:80/a@b", "https://<redacted>@host and https://host:80/a@b"),
+        ("Authorization: Bearer abcdefghijklmnop.qrst", "Authorization: Bearer <redacted>"),
+        (f"key {KEY} end", "key <redacted> end"),
+        ("login(api_key='abcdef123', user='me')", "login(api_key='<redacted>', user='me')"),
+        ('{"password": "hunter2hunter2", "a": 1}', '{"password": "<redacted>", "a": 1}'),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "AWS_SECRET_ACCESS_KEY=<redacted>"),
+        ("--auth-token=abcdefgh", "--auth-token=<redacted>"),
+        ("https://h/x?a=1&sig=abcdefg%3D&b=2", "https://h/x?a=1&sig=<redacted>&b=2"),
+    ],
+)
+def test_what_texts_say(said: str, shown: str) -> None:
+    assert redact.text(said) == shown
+    assert redact.text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ValueError on rank 0: 4,944 tokens/s, unit: tokens",
+        "optimizer.lr=0.1, max_tokens=100000, pad_token='<|endoftext|>'",
+        "KeyError: 'accuracy'",
+        "too few devices: needs 16 on one node, has 8 + 8 GPUs",
+        "5df1d8684bf9-b0",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        "git@github.com:someone/something.git",
+        'File "/home/me/task-force-one-and-a-half/risk-management-of-something.py", line 3',
+        "sort_keys=True, key=lambda row: row['x']",
+        "CosineAnnealingLR, resnet18, synthetic_device",
+    ],
+)
+def test_what_is_no_secret_stays(said: str) -> None:
+    assert redact.text(said) == said
+
+
+def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    monkeypatch.setenv("LONGER_SECRET", "0123456789abcdef-and-more")
+    monkeypatch.setenv("DEBUG_TOKEN", "on")
+    monkeypatch.setenv("SSH_KEY_FILE", str(tmp_path))
+    monkeypatch.setenv("EDITOR", "some-editor")
+    said = f"0123456789abcdef, 0123456789abcdef-and-more, on, {tmp_path}, some-editor"
+    assert redact.text(said) == f"<redacted>, <redacted>, on, {tmp_path}, some-editor"
+
+
+def test_plain_values_keep_their_shape() -> None:
+    value = {"lr": 0.1, "api_key": "abc", "hf_token": "", "betas": [0.9, 0.999], "deep": {"password": "x", "n": None}}
+    expected = {**value, "api_key": redact.MARK, "deep": {"password": redact.MARK, "n": None}}
+    assert redact.plain(value) == expected
+    assert redact.plain(expected) == expected
+
+
+def test_variables_that_are_named_like_secrets_are_left_out() -> None:
+    given = {"NCCL_DEBUG": "INFO", "TORCH_HUB_TOKEN": "abc", "GLOO_X": "redis://a:b@c/d"}
+    assert redact.variables(given) == {"NCCL_DEBUG": "INFO", "GLOO_X": "redis://<redacted>@c/d"}
+
+
+def test_the_environment_holds_known_variables_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from harness.environment import VARIABLES, capture
+
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    monkeypatch.setenv("NCCL_SOME_SECRET", "1")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    variables = capture("n", [torch.device("cpu")])["variables"]
+    assert variables["NCCL_DEBUG"] == "WARN"
+    assert all(name.startswith(VARIABLES) for name in variables)
+    assert "NCCL_SOME_SECRET" not in variables and len(variables) < len(os.environ)
+
+
+def test_a_worker_takes_out_what_its_own_node_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.worker import failure
+
+    monkeypatch.setenv("STORE_PASSWORD", "correct-horse-battery")
+    try:
+        raise ValueError("cannot log in with correct-horse-battery")
+    except ValueError as error:
+        told = failure("t-b0", 0, error)
+    assert told.reason == "ValueError on rank 0: cannot log in with <redacted>"
+    assert "correct-horse" not in told.detail and "<redacted>" in told.detail

@@ -1,0 +1,162 @@
+"""The report in a real browser: hostile names and messages run nothing and fetch nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness.config import Experiment
+from harness.messages import TrialResult
+from harness.plan import make_plan
+from harness.record import RunFolder
+from harness.report import write_report
+from tests.conftest import laptop
+from tests.test_report import EPOCHS, NODE, columns_of_steps, ranks_of, windows_of
+
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")]
+POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+PAYLOADS = (
+    "<script>document.title = 'owned'</script>",
+    "</title></style></script><script src=http://HOST/script.js></script>",
+    "<img src=http://HOST/image.png onerror=\"document.title = 'owned'\">",
+    "\"'><svg onload=\"document.title = 'owned'\"><image href=http://HOST/svg.png></svg>",
+    "--><script>document.title = 'owned'</script><!--",
+    "<link rel=stylesheet href=http://HOST/style.css><iframe src=http://HOST/frame></iframe>",
+    "<base href=http://HOST/><object data=http://HOST/object></object>",
+    "<meta http-equiv=refresh content='0;url=http://HOST/refresh'>",
+    "<style>body { background: url(http://HOST/background.png) }</style>",
+    "{{ 7 * 7 }}{% include 'http://HOST/template' %}${HOST}",
+    "$\\frac{1}{$ \\input{/etc/passwd} ]]><b>",
+)
+
+
+class Server:
+    """Hears on loopback what a page asks for."""
+
+    def __init__(self) -> None:
+        asked: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *arguments: Any) -> None:
+                """Says nothing."""
+
+        self.asked = asked
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.http.server_port}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    heard = Server()
+    thread = threading.Thread(target=heard.http.serve_forever)
+    thread.start()
+    yield heard
+    heard.http.shutdown()
+    thread.join()
+    heard.http.server_close()
+
+
+def opened(page: Path) -> str:
+    """The document as it stands after its scripts, if any, have run."""
+    assert BROWSER
+    profile = f"--user-data-dir={page.parent / 'profile'}"
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    quiet += ["--disable-component-update", "--disable-extensions", "--disable-sync"]
+    command = [BROWSER, *quiet, profile, "--virtual-time-budget=2000", "--dump-dom", page.absolute().as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout
+
+
+def title(dom: str) -> str:
+    found = re.search(r"<title>(.*?)</title>", dom, re.DOTALL)
+    return found[1] if found else ""
+
+
+@pytest.fixture
+def hostile(make_experiment: Callable[..., Experiment], tmp_path: Path, server: Server) -> RunFolder:
+    """A run with hostile text wherever the file, the workload, an exception or a node can put one."""
+    texts = [payload.replace("HOST", server.host) for payload in PAYLOADS]
+    every = " ".join(texts)
+    names = {"model": texts[:2], "data": texts[5]}
+    experiment = make_experiment(
+        {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8, **names},
+        workload="own:Own",
+        workload_options={"note": texts[3:5], texts[0]: texts[1:3], "plain": every},
+        throughput={"blocks": 1},
+        convergence={"epochs": 2, "seeds": [0], "target": {"metric": texts[0], "at_least": 0.5}},
+    )  # fmt: skip
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, f"name: test\n# {every}\n")
+    folder.set_sitting(0, {"started_at": 1.7e9, "git_commit": texts[0], "wall_s": 90.0, "command": texts})
+    node = {**NODE, "host": every, "cpu": every, "system": every, "python": every, "packages": {texts[0]: every},
+            "variables": {texts[1]: every}}  # fmt: skip
+    folder.add_environment({"group_id": "b0-g0", "sitting": 0, "whole_s": 30.0, "nodes": [node], "ranks": []})
+    for number, trial in enumerate(plan.trials):
+        facts = {"attempt": 1, "sitting": 0, "group_id": every, "position": number}
+        ranks = tuple({**row, "device_model": every, "throttled": every} for row in ranks_of(trial.cell.devices))
+        common: dict[str, Any] = {"ranks": ranks, "unit": "samples", "trial_s": 2.0, "steps_s": 1.5}
+        if trial.kind == "convergence":
+            result = TrialResult(trial.id, "ok", epochs=EPOCHS, **common)
+        elif number % 9 == 4:
+            result = TrialResult(trial.id, "error", every, error_type=texts[0], detail=every)
+        else:
+            timed = {"windows": windows_of(trial.cell.devices), "steps": columns_of_steps(trial.cell.devices)}
+            result = TrialResult(trial.id, "ok", facts={"flops_reason": every, "steady": False}, **timed, **common)
+        folder.append(trial, result, facts)
+    for skip in plan.skips:
+        facts = {"attempt": 1, "sitting": 0, "group_id": None, "position": None}
+        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", every), facts)
+    lines = [{**line, "log": line["log"] and every, "outcome": line["outcome"]} for line in folder.lines()]
+    (folder.path / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_page_that_escapes_nothing_is_seen(tmp_path: Path, server: Server) -> None:
+    """So that the tests below can fail: the same text, as markup."""
+    page = tmp_path / "page.html"
+    body = PAYLOADS[0] + PAYLOADS[2] + PAYLOADS[5]
+    page.write_text(f"<!doctype html><title>good</title><body>{body.replace('HOST', server.host)}")
+    assert title(opened(page)) == "owned"
+    assert {"/image.png", "/style.css", "/frame"} <= set(server.asked)
+
+
+def test_hostile_text_runs_nothing_and_fetches_nothing(hostile: RunFolder, server: Server) -> None:
+    write_report(hostile.path)
+    dom = opened(hostile.report)
+    assert title(dom) == "test · scaling report"
+    assert hostile.report.read_text().count(POLICY.pattern[:40]) == 1
+    assert server.asked == []
+    assert "document.title" in dom and "{{ 7 * 7 }}" in dom  # it is there, as text
+    for tag in ("script", "iframe", "link", "object", "base", "svg"):
+        assert f"<{tag}" not in dom
+    for figure in sorted(hostile.figures.glob("*.svg"))[:2]:
+        assert "<script" not in re.sub(r"<!--.*?-->", "", opened(figure), flags=re.DOTALL)
+    assert server.asked == []
+
+
+def test_the_policy_holds_where_escaping_would_not(tmp_path: Path, server: Server) -> None:
+    policy = POLICY.search((Path(harness.__file__).parent / "report.html").read_text())
+    assert policy
+    page = tmp_path / "page.html"
+    body = "".join(PAYLOADS[:7] + PAYLOADS[8:9]).replace("HOST", server.host)
+    page.write_text(f"<!doctype html><head>{policy[0]}<title>good</title></head><body>{body}")
+    assert title(opened(page)) == "good"
+    assert server.asked == []

@@ -1,0 +1,65 @@
+"""Real kills: a training whose worker is killed goes on from its checkpoint as if nothing had been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import cluster
+from harness.config import Experiment
+from harness.execute import Execution
+from harness.plan import make_plan
+from harness.record import RunFolder
+from harness.report import write_report
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+EXACT = ["epoch", "samples", "train_loss", "learning_rate", "val_loss"]
+"""What an epoch's row holds besides clocks."""
+
+
+def test_a_ddp_training_whose_worker_is_killed_ends_as_one_that_was_not(
+    make_experiment: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.ray_launcher import RayLauncher
+
+    monkeypatch.syspath_prepend(str(HERE))
+    kept = tmp_path / "kept"
+    experiment = make_experiment(
+        {"strategy": "ddp", "devices": 2, "global_batch_size": 16, "workload.kills": [0, 2]},
+        workload="ray_workload:Killed",
+        workload_options={"folder": str(tmp_path)},
+        optimizer={"name": "SGD", "lr": 0.01, "momentum": 0.9},
+        schedule={"name": "MultiStepLR", "milestones": [[2, 4]], "gamma": 0.5},
+        throughput=None,
+        convergence={"epochs": 5, "seeds": 0, "only": {"strategy": "ddp"}},
+        checkpoint={"every": 1, "folder": str(kept)},
+        limits={"attempts": 2},
+    )
+    with cluster.embedded(cluster.local_inventory()) as ready:
+        plan = make_plan(experiment, ready.inventory)
+        folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
+        for _ in range(2):  # both attempts of the first sitting are killed; the second sitting is --resume
+            launcher = RayLauncher(ready, experiment, plan.machine, str(HERE))
+            Execution(plan, folder, launcher, lambda event: None).run()
+            launcher.close()
+    results = write_report(folder.path)
+    assert "1 training went on from a checkpoint" in folder.report.read_text()
+    ddp = results.trials[results.trials["strategy"] == "ddp"]
+    kills = ddp["options"].str.extract(r'"workload.kills": (\d)')[0].astype(int)
+    assert ddp[kills == 0]["outcome"].tolist() == ["ok"]
+    killed = ddp[kills == 2]
+    assert killed["outcome"].tolist() == ["lost", "lost", "ok"]
+    assert killed["sitting"].tolist() == [0, 0, 1]
+    assert killed["resumed_epoch"].iloc[-1] == 2  # the second attempt had gone on from 1
+    once, again = (frame["trial_id"].iloc[-1] for frame in (ddp[kills == 0], killed))
+    for part in ("model", "optimizer", "rng"):
+        one, other = ((kept / trial / "epoch-5" / f"{part}.safetensors").read_bytes() for trial in (once, again))
+        assert one == other, part
+    rows = {trial: results.epochs[results.epochs["trial_id"] == trial][EXACT] for trial in (once, again)}
+    assert rows[again].to_numpy().tolist() == rows[once].to_numpy().tolist()
+    assert rows[once]["learning_rate"].tolist() == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.0025])
+    assert results.convergence["epochs"].tolist().count(5) == len(results.convergence)

@@ -1,0 +1,116 @@
+"""Files from strangers: with --no-user-code nothing that lies beside them, or in the current folder, is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.config import load
+from harness.errors import ExperimentError
+from harness.preflight import refuse_user_code
+
+ROOT = Path(__file__).parents[1]
+SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
+PLANTED = ("torch", "yaml", "ray", "sklearn", "pandas", "matplotlib", "sitecustomize", "own_workload", "torchvision")
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A folder whose modules leave a mark when they are imported, and whose repository runs a program of its own."""
+    folder = tmp_path / "strange"
+    folder.mkdir()
+    for name in PLANTED:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r})\n")
+    (folder / "matplotlibrc").write_text("backend: module://own_workload\n")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    spy = tmp_path / "spy"
+    spy.write_text(f"#!/bin/sh\necho git >> {tmp_path / 'mark'}\n")
+    spy.chmod(0o755)
+    subprocess.run(["git", "-C", str(folder), "config", "core.fsmonitor", str(spy)], check=True)
+    return folder
+
+
+def call(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness.run", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=500)
+
+
+def mark(folder: Path) -> str:
+    path = folder.parent / "mark"
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(strange: Path) -> None:
+    (strange / "e.yaml").write_text(SMALL + "workload: own_workload:Own\n")
+    done = call("e.yaml", "--no-user-code", "--dry-run", cwd=strange)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "workload: got 'own_workload:Own'; --no-user-code allows built-in workloads only" in done.stderr
+    assert mark(strange) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("workload: os:system\n", "workload: got 'os:system'; --no-user-code allows built-in workloads only"),
+        ("convergence: {epochs: 2}\ncheckpoint: {every: 1, folder: /tmp/elsewhere}\n", "checkpoint.folder: got '/tmp/"),
+        (
+            "workload_options: {data_folder: /tmp/elsewhere, download: true}\n",
+            "with --no-user-code nothing is downloaded",
+        ),
+        ("cells: [{per_device_batch_size: 8, workload.download: [true]}]\n", "nothing is downloaded"),
+    ],
+)
+def test_what_a_strangers_file_may_not_name(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "e.yaml").write_text(SMALL + text)
+    experiment = load(tmp_path / "e.yaml")
+    with pytest.raises(ExperimentError) as caught:
+        refuse_user_code(experiment, tmp_path / "e.yaml")
+    assert len(caught.value.problems) == 1 and problem in caught.value.problems[0]
+
+
+@pytest.mark.parametrize("name", ["scaling", "smoke"])
+def test_the_experiments_that_come_with_it_are_no_strangers(name: str) -> None:
+    file = ROOT / "experiments" / f"{name}.yaml"
+    refuse_user_code(load(file), file)
+
+
+def test_a_download_that_is_off_is_none(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(SMALL + "workload_options: {download: false}\n")
+    refuse_user_code(load(tmp_path / "e.yaml"), tmp_path / "e.yaml")
+
+
+def test_without_the_option_it_is_imported(strange: Path) -> None:
+    (strange / "e.yaml").write_text(SMALL + "workload: own_workload:Own\n")
+    done = call(strange / "e.yaml", "--dry-run", cwd=ROOT)
+    assert done.returncode == 2
+    assert "own_workload" in mark(strange)
+
+
+def test_nothing_in_the_current_folder_is_imported_for_a_plan(strange: Path) -> None:
+    (strange / "e.yaml").write_text(SMALL)
+    done = call("e.yaml", "--no-user-code", "--dry-run", cwd=strange)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert mark(strange) == ""
+
+
+def test_the_folder_of_a_file_with_a_built_in_workload_is_never_on_the_import_path(strange: Path) -> None:
+    (strange / "e.yaml").write_text(SMALL)
+    assert call(strange / "e.yaml", "--dry-run", cwd=ROOT).returncode == 0
+    assert mark(strange) == ""
+
+
+@pytest.mark.slow
+def test_a_whole_run_imports_and_calls_nothing_of_the_folder(strange: Path) -> None:
+    text = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1], per_device_batch_size: 8}\n"
+    text += "throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 2, window_seconds: 0, twin: false, "
+    text += "explain: false}\nworkload_options: {width: 4}\nequivalence: false\nlauncher: [ray, torchrun]\n"
+    (strange / "e.yaml").write_text(text)
+    done = call("e.yaml", "--no-user-code", "--quiet", cwd=strange)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert mark(strange) == ""
+    assert [path.name for path in (strange / "results" / "small").iterdir()]

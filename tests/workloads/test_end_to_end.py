@@ -1,0 +1,77 @@
+"""Built-in workloads from experiment file to tables, in this process; image_classification is all over the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config import BUILTIN_DEFAULTS, BUILTIN_WORKLOADS, Experiment
+from harness.execute import Execution
+from harness.launch import InlineLauncher
+from harness.plan import make_plan
+from harness.preflight import check_optimizers, check_target, check_workloads
+from harness.present import convergence_table
+from harness.record import RunFolder
+from harness.results import load
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+SMALL: dict[str, dict[str, Any]] = {
+    "conv_stack": {"workload.image_size": 8},
+    "mlp": {"model": "small"},
+    "padded_sequences": {"workload.longest": 32, "workload.text_bytes": 20_000},
+    "language_model": {"workload.context": 16, "workload.text_bytes": 20_000},
+}
+FEW_STEPS = {"blocks": 1, "warmup_steps": 1, "windows": 1, "window_steps": 3, "window_seconds": 0}
+METRICS = {
+    "conv_stack": ("val_psnr", "PSNR"),
+    "mlp": ("val_accuracy", "accuracy"),
+    "padded_sequences": ("val_accuracy", "accuracy"),
+    "language_model": ("val_perplexity", "perplexity"),
+}
+
+
+def test_every_workload_has_its_defaults_and_stands_here() -> None:
+    assert BUILTIN_WORKLOADS.keys() == BUILTIN_DEFAULTS.keys()
+    assert BUILTIN_WORKLOADS.keys() - {"image_classification"} == SMALL.keys() == METRICS.keys()
+
+
+@pytest.mark.parametrize("workload", SMALL)
+def test_from_the_file_to_the_tables(workload: str, make_experiment: Make, tmp_path: Path) -> None:
+    metric, title = METRICS[workload]
+    experiment = make_experiment(
+        {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 8, **SMALL[workload]},
+        exclude=[{"strategy": "dp", "devices": 1}],
+        workload=workload,
+        equivalence=True,
+        optimizer={"name": "SGD", "lr": 0.01},
+        throughput={
+            "blocks": 1,
+            "warmup_steps": 1,
+            "windows": 1,
+            "window_steps": 3,
+            "window_seconds": 0,
+            "explain": True,
+        },
+        convergence={"epochs": 1, "seeds": 0, "target": {"metric": metric, "at_least": 0}},
+    )
+    plan = make_plan(experiment, laptop())
+    check_workloads(plan)
+    check_optimizers(plan)
+    check_target(experiment)
+    folder = RunFolder.create(tmp_path, experiment, plan, "test.yaml")
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    results = load(folder.path)
+    trials = results.trials
+    assert set(trials[trials["outcome"] != "skipped"]["outcome"]) == {"ok"}, trials["reason"].tolist()
+    assert set(trials["strategy"]) >= {"single", "dp"}
+    assert results.agreement["agrees"].tolist() == [True]
+    timed = trials[(trials["kind"] == "throughput") & (trials["outcome"] == "ok")]
+    assert (timed["flops_per_unit"].isna() == (workload == "padded_sequences")).all()
+    assert (timed["flops_reason"] == "").all() == (workload != "padded_sequences")
+    assert results.epochs[metric].notna().all() and results.convergence[metric].notna().all()
+    assert results.convergence["reached"].all()
+    assert title in [column.title for column in convergence_table(results.convergence).columns]

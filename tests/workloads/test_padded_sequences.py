@@ -1,0 +1,161 @@
+"""Sequences of very different lengths: labels, padding, packing, that it learns, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.errors import WorkloadError
+from harness.strategies import STRATEGIES
+from harness.strategies.replicas import ReplicatedModule
+from harness.strategies.units import default_units
+from harness.workloads.code_text import TAGS, passages, tags
+from harness.workloads.padded_sequences import IGNORED, SIZES, MovedOnceLstm, PaddedSequences, Tagger
+from tests.workloads.learning import count, learn
+
+
+@pytest.mark.parametrize(
+    ("source", "kinds"),
+    [
+        ("if x:", "kk no"),
+        ("x = 10  # ten if", "n o ##  cccccccc"),
+        ("f'a\\'#' + b", "sssssss o n"),
+        ("import_x", "nnnnnnnn"),
+        ('"""a\n"b" # c\n"""x', "s" * 16 + "n"),
+        ("'open\ny", "onnnn n"),
+        ("0xFF.5e", "#######"),
+        ("é", "oo"),
+    ],
+)
+def test_what_each_byte_is(source: str, kinds: str) -> None:
+    letters = {" ": "space", "k": "keyword", "n": "name", "#": "number", "s": "string", "c": "comment", "o": "operator"}
+    expected = bytes(TAGS.index(letters[kind]) for kind in kinds)
+    assert tags(source.encode()) == expected
+
+
+def test_passages_lie_between_empty_lines() -> None:
+    source = b"def f():\n    pass\n\n\nx = 1\n\n   \n\nlast = 2"
+    assert [source[start:end] for start, end in passages(source, 100)] == [
+        b"def f():\n    pass",
+        b"\nx = 1",
+        b"last = 2",
+    ]
+    assert [end - start for start, end in passages(source, 5)] == [5, 5, 5]
+
+
+def test_the_sizes_are_those_that_are_told() -> None:
+    with torch.device("meta"):
+        found = {name: count(Tagger(size)) for name, size in SIZES.items()}
+    assert found == {"small": 33_735, "medium": 956_167, "large": 14_834_695}
+
+
+def test_lengths_differ_strongly() -> None:
+    train, validation = PaddedSequences().datasets()
+    lengths = torch.tensor([len(train[i][0]) for i in range(len(train))], dtype=torch.float32)  # type: ignore[arg-type]
+    low, high = lengths.quantile(torch.tensor([0.1, 0.9])).tolist()
+    assert high > 5 * low and int(lengths.max()) == 256
+    assert len(train) > 1000 and len(validation) > 100  # type: ignore[arg-type]
+    assert all(tokens.shape == labels.shape for tokens, labels in (train[i] for i in range(20)))
+
+
+def test_synthetic_sequences_come_from_their_index() -> None:
+    train, validation = PaddedSequences(data="synthetic", longest=100, samples=400).datasets()
+    assert (len(train), len(validation)) == (400, 40)  # type: ignore[arg-type]
+    assert torch.equal(train[3][0], train[3][0])
+    lengths = [len(train[i][0]) for i in range(400)]
+    assert min(lengths) == 4 and 90 < max(lengths) <= 100
+    assert torch.equal(train[3][1], train[3][0] % len(TAGS))
+
+
+def sequences(*lengths: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    drawn = [torch.randint(256, (length,), generator=generator) for length in lengths]
+    return [(tokens, tokens % len(TAGS)) for tokens in drawn]
+
+
+def test_a_batch_is_padded_to_its_own_longest() -> None:
+    tokens, lengths, labels = PaddedSequences().collate(sequences(3, 7, 1))
+    assert tokens.shape == labels.shape == (3, 7) and lengths.tolist() == [3, 7, 1]
+    assert (labels[0, 3:] == IGNORED).all() and (tokens[0, 3:] == 0).all()
+    assert (labels[0, :3] != IGNORED).all()
+
+
+def test_padding_changes_nothing() -> None:
+    workload = PaddedSequences()
+    model = workload.build_model()
+    samples = sequences(3, 9, 1, 5)
+    total, weight = workload.loss(model, workload.collate(samples))
+    alone = [workload.loss(model, workload.collate([sample]))[0] for sample in samples]
+    assert float(weight) == 18
+    torch.testing.assert_close(total, torch.stack(alone).sum())
+    correct, among = workload.metrics(model, workload.collate(samples))["accuracy"]
+    right = sum(int(workload.metrics(model, workload.collate([one]))["accuracy"][0]) for one in samples)
+    assert (int(correct), int(among)) == (right, 18)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_replicas_whose_longest_sequences_differ_are_joined(replicas: int) -> None:
+    workload = PaddedSequences()
+    model = workload.build_model()
+    batch = workload.collate(sequences(2, 3, 12, 4, 1))
+    expected, _ = workload.loss(model, batch)
+    found, _ = workload.loss(ReplicatedModule(model, replicas), batch)
+    torch.testing.assert_close(found, expected)
+
+
+def test_without_the_total_length_they_could_not_be() -> None:
+    class Short(Tagger):
+        def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            return super().forward(tokens[:, : int(lengths.max())], lengths)
+
+    workload = PaddedSequences()
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        workload.loss(ReplicatedModule(Short(SIZES["small"]), 2), workload.collate(sequences(2, 3, 12, 4)))
+
+
+@pytest.mark.parametrize("kind", [MovedOnceLstm, nn.LSTM])
+def test_weights_that_fsdp_gathers_keep_their_memory(
+    kind: type[nn.LSTM], no_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda self: calls.append(True))
+    monkeypatch.setattr("harness.workloads.padded_sequences.MovedOnceLstm", kind)
+    workload = PaddedSequences()
+    model = workload.build_model().to(torch.float32)
+    assert calls  # cuDNN's layout, when it moves to a device
+    model = STRATEGIES["fsdp"](model, [torch.device("cpu")], {}, default_units)
+    calls.clear()
+    workload.loss(model, workload.collate(sequences(2, 3)))[0].backward()
+    assert bool(calls) == (kind is nn.LSTM)
+
+
+def test_it_learns() -> None:
+    options = {"text_bytes": 60_000, "longest": 64}
+    rows = learn("padded_sequences", "small", {"name": "Adam", "lr": 1e-2}, 3, **options)
+    assert rows[-1]["train_loss"] < 0.7 * rows[0]["train_loss"]
+    assert rows[-1]["val_accuracy"] > 0.55
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "tiny"}, "grid.model: got 'tiny'"),
+        ({"data": "stdlibs"}, "grid.data: got 'stdlibs'; did you mean 'stdlib'? (allowed: stdlib, synthetic, "),
+        ({"longest": 0}, "workload_options.longest: got 0; allowed: a whole number from 1 to"),
+        ({"text_bytes": "much"}, "workload_options.text_bytes: got 'much'"),
+    ],
+)
+def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        PaddedSequences(**arguments)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_folder_with_too_little_text(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x")
+    with pytest.raises(WorkloadError, match="too little text to train on and hold some out"):
+        PaddedSequences(data=str(tmp_path)).datasets()
