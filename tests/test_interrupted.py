@@ -30,6 +30,7 @@ throughput: {blocks: 2, warmup_steps: 2, windows: 2, window_steps: 4, window_sec
 loader: {workers: 1}
 launcher: %s
 equivalence: false
+preflight: false
 """
 WANTED = 6
 
