@@ -55,7 +55,8 @@ class Run:
     @property
     def lines(self) -> list[dict[str, Any]]:
         path = self.folder / "trials.jsonl" if self.folder else None
-        return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+        whole = path.read_text().split("\n")[:-1] if path and path.exists() else []  # the next may be on its way
+        return [json.loads(line) for line in whole]
 
     @property
     def done(self) -> list[str]:
