@@ -38,10 +38,12 @@ _QUIET = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
 """The polling interval is the shortest that leaves windows alone; the rest saves a process or a line.
 
-The last one keeps Ray from printing what became of its processes: that is in the trial's row."""
+The last but one keeps Ray from printing what became of its processes: that is in the trial's row. The last one keeps
+its SIGTERM handler, which is in force while it starts, from waiting half a minute."""
 
 
 @dataclass(frozen=True)
