@@ -21,7 +21,7 @@ def reopened(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0
     """
     if redact.MARK in str(experiment.model_dump()):
         problem = (
-            f"holds {redact.MARK}, which stands for a secret: resume with the file that made the run, not its copy"
+            f"holds {redact.MARK}, which stands for a secret: resume with the file that made the run, no copy"
         )
         raise ExperimentError(str(file), [problem])
     folder = RunFolder.open(path)
