@@ -30,7 +30,7 @@ _SHAPES = re.compile(
     | \bgh[pousr]_[A-Za-z0-9]{20,} | \bgithub_pat_\w{20,}                         # GitHub
     | \bglpat-[\w-]{16,}                                                          # GitLab
     | \bhf_[A-Za-z0-9]{20,}                                                       # Hugging Face
-    | \b[sr]k[-_](?=[\w-]*\d)[\w-]{20,}                                           # OpenAI, Anthropic, Stripe
+    | \b[sr]k[-_](?=[\w-]{0,60}\d)[\w-]{20,}                                    # OpenAI, Anthropic, Stripe
     | \bxox[abeoprs]-[A-Za-z0-9-]{10,}                                            # Slack
     | \bAIza[\w-]{30,} | \bya29\.[\w-]{20,}                                       # Google
     | \bnpm_[A-Za-z0-9]{30,} | \bpypi-[\w-]{40,}                                  # npm, PyPI
