@@ -17,6 +17,7 @@ from harness.doctor import (
     divergence,
     footprint,
     gradients,
+    graph,
     loader_rate,
     movement,
     randomness,
@@ -30,9 +31,11 @@ from harness.doctor.finding import Finding
 from harness.doctor.subject import Subject
 
 RUNS = "it runs"
+GRAPH = "parameters of the loss"
 BY_ITSELF: dict[str, Callable[[Subject], Any]] = {
     devices.NAME: devices.observe,
     randomness.NAME: randomness.observe,
+    GRAPH: graph.observe,
     state.NAME: state.observe,
     shapes.NAME: shapes.observe,
     data.NAME: data.observe,
@@ -42,7 +45,7 @@ BY_ITSELF: dict[str, Callable[[Subject], Any]] = {
     copies.NAME: copies.observe,
 }
 """What each rank looks at without the others."""
-STOPS = (footprint.NAME, copies.NAME, shapes.NAME)
+STOPS = (footprint.NAME, copies.NAME, shapes.NAME, movement.NAME)
 """Where one of these finds an error, no step is taken."""
 
 
@@ -110,6 +113,7 @@ def _judge_alone(found: Examination, seen: dict[str, list[Any]], cell: Cell, epo
     judges: dict[str, Callable[[list[Any]], list[Finding]]] = {
         devices.NAME: lambda s: devices.judge(s, cell),
         randomness.NAME: lambda s: randomness.judge(s, cell),
+        GRAPH: lambda s: graph.judge(s, cell),
         state.NAME: lambda s: state.judge(s, cell),
         shapes.NAME: lambda s: shapes.judge(s, cell),
         data.NAME: lambda s: data.judge(s, cell),

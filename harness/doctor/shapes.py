@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from harness.cell import Cell
 from harness.doctor.finding import Finding
 from harness.doctor.subject import SMALL, Subject
-from harness.strategies.replicas import scatter
+from harness.strategies.replicas import ReplicatedModule, scatter
 
 NAME = "shapes survive"
 Shapes = list[tuple[int, ...]]
@@ -34,12 +34,35 @@ def observe(subject: Subject) -> dict[str, Any]:
         if not calls:
             return {}
         args, kwargs, whole = calls[0]
-        parts = [_shapes(model(*part[0], **part[1])) for part in scatter((args, kwargs), subject.replicas)]
-    return {"whole": _shapes(whole), "parts": parts}
+        try:
+            parts = [_shapes(model(*part[0], **part[1])) for part in scatter((args, kwargs), subject.replicas)]
+        except Exception as error:
+            return {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    return {"whole": _shapes(whole), "parts": parts, "loss": _loss_shape(subject, model, batch, parts)}
 
 
 def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
     shapes = seen[0]
+    if "failed" in shapes:
+        return [
+            Finding(
+                NAME,
+                "error",
+                f"forward fails on a replica's part of the batch: {shapes['failed']}",
+                "dp splits every tensor that goes into forward along its first dimension, and passes the rest on whole",
+                "give forward tensors whose first dimension is the batch; make states, as of an RNN, inside forward",
+            )
+        ]
+    if shapes.get("loss"):
+        return [
+            Finding(
+                NAME,
+                "error",
+                f"under dp the loss has the shape {tuple(shapes['loss'])}: forward returns a single number",
+                "gather makes a vector of the replicas' numbers, and backward needs one",
+                "compute the loss outside the model, or add up what forward returns: model(...).sum()",
+            )
+        ]
     if not shapes or len(shapes["parts"]) < 2:
         return []
     parts: list[Shapes] = shapes["parts"]
@@ -68,6 +91,14 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
                 )
             ]
     return []
+
+
+def _loss_shape(subject: Subject, model: nn.Module, batch: Any, parts: Sequence[Shapes]) -> tuple[int, ...]:
+    """The shape of the loss where the replicas give single numbers; empty where it is one number, as it must be."""
+    if not any(shape == () for part in parts for shape in part):
+        return ()
+    total, _ = subject.workload.loss(ReplicatedModule(model, subject.replicas), batch)
+    return tuple(total.shape)
 
 
 def _shapes(outputs: Any) -> Shapes:

@@ -16,7 +16,8 @@ from harness.cell import Cell
 from harness.doctor.examine import ExaminationFailed, examine
 from harness.doctor.subject import Subject
 from harness.ranks import Ranks
-from tests.doctor.faulty import FAULTS, HEALTHY, Healthy, OneSlowRank
+from tests.doctor.faulty import FAULTS, HEALTHY, OneSlowRank
+from tests.doctor.strangers import SCRIPTS
 
 CPU = torch.device("cpu")
 
@@ -29,7 +30,7 @@ def cell_for(strategy: str, devices: int, batch: int = 64) -> Cell:
     )  # fmt: skip
 
 
-def look(workload: type[Healthy], strategy: str, rank: int, world_size: int) -> dict[str, Any]:
+def look(workload: type[Any], strategy: str, rank: int, world_size: int) -> dict[str, Any]:
     """What the doctor says of a workload, as this rank hears it."""
     threads = torch.get_num_threads()
     devices = 2 if strategy == "dp" else world_size
@@ -52,7 +53,8 @@ def main(rank: int, world_size: int, store: str, out: str) -> None:
     """Every workload whose strategy needs this many processes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
-    pairs = [*HEALTHY, *(pair for pairs in FAULTS.values() for pair in pairs)]
+    pairs: list[tuple[type[Any], str]] = [*HEALTHY, *(pair for pairs in FAULTS.values() for pair in pairs)]
+    pairs += [(script, script.strategy) for script in SCRIPTS]
     mine = [p for p in dict.fromkeys(pairs) if (p[1] in ("ddp", "fsdp")) == (world_size > 1)]
     mine.sort(key=lambda pair: pair[0] is OneSlowRank)  # it spoils its process
     told = {

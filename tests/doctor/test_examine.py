@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.doctor.conftest import Told
 from tests.doctor.faulty import FAULTS, HEALTHY
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SILENCE = "(silence)"
-Told = dict[str, dict[str, Any]]
 FAULTY = [(check, f"{workload.__name__} {strategy}") for check, pairs in FAULTS.items() for workload, strategy in pairs]
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What the doctor said of every workload, on one process and on two."""
-    folder = tmp_path_factory.mktemp("doctor")
-    found: Told = {}
-    for world_size in (1, 2):
-        store, out = folder / f"store{world_size}", folder / f"out{world_size}"
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.doctor.ranks", str(rank), str(world_size), str(store), str(out)], cwd=ROOT
-            )
-            for rank in range(world_size)
-        ]
-        assert [process.wait(timeout=240) for process in ranks] == [0] * world_size
-        found |= json.loads(out.read_text())
-    return found
 
 
 def checks(told: Told, name: str) -> list[str]:
@@ -54,7 +31,7 @@ def test_the_healthy_hear_nothing(told: Told, name: str) -> None:
     assert "raised" not in told[name]
 
 
-def test_the_confusion_matrix_is_printed(told: Told, record_property: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_confusion_matrix_is_printed(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     planted = [*FAULTY, *((SILENCE, f"{workload.__name__} {strategy}") for workload, strategy in HEALTHY)]
     matrix: dict[tuple[str, str], int] = {}
     for wanted, name in planted:
