@@ -91,6 +91,18 @@ class Cell:
         """The cell's value on an axis, given by its name in the experiment file; None where it has none."""
         return self.options.get(name) if "." in name else getattr(self, name)
 
+    @cached_property
+    def base_id(self) -> str:
+        return self.base().id
+
+    @cached_property
+    def alone_id(self) -> str:
+        return self.alone().id
+
+    @cached_property
+    def wrapped_id(self) -> str:
+        return self.wrapped_alone().id
+
     def base(self) -> Cell:
         """What this cell's ratios are against: the bare model on one device, at the same batch.
 

@@ -15,13 +15,14 @@ def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
     """The options that differ between rows, one column each; equal ones are left out."""
     if frame.empty or "options" not in frame:
         return pd.DataFrame(index=frame.index)
-    parsed = [json.loads(text) if isinstance(text, str) else {} for text in frame["options"]]
-    names = dict.fromkeys(name for options in parsed for name in options)
+    texts = [text if isinstance(text, str) else "{}" for text in frame["options"].tolist()]
+    parsed = {text: json.loads(text) for text in dict.fromkeys(texts)}  # rows are many, different options few
+    names = dict.fromkeys(name for options in parsed.values() for name in options)
     columns = {}
     for name in names:
-        values = [options.get(name) for options in parsed]
-        known = {json.dumps(value) for value, options in zip(values, parsed, strict=True) if name in options}
+        known = {json.dumps(options[name]) for options in parsed.values() if name in options}
         if len(known) > 1:
+            values = [parsed[text].get(name) for text in texts]
             columns[name] = pd.Series(values, index=frame.index, dtype=object)
     return pd.DataFrame(columns, index=frame.index)
 

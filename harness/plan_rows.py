@@ -18,14 +18,14 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
     """A trial's identity and axes, as columns of the table of trials."""
     cell = trial.cell
     # a check's global batch need not divide by the devices: shares may be uneven there
-    base = cell.base().id if cell.per_device_batch_size or trial.purpose == "equivalence" else None
+    base = cell.base_id if cell.per_device_batch_size or trial.purpose == "equivalence" else None
     return {
         "trial_id": trial.id,
         "cell_id": cell.id,
         "base_id": base,
         "check_id": trial.check_id,
-        "alone_id": cell.alone().id if cell.per_device_batch_size else None,
-        "wrapped_id": cell.wrapped_alone().id if cell.per_device_batch_size else None,
+        "alone_id": cell.alone_id if cell.per_device_batch_size else None,
+        "wrapped_id": cell.wrapped_id if cell.per_device_batch_size else None,
         "kind": trial.kind,
         "purpose": trial.purpose,
         "block": trial.block,

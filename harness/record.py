@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from filelock import FileLock, Timeout
 
@@ -23,7 +21,9 @@ from harness import redact
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError, WriteError
 from harness.files import PARTIAL, append_line, replace_text, replacing, writing
+from harness.frames import csv_text
 from harness.messages import TrialResult
+from harness.parquet import gather, write_columns, write_frame
 from harness.plan import Plan
 from harness.plan_rows import SCHEMA_VERSION, merged, plan_content, trial_columns
 from harness.reading import naming, read_lines, read_object, read_table, read_text, refuse_links
@@ -158,9 +158,9 @@ class RunFolder:
     def append(self, trial: Trial, result: TrialResult, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Records what became of a trial: its steps or epochs first, then its line. Returns the line."""
         attempt = int(facts["attempt"])
-        columns = result.steps or result.epochs or result.checks
-        if columns:
-            self._write_raw(self._raw(trial.id, attempt), columns)
+        rows = ((STEPS, result.steps), (EPOCHS, result.epochs), (CHECKS, result.checks))
+        for table, columns in [(table, columns) for table, columns in rows if columns][:1]:
+            self._write_raw(self._raw(trial.id, attempt), table, columns)
         log = self._write_log(trial.id, attempt, result.detail)
         line = redact.row({**trial_columns(trial), **facts, **_result_columns(result), "log": log})
         append_line(self._lines, json.dumps(line, allow_nan=True))
@@ -187,12 +187,12 @@ class RunFolder:
         path = self.tables / f"{name}.csv"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        replace_text(path, frame.to_csv(index=False))
+        replace_text(path, csv_text(frame))
         return path
 
-    def _write_raw(self, path: Path, columns: Mapping[str, Any]) -> None:
+    def _write_raw(self, path: Path, table: Table, columns: Mapping[str, Any]) -> None:
         with replacing(path) as partial:
-            pq.write_table(pa.table(dict(columns)), partial)
+            write_columns(partial, table, columns)
 
     def _write_log(self, trial_id: str, attempt: int, detail: str) -> str | None:
         if not detail:
@@ -237,7 +237,7 @@ class RunFolder:
         for table in (STEPS, EPOCHS, CHECKS):
             frame = frames[table.name]
             with replacing(self.path / f"{table.name}.parquet") as partial:
-                frame.to_parquet(partial, index=False)
+                write_frame(partial, frame)
 
     def _compacted(self, table: Table, lines: Lines) -> pd.DataFrame:
         """From raw/ where it is there, else from the compacted file, as in a folder that was passed on."""
@@ -248,18 +248,9 @@ class RunFolder:
         return self._from_raw(table, lines)
 
     def _from_raw(self, table: Table, lines: Lines) -> pd.DataFrame:
-        parts = []
-        for line in lines:
-            path = self._raw(line["trial_id"], line["attempt"])
-            if path.exists():
-                part = read_table(path, table)
-                for name in ("trial_id", "attempt"):
-                    part = part.append_column(name, pa.repeat(line[name], part.num_rows))
-                parts.append(part)
-        if not parts:
-            return table.frame([])
+        named = [(line["trial_id"], line["attempt"], self._raw(line["trial_id"], line["attempt"])) for line in lines]
         with naming(self.path / "raw"):
-            return table.typed(pa.concat_tables(parts, promote_options="permissive").to_pandas())
+            return gather(table, [part for part in named if part[2].exists()])
 
 
 def _resolved(experiment: Experiment) -> str:

@@ -92,7 +92,7 @@ def _draw(results: Results) -> list[Drawing]:
         waterfall=results.waterfall,
         phases=results.phases,
         convergence=results.convergence,
-        steps=results.steps,
+        steps=results.step_times,
         epochs=results.epochs,
     )
     with style():
@@ -101,10 +101,13 @@ def _draw(results: Results) -> list[Drawing]:
 
 def _picture(figure: Figure) -> tuple[bytes, bytes]:
     """The figure as PNG and as SVG."""
-    png, svg = io.BytesIO(), io.BytesIO()
+    png, svg, layout = io.BytesIO(), io.BytesIO(), figure.get_layout_engine()
+    assert layout
+    figure.dpi = DPI
     with style():
-        figure.savefig(png, format="png", dpi=DPI)
-        figure.set_layout_engine("none")  # what was laid out stays; doing it again costs as much as drawing
+        layout.execute(figure)
+        figure.set_layout_engine("none")  # laid out once: savefig would do it again, and draw twice for it
+        figure.savefig(png, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # made smaller below
         figure.savefig(svg, format="svg", metadata={"Date": None})
     return _smaller(png), svg.getvalue()
 

@@ -38,6 +38,11 @@ class Results:
         return self.folder.steps(self.lines)
 
     @cached_property
+    def step_times(self) -> analyse.StepTimes:
+        """The timed ones of the steps, in the form that the analyses take."""
+        return analyse.step_times(self.steps)
+
+    @cached_property
     def epochs(self) -> pd.DataFrame:
         return self.folder.epochs(self.lines)
 
@@ -47,8 +52,8 @@ class Results:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        trials = analyse.trials(self.lines, self.steps)
-        return trials.assign(doubts=analyse.doubts(trials, self.steps, self.windows, self.ranks, self.environment))
+        trials = analyse.trials(self.lines, self.step_times)
+        return trials.assign(doubts=analyse.doubts(trials, self.step_times, self.windows, self.ranks, self.environment))
 
     @cached_property
     def windows(self) -> pd.DataFrame:
@@ -60,7 +65,7 @@ class Results:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        return analyse.cells(self.trials, self.steps, self._rule["at_least"] if self._rule else None)
+        return analyse.cells(self.trials, self.step_times, self._rule["at_least"] if self._rule else None)
 
     @cached_property
     def scaling(self) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.analyse import StepTimes, step_times
 from harness.schema import EPOCHS, STEPS
 
 
@@ -90,8 +91,8 @@ def line(
     }
 
 
-def steps_of(lines: list[dict[str, Any]], step_s: float = 0.1) -> pd.DataFrame:
-    """Ten timed steps and one warm-up step for every rank of the measured trials."""
+def steps_of(lines: list[dict[str, Any]], step_s: float = 0.1) -> StepTimes:
+    """Ten timed steps and one warm-up step, which does not count, for every rank of the measured trials."""
     rows = [
         {
             "trial_id": one["trial_id"],
@@ -108,7 +109,7 @@ def steps_of(lines: list[dict[str, Any]], step_s: float = 0.1) -> pd.DataFrame:
         for window in one["windows"]
         for step in range(1 if window["window_kind"] == "warmup" else 10)
     ]
-    return STEPS.frame(rows)
+    return step_times(STEPS.frame(rows))
 
 
 def epochs_of(trial_id: str, accuracies: list[float], attempt: int = 1) -> pd.DataFrame:

@@ -18,11 +18,11 @@ MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 FLOORS = [
     line.split()
     for line in """
-errors interrupts lifeline
+errors interrupts lifeline frames
 files printable redact inventory schema stats labels config_values yaml_source cell messages peaks scratch topology
 config_problems config_sections schema_text present analyse placement ranks environment loader reading
-config present_belief present_cost present_doctor feasible optimizers plots strategies mailbox socket_mailbox watch
-grid workloads trial
+config parquet present_belief present_cost present_doctor feasible optimizers plots strategies mailbox watch
+grid workloads trial socket_mailbox
 diagnostics training
 plan checkpoint
 plan_rows events failures resume blocks preflight measure
@@ -53,12 +53,14 @@ events
 failures
 feasible
 files
+frames
 grid
 interrupts
 inventory
 labels
 mailbox
 messages
+parquet
 peaks
 placement
 plan

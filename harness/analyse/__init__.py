@@ -8,11 +8,13 @@ from harness.analyse.findings import findings
 from harness.analyse.missing import missing
 from harness.analyse.phases import host_phases, ledger, phases
 from harness.analyse.ratios import noise, parity, scaling
+from harness.analyse.steps import StepTimes, step_times
 from harness.analyse.training import convergence
 from harness.analyse.trials import cells, outcomes, ranks, throughput, trials, windows
 from harness.analyse.waterfall import waterfall
 
 __all__ = [
+    "StepTimes",
     "agreement",
     "cells",
     "convergence",
@@ -28,6 +30,7 @@ __all__ = [
     "phases",
     "ranks",
     "scaling",
+    "step_times",
     "throughput",
     "trials",
     "waterfall",

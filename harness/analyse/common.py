@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.frames import records
 from harness.schema import AXES
 from harness.stats import Estimate
 
@@ -34,7 +35,7 @@ def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
 def by_cell(trials: pd.DataFrame) -> dict[str, Rows]:
     """The trials of each cell, by block and sitting; cells in their order of appearance."""
     cells: dict[str, list[Row]] = {}
-    for row in trials.to_dict("records"):
+    for row in records(trials):
         cells.setdefault(str(row["cell_id"]), []).append(row)
     return {cell_id: sorted(rows, key=lambda row: (row["block"], row["sitting"])) for cell_id, rows in cells.items()}
 

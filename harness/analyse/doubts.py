@@ -6,10 +6,11 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from harness.analyse.common import Row, Rows
+from harness.analyse.steps import StepTimes
+from harness.frames import records
 from harness.schema.doubts import FOREIGN_CORES, SLOW_RANK, WIDE_SPREAD
 
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads")
@@ -36,23 +37,23 @@ Key = tuple[Hashable, ...]
 
 def doubts(
     trials: pd.DataFrame,
-    steps: pd.DataFrame,
+    times: StepTimes,
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
     environment: Mapping[str, Any],
 ) -> pd.Series[str]:
     """For each row of ``trials`` its doubts, joined by '; '; empty where there are none."""
     ok = trials[trials["outcome"] == "ok"]
-    spread = _spread(steps)
+    spread = _spread(times)
     slow = slow_ranks(windows)
     by_trial: dict[Key, list[Row]] = {}
-    for rank in ranks[[*RANK_COLUMNS]].to_dict("records"):
+    for rank in records(ranks[[*RANK_COLUMNS]]):
         by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
     machines = {key: _machine(rows) for key, rows in by_trial.items()}
     settings = _environments(environment)
-    bases = {(row["cell_id"], row["block"], row["sitting"]): row for row in ok.to_dict("records") if not row["purpose"]}
+    bases = {(row["cell_id"], row["block"], row["sitting"]): row for row in records(ok) if not row["purpose"]}
     found: list[str] = []
-    for row in trials.to_dict("records"):
+    for row in records(trials):
         key = (row["trial_id"], row["attempt"])
         names: list[str] = []
         if row["outcome"] == "ok" and row["throughput_per_s"] is not pd.NA:
@@ -70,13 +71,10 @@ def doubts(
 def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
     """The rank whose own step, without gradient exchange, is longest by more than SLOW_RANK, where there is one."""
     alone = windows[windows["window_kind"] == "alone"]
-    found: dict[Key, int] = {}
-    for key, part in alone.groupby(["trial_id", "attempt"]):
-        sums = part.groupby("rank")[["duration_s", "steps"]].sum()
-        own = (sums["duration_s"] / sums["steps"]).astype(float)
-        if len(own) > 1 and own.max() > SLOW_RANK * own.quantile(0.5, interpolation="lower"):
-            found[_key(key)] = int(str(own.idxmax()))
-    return found
+    sums = alone.groupby(["trial_id", "attempt", "rank"])[["duration_s", "steps"]].sum()
+    by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(["trial_id", "attempt"])
+    slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # never so with one rank
+    return {(trial_id, attempt): int(rank) for trial_id, attempt, rank in by_trial.idxmax()[slow]}
 
 
 def _own(row: Mapping[Hashable, Any], spread: float | None, slow: int | None, ranks: Rows | None) -> list[str]:
@@ -165,11 +163,8 @@ def tally(doubts: Sequence[Any]) -> str | None:
     return "; ".join(f"{name} ({count} of {len(doubts)})" for name, count in counts.items()) or None
 
 
-def _spread(steps: pd.DataFrame) -> dict[Key, float]:
-    timed = steps.loc[~steps["warmup"], ["trial_id", "attempt", "step_s"]]
-    by_trial = timed.groupby(["trial_id", "attempt"])["step_s"]
-    quartiles = by_trial.quantile(np.array([0.25, 0.5, 0.75])).unstack()
-    if quartiles.empty:
-        return {}
-    spread = (quartiles[0.75] - quartiles[0.25]) / quartiles[0.5]
+def _spread(times: StepTimes) -> dict[Key, float]:
+    """The interquartile range of each trial's timed steps over their median."""
+    by_trial = times.by_trial
+    spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["median_s"]
     return {_key(key): float(value) for key, value in spread.items()}

@@ -44,9 +44,10 @@ def scaling(trials: pd.DataFrame, rule: Rule = None, excluded: Mapping[str, str]
 
 def noise(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
     """Each base against its twin, which is the same cell in a worker group of its own: the noise floor."""
-    bases = by_cell(measured(trials))
+    twins, counted = by_cell(measured(trials, "twin")), measured(trials)
+    bases = by_cell(counted[counted["cell_id"].isin(twins)])
     rows = []
-    for cell_id, twin in by_cell(measured(trials, "twin")).items():
+    for cell_id, twin in twins.items():
         speeds, others, pilot = _paired(twin, bases.get(cell_id, []), rule)
         if not speeds:
             continue
@@ -66,7 +67,8 @@ def noise(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
 
 def parity(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
     """Each cell under Ray against the same cell under torchrun, the control, paired by block."""
-    cells = by_cell(measured(trials))
+    counted = measured(trials)
+    cells = by_cell(counted) if counted["launcher"].eq("torchrun").any() else {}
     controls = {_but_launcher(group[0]): group for group in cells.values() if group[0]["launcher"] == "torchrun"}
     rows = []
     for cell_id, group in cells.items():

@@ -10,6 +10,7 @@ import pandas as pd
 
 from harness.analyse.common import Lines, Row, Rows, by_cell, ends, measured, order
 from harness.analyse.doubts import tally
+from harness.analyse.steps import StepTimes
 from harness.peaks import peak_flops
 from harness.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS
 from harness.stats import geometric_mean
@@ -41,19 +42,11 @@ def throughput(windows: Iterable[Mapping[str, Any]]) -> float | None:
     return weight / seconds if seconds > 0 else None
 
 
-def trials(lines: Lines, steps: pd.DataFrame) -> pd.DataFrame:
+def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     """One row a trial and attempt, with what follows from its windows and steps."""
-    frame = TRIALS.frame([_trial_row(line) for line in lines])
-    timed = steps.loc[~steps["warmup"], ["trial_id", "attempt", "step_s", "wait_s"]]
-    by_trial = timed.groupby(["trial_id", "attempt"])
-    stats = pd.DataFrame(
-        {
-            "step_s": by_trial["step_s"].median(),
-            "wait_fraction": by_trial["wait_s"].sum() / by_trial["step_s"].sum(),
-        }
-    )
-    kept = frame.drop(columns=["step_s", "wait_fraction"])
-    merged = kept.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
+    frame = TRIALS.frame([_trial_row(line) for line in lines]).drop(columns=["step_s", "wait_fraction"])
+    stats = times.by_trial.rename(columns={"median_s": "step_s"})[["step_s", "wait_fraction"]]
+    merged = frame.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
     # on CUDA the host waits while the device works: its waiting is no part of the device's step
     merged["wait_fraction"] = merged["wait_fraction"].mask(merged["device"] == "cuda")
     return TRIALS.typed(merged)
@@ -75,17 +68,13 @@ def _trial_row(line: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def cells(trials: pd.DataFrame, steps: pd.DataFrame, pilot: int | None = None) -> pd.DataFrame:
+def cells(trials: pd.DataFrame, times: StepTimes, pilot: int | None = None) -> pd.DataFrame:
     """One row a measured cell: its throughput over blocks, its steps, its memory.
 
     ``pilot``: how many blocks decided on the number of all, where a rule did.
     """
     counted = measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
-    keys = counted[["trial_id", "attempt", "cell_id"]]
-    timed = steps.loc[~steps["warmup"], ["trial_id", "attempt", "step_s"]].merge(
-        keys, on=["trial_id", "attempt"], how="inner", validate="many_to_one"
-    )
-    step_s = timed.groupby("cell_id")["step_s"]
+    step_s = times.of_cells(counted)
     p5, p50, p95 = (step_s.quantile(q).to_dict() for q in (0.05, 0.5, 0.95))
     rows = []
     for cell_id, group in by_cell(counted).items():

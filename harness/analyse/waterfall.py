@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import measured, order
+from harness.analyse.common import by_cell, measured, order
+from harness.frames import records
 from harness.schema import AXES, WATERFALL
 from harness.stats import mean_interval
 
@@ -38,6 +39,18 @@ PROFILED = {
     "all-gather": "fsdp_all_gather_s",
     "reduce-scatter": "fsdp_reduce_scatter_s",
 }
+WINDOW_COLUMNS = (
+    "trial_id",
+    "attempt",
+    "rank",
+    "window",
+    "window_kind",
+    "duration_s",
+    "steps",
+    "wait_s",
+    "idle_s",
+    "host_wait_s",
+)
 
 
 @dataclass(frozen=True)
@@ -60,17 +73,17 @@ def waterfall(trials: pd.DataFrame, windows: pd.DataFrame, scaling: pd.DataFrame
     every = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
     known = {
         (row["cell_id"], row["block"], row["sitting"]): row
-        for row in every.to_dict("records")
+        for row in records(every)
         if (row["trial_id"], row["attempt"]) in timings
     }
-    bases = {row["cell_id"]: row for row in scaling.to_dict("records") if row["base_strategy"] == "single"}
+    bases = {row["cell_id"]: row for row in records(scaling) if row["base_strategy"] == "single"}
     rows: list[dict[str, Any]] = []
-    for cell_id, group in measured(trials).groupby("cell_id", sort=False):
-        first = group.iloc[0].to_dict()
+    for cell_id, group in by_cell(measured(trials)).items():
+        first = group[0]
         base = bases.get(cell_id)
         if first["devices"] == 1 or base is None or pd.isna(base["efficiency"]):
             continue
-        blocks = [found for row in group.to_dict("records") if (found := _block(row, base["base_id"], known, timings))]
+        blocks = [found for row in group if (found := _block(row, base["base_id"], known, timings))]
         if blocks:
             rows += _rows(first, str(base["base_id"]), blocks)
     return WATERFALL.frame(sorted(rows, key=lambda row: (*order(row), row["position"])))
@@ -148,7 +161,7 @@ def _rows(first: Mapping[Hashable, Any], base_id: str, blocks: list[dict[str, fl
 def _timings(windows: pd.DataFrame) -> dict[tuple[Hashable, Hashable], Timing]:
     """Seconds a step of every trial that was timed."""
     rows: dict[tuple[Hashable, Hashable], list[dict[Hashable, Any]]] = {}
-    for row in windows.to_dict("records"):
+    for row in records(windows[[*WINDOW_COLUMNS]]):
         rows.setdefault((row["trial_id"], row["attempt"]), []).append(row)
     return {key: timing for key, part in rows.items() if (timing := _timing(part))}
 

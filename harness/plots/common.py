@@ -18,12 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from harness.analyse import StepTimes
 from harness.labels import settings, shown_strategy
 
 STRATEGIES = ("single", "dp", "ddp", "fsdp")
 COLOURS = dict(zip(STRATEGIES, sns.color_palette("colorblind", len(STRATEGIES)), strict=True))
 MARKERS = {"single": "o", "dp": "s", "ddp": "D", "fsdp": "^"}
 MOST_FACETS = 12
+MOST_TICKS = 16
 PANEL = (4.6, 3.1)
 GIB = 2**30
 
@@ -49,7 +51,7 @@ class Tables:
     waterfall: pd.DataFrame
     phases: pd.DataFrame
     convergence: pd.DataFrame
-    steps: pd.DataFrame
+    steps: StepTimes
     epochs: pd.DataFrame
 
 
@@ -165,17 +167,20 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
             markerfacecolor="white" if apart else COLOURS[strategy],
             linestyle=":" if apart else "-",
             linewidth=1.2,
-            errorbar=None,
+            estimator=None,
         )
 
 
 def log2_axis(axes: Axes, values: pd.Series[Any]) -> None:
-    """A log2 axis whose ticks are the values that were measured."""
+    """A log2 axis whose ticks are the values that were measured, or powers of two where those are many."""
     ticks = sorted({int(value) for value in values.dropna()})
+    low, high = ticks[0], ticks[-1]
+    if len(ticks) > MOST_TICKS:
+        ticks = [2**k for k in range((low - 1).bit_length(), high.bit_length())]
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_xlim(ticks[0] / 1.3, ticks[-1] * 1.3)
+    axes.set_xlim(low / 1.3, high * 1.3)
 
 
 def is_apart(row: Any) -> bool:

@@ -19,14 +19,12 @@ WHISKERS = (5, 95)
 def step_times(tables: Tables) -> Drawing:
     """How the step time of each cell is spread: every timed step of every rank and block."""
     name, title = "step_times", "Step time of each cell"
-    timed = _timed(tables)
-    if timed.empty:
+    if tables.cells["step_s"].isna().all():
         return Drawing(name, title, "Left out: no step was timed.", None)
     rows = tables.cells.assign(label=[_label(row) for row in tables.cells.to_dict("records")])
     rows = rows.sort_values(["devices", "strategy"], key=_in_order, kind="stable")
     facets = facets_of(rows)
-    milliseconds = timed["step_s"].astype(float) * 1000
-    by_cell = {str(cell_id): values.to_numpy() for cell_id, values in milliseconds.groupby(timed["cell_id"])}
+    by_cell = _milliseconds(tables, pd.concat([part["cell_id"] for _, part in facets]))
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
         # seaborn 0.13's boxplot calls matplotlib in a way that matplotlib 3.13 removes
@@ -55,12 +53,11 @@ def step_times(tables: Tables) -> Drawing:
     return Drawing(name, title, caption, figure)
 
 
-def _timed(tables: Tables) -> pd.DataFrame:
-    """Every timed step of the headline trials, with its cell."""
+def _milliseconds(tables: Tables, cell_ids: pd.Series[Any]) -> dict[str, np.ndarray]:
+    """Every timed step of the headline trials of these cells, by cell."""
     trials = tables.trials
-    known = trials[(trials["outcome"] == "ok") & (trials["kind"] == "throughput")][["trial_id", "attempt", "cell_id"]]
-    steps = tables.steps.loc[~tables.steps["warmup"], ["trial_id", "attempt", "step_s"]]
-    return steps.merge(known, on=["trial_id", "attempt"], validate="many_to_one")
+    known = trials[(trials["outcome"] == "ok") & (trials["kind"] == "throughput") & trials["cell_id"].isin(cell_ids)]
+    return {str(cell_id): 1000 * values.to_numpy() for cell_id, values in tables.steps.of_cells(known)}
 
 
 def _label(row: Mapping[Hashable, Any]) -> str:

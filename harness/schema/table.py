@@ -50,12 +50,13 @@ class Table:
         """The frame with every column of the table, in its order and type; further columns come last."""
         extra = [name for name in frame.columns if name not in self.names]
         columns = {
-            column.name: (
-                frame[column.name] if column.name in frame else pd.Series(pd.NA, index=frame.index, dtype=object)
-            ).astype(column.dtype)
+            column.name: frame[column.name].astype(column.dtype)
+            if column.name in frame
+            else pd.Series(pd.NA, index=frame.index, dtype=column.dtype)
             for column in self.columns
         }
-        return pd.DataFrame({**columns, **{name: frame[name] for name in extra}}, index=frame.index)
+        # no copy: millions of steps are held once; pandas copies what is written to
+        return pd.DataFrame({**columns, **{name: frame[name] for name in extra}}, index=frame.index, copy=False)
 
 
 def column(name: str, dtype: DType, meaning: str, unit: str = "") -> Column:

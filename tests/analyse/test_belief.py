@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -174,9 +175,8 @@ def test_worker_groups_with_another_environment_are_told_apart_but_not_by_their_
 def test_no_steady_state_and_a_wide_spread() -> None:
     assert doubts_of([line("single", facts={"steady": False})]) == ["no steady state"]
     one = line("single")
-    steps = steps_of([one])
-    steps["step_s"] = [9.0, *([0.1, 0.2] * 5)]
-    found = analyse.doubts(trials_of([one]), steps, analyse.windows([one]), analyse.ranks([one]), {})
+    times = replace(steps_of([one]), step_s=np.array([0.1, 0.2] * 5))
+    found = analyse.doubts(trials_of([one]), times, analyse.windows([one]), analyse.ranks([one]), {})
     assert found.tolist() == ["wide spread"]
 
 

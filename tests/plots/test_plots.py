@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from harness import analyse
 from harness.plots import FIGURES, Drawing, Tables, style
-from harness.plots.common import COLOURS, STRATEGIES
+from harness.plots.common import COLOURS, STRATEGIES, log2_axis
 from harness.schema import EPOCHS
 from tests.records import epochs_of, line, steps_of
 
@@ -177,3 +177,12 @@ def test_many_settings_are_cut_with_a_word() -> None:
     drawing = draw_all(tables_of(lines))["throughput"]
     assert len(axes_of(drawing.figure)) == 12
     assert "The first 12 settings are drawn" in drawing.caption
+
+
+def test_a_device_axis_has_ticks_where_was_measured_and_at_powers_of_two_where_that_is_too_much() -> None:
+    axes = Figure().subplots()
+    log2_axis(axes, pd.Series([1, 3, 8]))
+    assert axes.get_xticks().tolist() == [1, 3, 8]
+    log2_axis(axes, pd.Series(range(3, 65)))
+    assert axes.get_xticks().tolist() == [4, 8, 16, 32, 64]
+    assert axes.get_xlim() == pytest.approx((3 / 1.3, 64 * 1.3))
