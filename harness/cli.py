@@ -1,4 +1,4 @@
-"""The command line: ``harness run``, ``harness plan``, ``harness report``."""
+"""The command line: ``harness run``, ``harness plan``, ``harness doctor``, ``harness report``."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ Output = Annotated[Path, typer.Option(help="Where run folders go.")]
 NoUserCode = Annotated[
     bool, typer.Option("--no-user-code", help="Built-in workloads only: for files from people you do not know.")
 ]
+Preflight = Annotated[
+    bool, typer.Option("--preflight/--no-preflight", help="Examine each kind of cell before it is measured.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="results/<experiment>/<time>-<id>")]
 
@@ -59,6 +62,7 @@ def run_command(
     output: Output = Path("results"),
     only: Only = None,
     no_user_code: NoUserCode = False,
+    preflight: Preflight = True,
     quiet: Quiet = False,
 ) -> None:
     """Run the experiment in FILE and write tables, figures and a report."""
@@ -69,7 +73,8 @@ def run_command(
     def work() -> int:
         with _away() if no_user_code else nullcontext():
             from harness.console import ConsoleSink
-            from harness.run import Request, run
+            from harness.run import run
+            from harness.stage import Request
 
             request = Request(
                 file=file,
@@ -81,6 +86,7 @@ def run_command(
                 output=output,
                 only={} if only is None else parse_only(only),
                 no_user_code=no_user_code,
+                preflight=preflight,
             )
             with ConsoleSink(Console(), quiet=quiet) as sink:
                 return run(request, sink)
@@ -98,6 +104,33 @@ def plan_command(
 ) -> None:
     """Show what a run of FILE would do, and start nothing."""
     run_command(file, address=address, assume=assume, dry_run=True, only=only, no_user_code=no_user_code)
+
+
+@app.command("doctor")
+def doctor_command(
+    file: File,
+    address: Address = None,
+    only: Only = None,
+    no_user_code: NoUserCode = False,
+    quiet: Quiet = False,
+) -> None:
+    """Look whether FILE would measure what it says: checks on real ranks, nothing is measured or kept."""
+
+    if no_user_code:
+        file = file.absolute()
+
+    def work() -> int:
+        with _away() if no_user_code else nullcontext():
+            from harness.console import ConsoleSink
+            from harness.diagnose import diagnose
+            from harness.stage import Request
+
+            wanted = {} if only is None else parse_only(only)
+            request = Request(file=file, address=address, only=wanted, no_user_code=no_user_code)
+            with ConsoleSink(Console(), quiet=quiet) as sink:
+                return diagnose(request, sink)
+
+    raise typer.Exit(guarded(work))
 
 
 @app.command("report")
@@ -171,6 +204,12 @@ def report_main() -> None:
     """``python -m harness.report``."""
     _quiet_libraries()
     _single(report_command)
+
+
+def doctor_main() -> None:
+    """``python -m harness.doctor``."""
+    _quiet_libraries()
+    _single(doctor_command)
 
 
 def _single(command: Callable[..., None]) -> None:

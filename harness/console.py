@@ -16,6 +16,7 @@ from rich.text import Text
 
 from harness.events import (
     Event,
+    Examined,
     GroupReady,
     GroupStarting,
     Note,
@@ -28,6 +29,7 @@ from harness.events import (
 from harness.plan import Plan
 from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
 from harness.present_belief import belief_lines
+from harness.present_doctor import shared, verdict, where
 from harness.printable import printable
 
 LAST_RESULTS = 6
@@ -80,14 +82,18 @@ class ConsoleSink:
                         self._console.print(printable(line), highlight=False, markup=False)
             case RunStarted(folder, trials, done):
                 self._progress.update(self._task, total=trials, visible=True)
-                self._say(
-                    f"run folder {folder}: {plural(trials, 'trial')} to measure" + f", {done} done before" * bool(done)
-                )
+                where = f"run folder {folder}: {plural(trials, 'trial')} to measure"
+                where += f", {done} done before" * bool(done)
+                self._say(where if folder else f"{plural(trials, 'cell')} to examine; nothing is measured or kept")
                 if self._live:
                     self._live.start()
             case Reported():
                 self._stop()
                 self._finish(event)
+            case Examined(findings, figures, plan):
+                self._stop()
+                for told in diagnosis_lines(findings, figures, plan):
+                    self._console.print(told, highlight=False, soft_wrap=True)
             case Note(text):
                 self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
             case _:
@@ -237,3 +243,27 @@ def _result(line: Mapping[str, Any]) -> str:
     if line["kind"] != "convergence":
         return f"{speed(throughput(line['windows']))} {line['unit']}/s"
     return f"trained {line['steps_s']:.1f} s"
+
+
+SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def diagnosis_lines(findings: Any, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
+    """What the doctor measured and found: what was seen, what it means, what to do."""
+    labels = {trial.id: trial.cell.label for trial in plan.trials}
+    lines = [Text("")]
+    for trial_id, told in figures.items():
+        measured = "; ".join(f"{name} {value}" for name, value in told.items())
+        lines.append(Text(f"{labels.get(trial_id, trial_id)}: {measured}", style="dim"))
+    for group in shared(findings):
+        first = group.iloc[0]
+        head = Text.assemble((f"{first['severity']:<8}", SEVERITY_COLOURS[first["severity"]]), f"{first['check']}: ")
+        lines += [Text(""), head.append(printable(where(group)), style="bold")]
+        for title, column in (("seen", "seen"), ("means", "means"), ("do", "advice")):
+            lines.append(Text(f"  {title:<6} {printable(str(first[column]))}"))
+    return [*lines, Text(""), Text(verdict(findings, len(labels_examined(plan))), style="bold")]
+
+
+def labels_examined(plan: Plan) -> list[str]:
+    """The examinations of a plan."""
+    return [trial.id for trial in plan.trials if trial.purpose == "doctor"]

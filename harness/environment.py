@@ -38,9 +38,16 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if devices[0].type == "cuda" else None,
         "devices": [describe(device) for device in devices],
         "topology": topology.capture() if devices[0].type == "cuda" else None,
+        "iommu": _iommu(),
         "threads": torch.get_num_threads(),
         "variables": redact.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }
+
+
+def _iommu() -> bool | None:
+    """Whether the kernel has an IOMMU in use; None where it does not tell."""
+    known = Path("/sys/class/iommu")
+    return any(known.iterdir()) if known.is_dir() else None
 
 
 def describe(device: torch.device) -> dict[str, Any]:

@@ -20,9 +20,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The run folder is there; so many trials are to be measured, so many are already done."""
+    """So many trials are to be measured, so many are already done. Without a folder nothing is kept."""
 
-    folder: Path
+    folder: Path | None
     trials: int
     done: int
 
@@ -73,5 +73,14 @@ class Reported:
     seconds: float
 
 
-Event = Planned | RunStarted | GroupStarting | GroupReady | TrialStarting | TrialEnded | Note | Reported
+@dataclass(frozen=True)
+class Examined:
+    """The doctor has looked at everything: findings, and figures by examination, in words."""
+
+    findings: Any
+    figures: Mapping[str, Mapping[str, str]]
+    plan: Plan
+
+
+Event = Examined | Planned | RunStarted | GroupStarting | GroupReady | TrialStarting | TrialEnded | Note | Reported
 Emit = Callable[[Event], None]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from harness.cell import numbers
+from harness.cell import Cell, numbers
 from harness.plan import Plan
 from harness.trial import Trial
 
@@ -31,6 +31,13 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
         "block": trial.block,
         "seed": trial.seed,
         "added": trial.added,
+        **axes_of(cell),
+    }
+
+
+def axes_of(cell: Cell) -> dict[str, Any]:
+    """A cell's value on each axis of the tables."""
+    return {
         "workload": cell.workload,
         "data": cell.data,
         "model": cell.model,

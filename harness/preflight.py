@@ -11,6 +11,7 @@ from torch import nn
 from harness import workloads
 from harness.cell import Cell
 from harness.config import BUILTIN_WORKLOADS, Experiment
+from harness.config_values import as_axis
 from harness.errors import ExperimentError, WorkloadError, nearest
 from harness.optimizers import make_optimizer, make_schedule, refused
 from harness.plan import Plan
@@ -18,10 +19,23 @@ from harness.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
 
 
 def refuse_user_code(experiment: Experiment, file: Path) -> None:
-    """Raises ExperimentError where a file names a workload of its own; nothing of it was imported until then."""
+    """For files from strangers: raises ExperimentError where one names code of its own, or places to write to.
+
+    Nothing that the file names has been imported until then.
+    """
+    problems = []
     if experiment.own_workload:
         allowed = f"--no-user-code allows built-in workloads only: {', '.join(BUILTIN_WORKLOADS)}"
-        raise ExperimentError(str(file), [f"workload: got {experiment.workload!r}; {allowed}"])
+        problems.append(f"workload: got {experiment.workload!r}; {allowed}")
+    if experiment.checkpoint and experiment.checkpoint.folder:
+        folder = experiment.checkpoint.folder
+        problems.append(f"checkpoint.folder: got {folder!r}; with --no-user-code checkpoints stay in the run folder")
+    grids = [*([experiment.grid] if experiment.grid else []), *experiment.cells]
+    options = (experiment.option_axes(), *(grid.options for grid in grids))
+    if any(any(as_axis(axes.get("workload.download"))) for axes in options):
+        problems.append("workload_options.download: with --no-user-code nothing is downloaded; fetch it yourself")
+    if problems:
+        raise ExperimentError(str(file), problems)
 
 
 def check_workloads(plan: Plan) -> None:

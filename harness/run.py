@@ -7,32 +7,21 @@ if __name__ == "__main__":  # before the imports below: they take seconds, and a
 
     run_main()
 
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from harness import cluster
 from harness.cluster import Cluster
 from harness.config import Experiment, load
 from harness.errors import ExperimentError, RunFolderError, WriteError
 from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
 from harness.interrupts import INTERRUPTED, held
-from harness.inventory import Inventory
-from harness.launch import ByLauncher, Launcher
-from harness.plan import Plan, make_plan, only
+from harness.launch import Launcher
+from harness.plan import Plan
 from harness.preflight import (
-    check_optimizers,
-    check_target,
-    check_workloads,
-    data_paths,
-    download_data,
-    missing_data,
     refuse_user_code,
 )
 from harness.record import RunFolder
@@ -40,24 +29,9 @@ from harness.reopen import reopened
 from harness.report import write_report
 from harness.scratch import sweep
 from harness.sitting import differences, sitting_facts
-from harness.torchrun_launcher import TorchrunLauncher
+from harness.stage import Request, check_paths, connected, import_path, launcher_for, planned, started_ray
 
 OK, FAILED = 0, 1
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asked for."""
-
-    file: Path
-    address: str | None = None
-    assumed: Inventory | None = None
-    dry_run: bool = False
-    resume: Path | None = None
-    add_blocks: int = 0
-    output: Path = Path("results")
-    only: dict[str, Any] = field(default_factory=dict)
-    no_user_code: bool = False
 
 
 def run(request: Request, emit: Emit) -> int:
@@ -69,53 +43,26 @@ def run(request: Request, emit: Emit) -> int:
     home = request.file.resolve().parent
     with ExitStack() as stack:
         experiment, folder = _experiment(request, stack)
-        stack.enter_context(_import_path(home) if experiment.own_workload else nullcontext())
-        ray_cluster = _connect(request, experiment, home, stack)
-        inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
-        plan = make_plan(experiment, inventory)
-        plan = only(plan, request.only) if request.only else plan
-        check_workloads(plan)
-        check_optimizers(plan)
-        check_target(experiment)
+        stack.enter_context(import_path(home) if experiment.own_workload else nullcontext())
+        ray_cluster = connected(request, experiment, home, stack)
+        plan = planned(request, experiment, ray_cluster)
         emit(Planned(plan))
         if request.dry_run or request.assumed:
             return OK
         if not plan.trials:
             return FAILED  # the plan has told why; nothing is started
-        _check_paths(plan, ray_cluster)
-        if ray_cluster is None:
-            download_data(plan)
+        check_paths(plan, ray_cluster)
         sweep()
         folder = _kept(folder, request, plan, stack)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         try:
-            with _ray(ray_cluster, plan) as ready, ExitStack() as launched:
-                launcher = _launcher(plan, ready, home, launched)
+            with started_ray(ray_cluster, plan) as ready, ExitStack() as launched:
+                launcher = launcher_for(plan, ready, home, launched)
                 known = None if request.no_user_code else home  # git runs what a repository's own settings name
                 _measure(plan, folder, launcher, known, began, emit)
         except (KeyboardInterrupt, WriteError) as end:
             return _ended_early(end, folder, began, emit)
         return _report(folder, began, emit, _exit_code(folder, plan))
-
-
-def _ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
-    """The cluster at the address, or a Ray of our own; none where no worker group of the plan is for it."""
-    if ray_cluster or all(group.launcher != "ray" for group in plan.groups):
-        return nullcontext(ray_cluster)
-    return cluster.embedded(plan.inventory)
-
-
-def _launcher(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:
-    """Starts each worker group as its cells say. Idle, Ray takes no part in what torchrun starts."""
-    own = str(home) if plan.experiment.own_workload else None
-    torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own)
-    if ray_cluster is None:
-        return torchrun
-    from harness.ray_launcher import RayLauncher
-
-    import_path = own if ray_cluster.embedded else None
-    ray = stack.enter_context(closing(RayLauncher(ray_cluster, plan.experiment, plan.machine, import_path)))
-    return ByLauncher({"ray": ray, "torchrun": torchrun})
 
 
 def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | None, began: float, emit: Emit) -> None:
@@ -183,13 +130,6 @@ def _exit_code(folder: RunFolder, plan: Plan) -> int:
     return OK if measured and all(outcome in ("ok", "skipped") for outcome in outcomes) else FAILED
 
 
-def _connect(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:
-    """The cluster at the address, where one is given; an assumed one needs none."""
-    if request.address is None or request.assumed:
-        return None
-    return stack.enter_context(cluster.connected(request.address, home if experiment.own_workload else None))
-
-
 def _experiment(request: Request, stack: ExitStack) -> tuple[Experiment, RunFolder | None]:
     """The file's experiment; on resume as it goes on, and its folder, which is locked for this run."""
     experiment = load(request.file)
@@ -233,23 +173,3 @@ def _keeping_checkpoints(plan: Plan, folder: RunFolder, ray_cluster: Cluster | N
         )
     kept = settings.model_copy(update={"folder": str(here)})
     return replace(plan, experiment=plan.experiment.model_copy(update={"checkpoint": kept}))
-
-
-def _check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
-    """Data is where the experiment says, on every node, before the first trial; raises WorkloadError."""
-    paths = data_paths(plan.experiment, [trial.cell for trial in plan.trials])
-    here = [path for path in paths if not os.path.exists(path)]
-    missing = ray_cluster.missing_paths(paths) if ray_cluster else {"this machine": here} if here else {}
-    if missing:
-        raise missing_data(missing)
-
-
-@contextmanager
-def _import_path(folder: Path) -> Iterator[None]:
-    """The experiment file's folder is where a user's own workload is found."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))

@@ -51,7 +51,7 @@ class Told:
 
 
 class Killed(Told):
-    """Its last rank is killed in the second epoch of a process, so many times; ``folder`` remembers how often it was.
+    """The last of several ranks is killed in the second epoch of a process, so many times; ``folder`` remembers how often it was.
 
     Dropout and batch statistics: what a training loses that forgets more than its parameters.
     """
@@ -69,7 +69,7 @@ class Killed(Told):
         """Called in the third call; the fatal one is later."""
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        last = dist.get_rank() == dist.get_world_size() - 1
+        last = dist.get_rank() == dist.get_world_size() - 1 > 0
         if last and self.calls + 1 == self.KILL_AT and len(list(self.folder.glob("killed-*"))) < self.kills:
             (self.folder / f"killed-{os.getpid()}").touch()
             os.kill(os.getpid(), signal.SIGKILL)

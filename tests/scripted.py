@@ -17,7 +17,7 @@ from harness import run as pipeline
 from harness.cli import guarded
 from harness.events import Event, Note, TrialEnded
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
-from harness.run import Request
+from harness.stage import Request
 from harness.trial import Trial, WorkerGroup
 
 TEXT = """
@@ -48,8 +48,8 @@ def command(
     trials so far, before each.
     """
     launcher = Scripted(trial_s, before or (lambda count: None))
-    pipeline._ray = lambda *_: ExitStack()  # type: ignore[assignment,return-value]
-    pipeline._launcher = lambda *_: launcher  # type: ignore[assignment]
+    pipeline.started_ray = lambda *_: ExitStack()  # type: ignore[assignment,return-value]
+    pipeline.launcher_for = lambda *_: launcher  # type: ignore[assignment]
     with witness.open("ab", buffering=0) as told:
 
         def emit(event: Event) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import harness
-from harness.run import Request
+from harness.stage import Request
 from tests.scripted import TEXT, command, start
 
 pytestmark = pytest.mark.slow

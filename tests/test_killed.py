@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -14,12 +16,12 @@ import pandas as pd
 import pytest
 
 import harness
-from harness.run import Request
+from harness.stage import Request
 from tests.scripted import TEXT, command, start
 
 pytestmark = pytest.mark.slow
 
-KILLS, BLOCKS = 100, 6
+KILLS, BLOCKS = 100, 8
 Line = dict[str, Any]
 
 
@@ -84,8 +86,12 @@ def check_the_end(killed: Killed) -> None:
     ok = Counter(line["trial_id"] for line in results.lines if line["outcome"] == "ok")
     planned = [trial for group in results.folder.plan()["groups"] for trial in group["trials"]]
     assert set(ok) == set(planned) and len(planned) == 6 * BLOCKS
-    again = {line["strategy"] for line in results.lines if ok[line["trial_id"]] > 1}
-    assert again <= {"single"}, "what is no base was measured twice"
+    measured = {(line["trial_id"], line["sitting"]) for line in results.lines if line["outcome"] == "ok"}
+    last = {line["trial_id"]: line["sitting"] for line in results.lines}
+    for line in results.lines:
+        if line["strategy"] != "single" and line["sitting"] != last[line["trial_id"]]:
+            base = f"{line['base_id']}-b{line['block']}"
+            assert (base, line["sitting"]) not in measured, "it had its base, and was measured again"
     by_sitting = Counter((line["trial_id"], line["sitting"]) for line in results.lines)
     assert set(by_sitting.values()) == {1}
     assert {line["seed"] for line in results.lines} == {results.experiment.seed}
@@ -120,14 +126,14 @@ class Times:
     def draw(self, killed: Killed) -> float | None:
         """How long the next call may take: while it starts, while it measures, while it reports; in the end, all."""
         chance, done = killed.chance, {line["trial_id"] for line in killed.lines if line["outcome"] == "ok"}
-        if killed.reports > 3:
+        if killed.reports > 2:
             return None
         if len(done) == 6 * BLOCKS:
             killed.reports += 1
             return chance.uniform(0, self.end_s - self.last_s + self.first_s)
         if chance.random() < 0.2:
             return chance.uniform(0, self.first_s)
-        return self.first_s + chance.expovariate(12 / (self.last_s - self.first_s))
+        return self.first_s + chance.expovariate(20 / (self.last_s - self.first_s))
 
 
 def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
@@ -148,3 +154,31 @@ def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None
         check_the_end(killed)
         kills, runs = kills + killed.kills, runs + 1
     print(f"{kills} kills in {runs} runs: no finished trial lost, none doubled")
+
+
+def test_blocks_are_added_to_a_finished_run(tmp_path: Path) -> None:
+    killed = Killed(tmp_path, random.Random(0))
+    assert killed.sitting(None) == 0
+    killed.look()
+    before, folder = killed.lines, killed.folder
+    request = Request(file=killed.file, resume=folder, add_blocks=2)
+    child = start(interrupted, request, killed.witness)
+    child.join()
+    assert child.exitcode == 130 and folder
+    assert killed.sitting(None) == 0  # a plain --resume does the rest of what was added
+    results = harness.load(folder)
+    assert results.lines[: len(before)] == before
+    added = results.lines[len(before) :]
+    assert {line["block"] for line in added if line["outcome"] == "ok"} == {BLOCKS, BLOCKS + 1}
+    assert set(results.scaling["blocks"]) == {BLOCKS + 2} and results.missing.empty
+    assert f"{BLOCKS + 2} blocks, 2 of them added later" in folder.joinpath("report.html").read_text()
+
+
+def interrupted(request: Request, witness: Path) -> None:
+    """Ctrl-C at the fourth trial."""
+
+    def before(count: int) -> None:
+        if count == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    command(request, witness, before=before)

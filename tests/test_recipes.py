@@ -20,7 +20,8 @@ from harness.launch import InlineLauncher
 from harness.plan import make_plan
 from harness.record import RunFolder
 from harness.report import write_report
-from harness.run import Request, run
+from harness.run import run
+from harness.stage import Request
 from tests.conftest import gpu_cluster, laptop
 
 ROOT = Path(__file__).parents[1]

@@ -132,6 +132,46 @@ def test_tables_figures_and_report_are_written(run_folder: RunFolder) -> None:
         assert (run_folder.path / f"{name}.parquet").exists()
 
 
+@pytest.mark.parametrize(
+    ("ended", "running", "reason"),
+    [
+        ({"ended": "interrupted"}, True, "not started: the run was interrupted"),
+        ({}, False, "not started: the run was killed, or is still going on"),
+        ({"ended": "finished"}, False, "not started: it was no part of the last call"),
+    ],
+)
+def test_a_run_that_ended_early_has_a_report_that_says_what_is_missing(
+    make_experiment: Make, tmp_path: Path, ended: dict[str, Any], running: bool, reason: str
+) -> None:
+    experiment = make_experiment(
+        {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}, throughput={"blocks": 4}
+    )
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, "x")
+    facts = {"attempt": 1, "sitting": 0, "group_id": "b0-g0", "position": 0}
+    first, second = plan.trials[:2]
+    folder.append(first, TrialResult(first.id, "error", "ValueError on rank 0: bad", detail="Traceback"), facts)
+    folder.set_sitting(0, {"started_at": 1.7e9, **ended, **({"running": second.id} if running else {})})
+    folder.set_sitting(0, {"differs": ["torch 2.14.0 -> 2.15.0"]})
+    results = write_report(folder.path)
+    assert results.missing["trial_id"].tolist() == [trial.id for trial in plan.trials[1:]]
+    cut_short = results.missing.set_index("trial_id").loc[second.id, "reason"]
+    assert cut_short.startswith("cut short" if running else "not started")
+    html = folder.report.read_text()
+    assert "11 planned trials without a result" in html and "1 trial failed: 1 error" in html
+    assert "Planned, without a result" in html and reason in html
+    assert "single x1" in html and "1 to 3" in html  # which cell, in which blocks
+    assert "Sitting 0 found what differs from the one before: torch 2.14.0 -&gt; 2.15.0." in html
+
+
+def test_a_run_that_was_killed_before_its_first_trial_has_a_report(make_experiment: Make, tmp_path: Path) -> None:
+    plan = make_plan(make_experiment(), laptop())
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    results = write_report(folder.path)
+    assert len(results.missing) == len(plan.trials)
+    assert "Nothing was measured." in folder.report.read_text()
+
+
 def test_the_report_is_one_self_contained_file(run_folder: RunFolder) -> None:
     write_report(run_folder.path)
     html = run_folder.report.read_text()

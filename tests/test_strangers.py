@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.config import load
+from harness.errors import ExperimentError
+from harness.preflight import refuse_user_code
+
 ROOT = Path(__file__).parents[1]
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
 PLANTED = ("torch", "yaml", "ray", "sklearn", "pandas", "matplotlib", "sitecustomize", "own_workload", "torchvision")
@@ -47,6 +51,37 @@ def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(stra
     assert done.returncode == 2, done.stdout + done.stderr
     assert "workload: got 'own_workload:Own'; --no-user-code allows built-in workloads only" in done.stderr
     assert mark(strange) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("workload: os:system\n", "workload: got 'os:system'; --no-user-code allows built-in workloads only"),
+        ("convergence: {epochs: 2}\ncheckpoint: {every: 1, folder: /tmp/elsewhere}\n", "checkpoint.folder: got '/tmp/"),
+        (
+            "workload_options: {data_folder: /tmp/elsewhere, download: true}\n",
+            "with --no-user-code nothing is downloaded",
+        ),
+        ("cells: [{per_device_batch_size: 8, workload.download: [true]}]\n", "nothing is downloaded"),
+    ],
+)
+def test_what_a_strangers_file_may_not_name(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "e.yaml").write_text(SMALL + text)
+    experiment = load(tmp_path / "e.yaml")
+    with pytest.raises(ExperimentError) as caught:
+        refuse_user_code(experiment, tmp_path / "e.yaml")
+    assert len(caught.value.problems) == 1 and problem in caught.value.problems[0]
+
+
+@pytest.mark.parametrize("name", ["scaling", "smoke"])
+def test_the_experiments_that_come_with_it_are_no_strangers(name: str) -> None:
+    file = ROOT / "experiments" / f"{name}.yaml"
+    refuse_user_code(load(file), file)
+
+
+def test_a_download_that_is_off_is_none(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(SMALL + "workload_options: {download: false}\n")
+    refuse_user_code(load(tmp_path / "e.yaml"), tmp_path / "e.yaml")
 
 
 def test_without_the_option_it_is_imported(strange: Path) -> None:

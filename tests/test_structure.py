@@ -32,7 +32,8 @@ results worker cluster console reopen sitting
 launch ray_worker torchrun_worker report_content
 ray_watch execute torchrun_processes
 report ray_launcher torchrun_launcher
-run
+stage
+diagnose run
 cli
 """.strip().splitlines()
 ]

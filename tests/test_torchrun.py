@@ -29,8 +29,8 @@ from harness.launch import ByLauncher, Launcher
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
 from harness.placement import Placement
 from harness.plan import Plan, make_plan
-from harness.run import _ray
 from harness.socket_mailbox import SocketMailbox
+from harness.stage import started_ray
 from harness.torchrun_launcher import TorchrunLauncher, ask_here
 from harness.torchrun_processes import command
 from harness.torchrun_worker import devices_of
@@ -97,7 +97,7 @@ def test_torchrun_is_for_one_machine(make_experiment: Make) -> None:
 
 def test_ray_is_not_started_where_no_group_is_for_it(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(launcher="torchrun"), laptop())
-    with _ray(None, plan) as ready:
+    with started_ray(None, plan) as ready:
         assert ready is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.analyse.agreement import agreement, disagreeing
 from harness.analyse.doubts import doubts
-from harness.analyse.findings import findings
+from harness.analyse.findings import figures, findings
 from harness.analyse.missing import missing
 from harness.analyse.phases import host_phases, ledger, phases
 from harness.analyse.ratios import noise, parity, scaling
@@ -20,6 +20,7 @@ __all__ = [
     "convergence",
     "disagreeing",
     "doubts",
+    "figures",
     "findings",
     "host_phases",
     "ledger",

@@ -1,0 +1,45 @@
+"""Links: how each node's GPUs are joined, whether they reach each other's memory, whether an IOMMU is in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.doctor.finding import Finding, some
+
+NAME = "links"
+
+
+def judge(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """``nodes``: what harness.environment captured on each; nodes with one GPU or none have no links."""
+    return [finding for node in nodes if len((node.get("topology") or {}).get("gpus", ())) > 1 for finding in _of(node)]
+
+
+def _of(node: Mapping[str, Any]) -> list[Finding]:
+    links = node["topology"]["links"]
+    count = len(links)
+    pairs = [(one, other, links[one][other]) for one in range(count) for other in range(one + 1, count)]
+    slow = [f"{one}-{other} {link}" for one, other, link in pairs if link and not link.startswith("NV")]
+    told = ", ".join(dict.fromkeys(str(link) for _, _, link in pairs if link))
+    iommu = {True: "an IOMMU is on", False: "no IOMMU is on", None: "whether an IOMMU is on cannot be read"}
+    seen = f"{node['host']}: {count} GPUs joined by {told or 'unknown links'}; {iommu[node.get('iommu')]}"
+    if slow and node.get("iommu"):
+        return [
+            Finding(
+                NAME,
+                "warning",
+                f"{seen}; without NVLink: {some(slow)}",
+                "copies between PCIe peers may be slow or, on some boards, silently wrong: see 'copies arrive'",
+                "iommu=pt, or PCIe ACS off in the firmware; device_ids compares the pairs",
+            )
+        ]
+    mixed = len({link for _, _, link in pairs}) > 1
+    return [
+        Finding(
+            NAME,
+            "note",
+            seen,
+            "pairs of GPUs differ: which ones a cell gets decides its speed" if mixed else "every pair is alike",
+            "device_ids in the grid compares pairs" if mixed else "nothing",
+        )
+    ]
