@@ -16,6 +16,8 @@ from harness.schema import Table
 ARROW = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64(), "boolean": pa.bool_()}
 ROWS = 1 << 20
 """Rows that are turned into parquet at a time: what this takes of memory does not grow with the frame."""
+FILES = 300
+"""Files whose rows are put together at a time."""
 Part = tuple[str, int, Path]
 """A trial's id, its attempt, and the file with its rows."""
 
@@ -34,25 +36,31 @@ def write_columns(path: Path, table: Table, columns: Mapping[str, Sequence[Any]]
 def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
     """The rows of all files under each other as a frame of the table.
 
-    Column by column, each from the files straight to its final type: millions of steps are held once.
-    Raises RunFolderError.
+    Column by column, each to its final type, so that millions of steps are held once. Raises RunFolderError.
     """
-    read = [read_table(path, table) for _, _, path in parts]
-    if not read:
+    if not parts:
         return table.frame([])
-    counts = [part.num_rows for part in read]
-    rows = pa.concat_tables(read, promote_options="permissive")
-    del read
+    rows, counts = _joined(table, [path for _, _, path in parts])
     dtypes = {column.name: column.dtype for column in table.columns}
-    columns: dict[str, Any] = {
-        "trial_id": pd.array([trial_id for trial_id, _, _ in parts], dtype="string").repeat(counts),
-        "attempt": pd.array([attempt for _, attempt, _ in parts], dtype="Int64").repeat(counts),
-    }
-    for name in [name for name in rows.column_names if name not in columns]:
-        values = rows.column(name).combine_chunks().to_pandas()
+    columns: dict[str, Any] = {}
+    for name in rows.column_names:
+        values = rows.column(name).to_pandas()
         rows = rows.drop_columns([name])
+        pa.default_memory_pool().release_unused()
         columns[name] = values.astype(dtypes[name]) if name in dtypes else values
+    columns["trial_id"] = pd.array([trial_id for trial_id, _, _ in parts], dtype="string").repeat(counts)
+    columns["attempt"] = pd.array([attempt for _, attempt, _ in parts], dtype="Int64").repeat(counts)
     return table.typed(pd.DataFrame(columns, copy=False))
+
+
+def _joined(table: Table, paths: Sequence[Path]) -> tuple[pa.Table, list[int]]:
+    """The rows of all files, and how many each has; in few large pieces, which can be given back one by one."""
+    counts, pieces = [], []
+    for start in range(0, len(paths), FILES):
+        read = [read_table(path, table) for path in paths[start : start + FILES]]
+        counts += [part.num_rows for part in read]
+        pieces.append(pa.concat_tables(read, promote_options="permissive").combine_chunks())
+    return pa.concat_tables(pieces, promote_options="permissive"), counts
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:

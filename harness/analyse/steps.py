@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -9,55 +10,88 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from harness.frames import records
+
 if TYPE_CHECKING:
     from pandas.core.groupby import SeriesGroupBy
+
+BATCH = 200
+"""Trials or cells whose steps are sorted at a time: what this takes of memory does not grow with the run."""
+KEYS = ["trial_id", "attempt"]
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of every timed step, data included, and of its wait for data; NaN where that is not known.
+    """Seconds of the timed steps of each trial: whole steps, and their wait for data (NaN where that is not known).
 
-    ``trials`` has one (trial id, attempt) a trial, and ``trial`` for each step the place of its own in it.
+    ``trials`` names them by (trial id, attempt); the others have one array for each.
     """
 
     trials: pd.MultiIndex
-    trial: np.ndarray
-    step_s: np.ndarray
-    wait_s: np.ndarray
+    step_s: Sequence[np.ndarray]
+    wait_s: Sequence[np.ndarray]
 
     @cached_property
     def by_trial(self) -> pd.DataFrame:
         """One row a trial: the quartiles of its steps, and what part of them was waiting for data."""
-        steps = pd.Series(self.step_s).groupby(self.trial)
-        quartiles = steps.quantile(np.array([0.25, 0.75])).unstack()
-        waits = pd.Series(self.wait_s).groupby(self.trial).sum()
-        columns = {
-            "q1_s": quartiles.get(0.25),
-            "median_s": steps.median(),
-            "q3_s": quartiles.get(0.75),
-            "wait_fraction": waits / steps.sum(),
-        }
-        return pd.DataFrame(columns).set_axis(self.trials)
+        if self.trials.empty:
+            return pd.DataFrame(columns=["q1_s", "median_s", "q3_s", "wait_fraction"], index=self.trials, dtype=float)
+        waited = pd.concat([waits.sum() for waits in _grouped(self.wait_s)])
+        parts = [
+            pd.DataFrame({"q1_s": s.quantile(0.25), "median_s": s.median(), "q3_s": s.quantile(0.75), "all_s": s.sum()})
+            for s in _grouped(self.step_s)
+        ]
+        frame = pd.concat(parts)
+        return frame.assign(wait_fraction=waited / frame["all_s"]).drop(columns="all_s").set_axis(self.trials)
 
-    def of_cells(self, trials: pd.DataFrame) -> SeriesGroupBy[Any, Any]:
+    def of_cells(self, trials: pd.DataFrame) -> dict[str, np.ndarray]:
         """The seconds of the steps of these trials, by ``cell_id``."""
-        cells = trials.set_index(["trial_id", "attempt"])["cell_id"].reindex(self.trials)
-        number, names = pd.factorize(cells)
-        of_step = number[self.trial]
-        known = of_step >= 0
-        by = pd.CategoricalIndex(pd.Categorical.from_codes(of_step[known], categories=names))
-        return pd.Series(self.step_s[known]).groupby(by, observed=True)
+        places = {key: place for place, key in enumerate(self.trials)}
+        parts: dict[str, list[np.ndarray]] = {}
+        for row in records(trials[[*KEYS, "cell_id"]]):
+            place = places.get((row["trial_id"], row["attempt"]))
+            if place is not None:
+                parts.setdefault(row["cell_id"], []).append(self.step_s[place])
+        return {cell_id: np.concatenate(part) for cell_id, part in parts.items()}
+
+
+def quantiles(steps: dict[str, np.ndarray], at: Sequence[float]) -> list[dict[str, float]]:
+    """For each of these quantiles its value by name."""
+    found = [pd.concat([group.quantile(q) for group in _grouped([*steps.values()])] or [pd.Series()]) for q in at]
+    return [dict(zip(steps, values.tolist(), strict=True)) for values in found]
 
 
 def step_times(steps: pd.DataFrame) -> StepTimes:
     """The timed steps of a table of steps."""
+    if steps.empty:
+        return StepTimes(pd.MultiIndex.from_frame(steps[KEYS]), [], [])
+    starts = _starts(steps)
+    named = steps[KEYS].iloc[starts]
+    if named.duplicated().any():  # the rows of a trial are not together, as they are where they were read from files
+        return step_times(steps.sort_values(KEYS, kind="stable", ignore_index=True))
     timed = ~steps["warmup"].to_numpy(dtype=bool, na_value=True)
-    ids, names = pd.factorize(steps["trial_id"])
-    attempts = steps["attempt"].to_numpy(dtype=np.int64)
-    most = int(attempts.max(initial=0)) + 1
-    trial, keys = pd.factorize((ids * most + attempts)[timed])
-    return StepTimes(
-        pd.MultiIndex.from_arrays([names[keys // most], keys % most], names=["trial_id", "attempt"]),
-        trial,
-        *(steps[name].to_numpy(dtype=np.float64, na_value=np.nan)[timed] for name in ("step_s", "wait_s")),
+    ends = np.cumsum(timed)[np.append(starts[1:], len(steps)) - 1]
+    counts = np.diff(ends, prepend=0)
+    columns = (steps[name].to_numpy(dtype=np.float64, na_value=np.nan)[timed] for name in ("step_s", "wait_s"))
+    step_s, wait_s = (
+        [part for part, count in zip(np.split(column, ends[:-1]), counts, strict=True) if count] for column in columns
     )
+    return StepTimes(pd.MultiIndex.from_frame(named[counts > 0]), step_s, wait_s)
+
+
+def _starts(steps: pd.DataFrame) -> np.ndarray:
+    """The rows at which another trial begins."""
+    changed = np.zeros(len(steps), dtype=bool)
+    changed[:1] = True
+    for key in KEYS:
+        values = steps[key].array
+        changed[1:] |= np.asarray(values[1:] != values[:-1], dtype=bool)
+    return np.flatnonzero(changed)
+
+
+def _grouped(values: Sequence[np.ndarray]) -> Iterator[SeriesGroupBy[Any, Any]]:
+    """The values of each array as a group, by its place, for so many arrays at a time."""
+    for start in range(0, len(values), BATCH):
+        part = values[start : start + BATCH]
+        places = np.repeat(np.arange(start, start + len(part)), [len(one) for one in part])
+        yield pd.Series(np.concatenate(part)).groupby(places)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.analyse.common import Lines, Row, Rows, by_cell, ends, measured, order
 from harness.analyse.doubts import tally
-from harness.analyse.steps import StepTimes
+from harness.analyse.steps import StepTimes, quantiles
 from harness.peaks import peak_flops
 from harness.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS
 from harness.stats import geometric_mean
@@ -74,8 +74,7 @@ def cells(trials: pd.DataFrame, times: StepTimes, pilot: int | None = None) -> p
     ``pilot``: how many blocks decided on the number of all, where a rule did.
     """
     counted = measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
-    step_s = times.of_cells(counted)
-    p5, p50, p95 = (step_s.quantile(q).to_dict() for q in (0.05, 0.5, 0.95))
+    p5, p50, p95 = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
     rows = []
     for cell_id, group in by_cell(counted).items():
         first = group[0]

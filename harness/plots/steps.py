@@ -57,7 +57,7 @@ def _milliseconds(tables: Tables, cell_ids: pd.Series[Any]) -> dict[str, np.ndar
     """Every timed step of the headline trials of these cells, by cell."""
     trials = tables.trials
     known = trials[(trials["outcome"] == "ok") & (trials["kind"] == "throughput") & trials["cell_id"].isin(cell_ids)]
-    return {str(cell_id): 1000 * values.to_numpy() for cell_id, values in tables.steps.of_cells(known)}
+    return {cell_id: 1000 * seconds for cell_id, seconds in tables.steps.of_cells(known).items()}
 
 
 def _label(row: Mapping[Hashable, Any]) -> str:

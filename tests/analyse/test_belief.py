@@ -175,7 +175,7 @@ def test_worker_groups_with_another_environment_are_told_apart_but_not_by_their_
 def test_no_steady_state_and_a_wide_spread() -> None:
     assert doubts_of([line("single", facts={"steady": False})]) == ["no steady state"]
     one = line("single")
-    times = replace(steps_of([one]), step_s=np.array([0.1, 0.2] * 5))
+    times = replace(steps_of([one]), step_s=[np.array([0.1, 0.2] * 5)])
     found = analyse.doubts(trials_of([one]), times, analyse.windows([one]), analyse.ranks([one]), {})
     assert found.tolist() == ["wide spread"]
 

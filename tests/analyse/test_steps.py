@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from harness.analyse import step_times
+from harness.analyse import steps as steps_module
+from harness.analyse.steps import quantiles
 from harness.schema import STEPS
 
 
@@ -41,11 +44,18 @@ def test_each_attempt_has_the_quartiles_of_its_timed_steps_in_whatever_order_the
 
 def test_only_the_trials_that_count_are_in_a_cells_steps() -> None:
     counted = pd.DataFrame({"trial_id": ["a", "b", "c"], "attempt": [2, 1, 1], "cell_id": ["x", "y", "z"]})
-    steps = {cell_id: values.tolist() for cell_id, values in TIMES.of_cells(counted)}
+    steps = {cell_id: values.tolist() for cell_id, values in TIMES.of_cells(counted).items()}
     assert steps == {"x": [2.0], "y": [4.0, 6.0, 5.0]}
+
+
+def test_quantiles_lie_between_the_steps_that_are_next_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "BATCH", 1)
+    values = {"x": np.array([3.0, 1.0, 2.0]), "y": np.array([5.0])}
+    assert quantiles(values, (0.25, 0.5)) == [{"x": 1.5, "y": 5.0}, {"x": 2.0, "y": 5.0}]
 
 
 def test_without_steps_there_are_no_times() -> None:
     times = step_times(STEPS.frame([]))
     assert times.by_trial.empty
-    assert times.of_cells(pd.DataFrame({"trial_id": ["a"], "attempt": [1], "cell_id": ["x"]})).ngroups == 0
+    assert times.of_cells(pd.DataFrame({"trial_id": ["a"], "attempt": [1], "cell_id": ["x"]})) == {}
+    assert quantiles({}, (0.5,)) == [{}]
