@@ -11,10 +11,10 @@ from harness.blocks import needed_blocks
 from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.launch import Launcher
-from harness.messages import PRECISE, GroupStarted, TrialResult, TrialStarted
+from harness.messages import PRECISE, PRUNED, GroupStarted, TrialResult, TrialStarted
 from harness.plan import Plan
 from harness.record import RunFolder
-from harness.resume import attempts, pending
+from harness.resume import attempts, out_of_memory, pending
 from harness.trial import Trial, WorkerGroup
 
 TIME_IS_UP = "time is up: limits.wall was reached"
@@ -31,8 +31,8 @@ class Execution:
         self.sitting = max(recorded, len(folder.environment().get("sittings", [])))
         self._pending = pending(plan, lines)
         self._settled: set[str] = set()
+        self._out_of_memory = out_of_memory(plan, lines)
         self._lost: dict[str, int] = {}
-        self._out_of_memory: list[Cell] = []
         self._needed: dict[str, int] | None = None
         self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
         wall = plan.experiment.limits.wall
@@ -80,7 +80,7 @@ class Execution:
         for cell in self._out_of_memory:
             if _needs_no_less(trial.cell, cell):
                 batch = cell.per_device_batch_size
-                return f"a batch of {batch} per device of the same cell ran out of memory"
+                return f"a batch of {batch} per device {PRUNED}"
         return None
 
     def _precise_enough(self, trial: Trial) -> str | None:
@@ -147,7 +147,7 @@ class Execution:
         again = result.outcome == "lost" and self._lost[trial.id] < self._plan.experiment.limits.attempts
         if not again:
             self._settled.add(trial.id)
-        if result.outcome == "oom":
+        if result.outcome == "oom" and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
         if group:
             self._emit(TrialEnded(trial, line, again))

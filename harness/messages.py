@@ -9,6 +9,8 @@ from typing import Any, Literal
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
 PRECISE = "precise enough"
 """How the reason begins of a trial that its cell's interval no longer needs."""
+PRUNED = "of the same cell ran out of memory (limits.prune_oom)"
+"""How the reason ends of a trial that would need no less memory than one that ran out of it."""
 Row = Mapping[str, Any]
 Columns = Mapping[str, Sequence[Any]]
 
@@ -57,6 +59,11 @@ class TrialResult:
     steps: Columns = field(default_factory=dict)
     epochs: Columns = field(default_factory=dict)
     checks: Columns = field(default_factory=dict)
+
+    @property
+    def ends_group(self) -> bool:
+        """Whether its processes are no good for a further trial."""
+        return self.outcome not in ("ok", "diverged", "skipped")
 
 
 Message = GroupStarted | TrialStarted | TrialResult

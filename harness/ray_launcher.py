@@ -17,7 +17,7 @@ from ray.train.torch import TorchTrainer
 
 from harness.cluster import Cluster
 from harness.config import Experiment
-from harness.failures import blamed, from_launch, primary
+from harness.failures import blamed, explained, from_hang, from_launch, from_memory_monitor, primary
 from harness.inventory import Machine, Node
 from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
@@ -35,6 +35,8 @@ END_S = 60.0
 """How long Ray has to notice that the workers of a group were killed."""
 GIVEN_UP_S = 5.0
 """The same where the whole run ends, and Ray with it."""
+GRACE_S = 1.0
+"""How long the other ranks have, after the first failure, to fail too; then they are ended, wherever they wait."""
 CLOSED = -2
 """The number of no launch: the mailbox takes nothing."""
 
@@ -55,16 +57,19 @@ class RayLauncher:
         shutil.rmtree(self._storage, ignore_errors=True)
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        lack = self._lack(group)
+        if lack:
+            yield from (TrialResult(trial.id, "lost", lack) for trial in group.trials)
+            return
         number = next(self._launches)
         ray.get(self.cluster.mailbox.open.remote(number, deadline))
         fit = Fit(self._trainer(group, number))
         watch = Watch(partial(ask_agents, self.cluster), self.experiment.limits.trial)
-        coming_up = ComingUp(time.time(), "controller and resources")
         failures: list[TrialResult] = []
         finished: list[str] = []
         current: str | None = None
-        for message in self._hear(fit, watch, coming_up, group.trials[-1].id):
-            if isinstance(message, TrialResult) and message.error_rank is not None:
+        for message in self._hear(fit, watch, group.trials[-1].id):
+            if isinstance(message, TrialResult) and message.ends_group:
                 failures.append(message)  # told when the group has ended: the cause may be a peer's
                 continue
             if isinstance(message, TrialStarted):
@@ -73,14 +78,12 @@ class RayLauncher:
                 current = None
                 finished.append(message.trial_id)
             yield message
-        if failures and not watch.timed_out:
-            yield primary(failures)
-        elif watch.timed_out or fit.error is not None:
-            trial_ids = blamed([trial.id for trial in group.trials], finished, current)
-            yield from from_launch(trial_ids, fit.error, watch.timed_out, watch.stacks)
+        left = blamed([trial.id for trial in group.trials], finished, current, connected=watch.connected)
+        yield from (explained(row, watch) for row in _rows(left, failures, fit, watch))
 
-    def _hear(self, fit: Fit, watch: Watch, coming_up: ComingUp, last: str) -> Iterator[Message]:
-        """Messages until the group has ended and all are heard; ends a group that hangs or is given up."""
+    def _hear(self, fit: Fit, watch: Watch, last: str) -> Iterator[Message]:
+        """Messages until the group has ended and all are heard; ends a group that fails, hangs or is given up."""
+        coming_up = ComingUp(time.time(), "controller and resources")
         wait_s = TAKE_S
         try:
             while True:
@@ -90,15 +93,16 @@ class RayLauncher:
                     if isinstance(message, Registration):
                         watch.add(message)
                         coming_up.saw(message, time.time())
-                    elif isinstance(message, GroupStarted):
-                        yield replace(message, parts=coming_up.parts(time.time()))
-                    else:
-                        if isinstance(message, TrialResult) and message.trial_id == last:
-                            wait_s = ENDING_S
-                        yield message
+                        continue
+                    if isinstance(message, GroupStarted):
+                        message = replace(message, parts=coming_up.parts(time.time()))
+                    elif isinstance(message, TrialResult):
+                        wait_s = ENDING_S if message.trial_id == last or message.ends_group else wait_s
+                        watch.saw_end(message)
+                    yield message
                 if ended:
                     return
-                if watch.hangs():
+                if watch.failed_for(GRACE_S) or watch.hangs():
                     watch.end()
                     fit.join(END_S)
                     return
@@ -107,6 +111,16 @@ class RayLauncher:
                 ray.get(self.cluster.mailbox.open.remote(CLOSED, None))
                 watch.end()
                 fit.join(GIVEN_UP_S)
+            elif fit.error:
+                watch.end()  # what the ranks started and left behind
+
+    def _lack(self, group: WorkerGroup) -> str | None:
+        """Why the group cannot start, where nodes have gone since the run began."""
+        here, needed = len(self._nodes_for(group)), group.placement.nodes
+        if here >= needed:
+            return None
+        gone = len(self.cluster.inventory.nodes) - len(self._alive())
+        return f"the cluster lost {gone} of its nodes: the trial needs {needed} such nodes, {here} are left"
 
     def _take(self, wait_s: float) -> list[Any]:
         messages: list[Any] = ray.get(self.cluster.mailbox.take.remote(wait_s))
@@ -149,11 +163,30 @@ class RayLauncher:
         )
 
     def _nodes_for(self, group: WorkerGroup) -> list[Node]:
-        """The first nodes that hold their part of the group: the same ones in every block."""
+        """The first nodes that hold their part of the group: the same ones in every block, while they are there."""
         per_node = self.machine.devices_per_node
         needed = 1 if group.oversubscribe else group.placement.devices_per_node
         fits = [node for node, devices in zip(self.cluster.inventory.nodes, per_node, strict=True) if devices >= needed]
-        return fits[: group.placement.nodes]
+        alive = self._alive()
+        return [node for node in fits if node.node_id in alive][: group.placement.nodes]
+
+    def _alive(self) -> set[str]:
+        """The nodes whose agents answer; a cluster of one has no other to lose."""
+        names = [node.node_id for node in self.cluster.inventory.nodes]
+        if len(names) == 1:
+            return set(names)
+        answers = ask_agents(self.cluster, "alive", [(name, 1) for name in names])
+        return {name for name, answer in zip(names, answers, strict=True) if answer is not None}
+
+
+def _rows(left: Sequence[str], failures: Sequence[TrialResult], fit: Fit, watch: Watch) -> Iterator[TrialResult]:
+    """What is to be recorded of the trials that a group ended at."""
+    if watch.timed_out:
+        yield from from_hang(left, watch.stacks)
+    elif failures:
+        yield from_memory_monitor(primary(failures, watch.silent or ()), fit.error)
+    elif fit.error is not None:
+        yield from from_launch(left, fit.error)
 
 
 def _resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]) -> dict[str, float]:

@@ -19,8 +19,9 @@ from ray.train.torch import TorchConfig, get_devices
 from ray.train.torch.config import _TorchBackend
 
 from harness.measure.progress import StepCounter, shared_folder
-from harness.node import interface_of
+from harness.node import interface_of, lead_a_process_group
 from harness.ranks import Ranks
+from harness.traces import Traces, of_this_process
 from harness.trial import WorkerGroup
 from harness.watch import Registration
 
@@ -35,9 +36,9 @@ class InterfaceBackend(_TorchBackend):
     """
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        for rank, (node_id, pid, created_at) in enumerate(worker_group.execute(_use_own_interface)):
+        for rank, (node_id, pid, created_at, traces) in enumerate(worker_group.execute(_prepare)):
             files = _files(pid, backend_config.launch)
-            process = Registration(rank, node_id, pid, *files, created_at=created_at, connected=False)
+            process = Registration(rank, node_id, pid, *files, created_at=created_at, connected=False, traces=traces)
             ray.get(backend_config.mailbox.put.remote(backend_config.launch, process))
         super().on_start(worker_group, backend_config)
 
@@ -54,13 +55,15 @@ class InterfaceTorchConfig(TorchConfig):
         return InterfaceBackend
 
 
-def _use_own_interface() -> tuple[str, int, float]:
+def _prepare() -> tuple[str, int, float, Traces]:
+    """On every rank before it connects. Gives what the driver needs to find the process again."""
+    lead_a_process_group()
     interface = interface_of(ray.util.get_node_ip_address())
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if interface != "lo":
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    return get_runtime_context().get_node_id(), os.getpid(), psutil.Process().create_time()
+    return get_runtime_context().get_node_id(), os.getpid(), psutil.Process().create_time(), of_this_process()
 
 
 def _files(pid: int, launch: int) -> tuple[str, str]:

@@ -7,19 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from harness.cell import Cell
-from harness.messages import PRECISE
+from harness.messages import PRECISE, PRUNED
 from harness.plan import Plan
 from harness.trial import Trial, WorkerGroup
 
 
 def pending(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> tuple[WorkerGroup, ...]:
-    """The worker groups with the trials that are not ok yet.
+    """The worker groups with the trials that are not ok yet and not known to lack memory.
 
     A block that is measured in two parts measures its bases again in the second: pairs form only between
     trials of the same sitting.
     """
     done = {line["trial_id"] for line in lines if line["outcome"] == "ok" or _is_precise(line)}
-    missing = [trial for trial in plan.trials if trial.id not in done]
+    last = {line["trial_id"]: line for line in lines if plan.experiment.limits.prune_oom}
+    pruned = {trial_id for trial_id, line in last.items() if line["outcome"] == "oom" or _is_pruned(line)}
+    missing = [trial for trial in plan.trials if trial.id not in done | pruned]
     failed = {line["trial_id"] for line in lines if line["outcome"] not in ("ok", "skipped")}
     wanted = {trial.id for trial in missing} | _bases(plan, missing, done, failed)
     groups = (replace(g, trials=tuple(t for t in g.trials if t.id in wanted)) for g in plan.groups)
@@ -28,6 +30,18 @@ def pending(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> tuple[WorkerGroup
 
 def _is_precise(line: Mapping[str, Any]) -> bool:
     return line["outcome"] == "skipped" and str(line.get("reason", "")).startswith(PRECISE)
+
+
+def _is_pruned(line: Mapping[str, Any]) -> bool:
+    return line["outcome"] == "skipped" and str(line.get("reason", "")).endswith(PRUNED)
+
+
+def out_of_memory(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
+    """The cells that ran out of memory and are not to be tried again."""
+    if not plan.experiment.limits.prune_oom:
+        return []
+    found = {line["trial_id"] for line in lines if line["outcome"] == "oom"}
+    return list(dict.fromkeys(trial.cell for trial in plan.trials if trial.id in found))
 
 
 def attempts(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:

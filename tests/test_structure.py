@@ -17,7 +17,20 @@ MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("files", "inventory", "schema", "stats", "labels", "config_values", "yaml_source", "cell", "messages", "peaks"),
+    (
+        "files",
+        "inventory",
+        "schema",
+        "stats",
+        "labels",
+        "config_values",
+        "yaml_source",
+        "cell",
+        "messages",
+        "peaks",
+        "stacks",
+        "traces",
+    ),
     (
         "config_problems",
         "config_sections",
@@ -59,7 +72,7 @@ WITHOUT_TORCH_OR_RAY = """
 errors files inventory schema schema_text stats labels config_values yaml_source cell messages config_problems
 config_sections trial present present_belief present_cost analyse placement peaks config feasible plots grid
 diagnostics plan plan_rows events failures resume blocks record results report_content report console mailbox
-socket_mailbox watch
+socket_mailbox watch stacks traces
 """
 
 
