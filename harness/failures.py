@@ -26,6 +26,8 @@ COLLATERAL = (
 """What a healthy rank's collective says when a peer is gone."""
 COLLATERAL_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
+ENDED_FOR_MEMORY = ("low on memory", "NODE_OUT_OF_MEMORY", "memory pressure")
+"""How Ray tells that its memory monitor ended a worker."""
 LOADER_KILLED = "killed by signal: Killed"
 """What a rank says whose loader worker got a SIGKILL."""
 _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
@@ -156,7 +158,7 @@ def _ended(error: BaseException | None) -> dict[int, BaseException]:
 def _is_memory(cause: BaseException) -> bool:
     """Whether Ray's memory monitor is why it ended a worker."""
     text = str(cause)
-    return type(cause).__name__ in OUT_OF_MEMORY or "low on memory" in text or "memory pressure" in text
+    return type(cause).__name__ in OUT_OF_MEMORY or any(sign in text for sign in ENDED_FOR_MEMORY)
 
 
 def _for_memory(rank: int) -> str:

@@ -57,13 +57,14 @@ class RayLauncher:
         shutil.rmtree(self._storage, ignore_errors=True)
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
-        lack = self._lack(group)
-        if lack:
-            yield from (TrialResult(trial.id, "lost", lack) for trial in group.trials)
+        nodes = self._nodes_for(group)
+        if len(nodes) < group.placement.nodes:  # Ray would wait for those that have gone
+            reason = f"the cluster shrank: of {group.placement.nodes} nodes that the trial needs {len(nodes)} are left"
+            yield from (TrialResult(trial.id, "lost", reason) for trial in group.trials)
             return
         number = next(self._launches)
         ray.get(self.cluster.mailbox.open.remote(number, deadline))
-        fit = Fit(self._trainer(group, number))
+        fit = Fit(self._trainer(group, nodes, number))
         watch = Watch(partial(ask_agents, self.cluster), self.experiment.limits.trial)
         failures: list[TrialResult] = []
         finished: list[str] = []
@@ -114,19 +115,11 @@ class RayLauncher:
             elif fit.error:
                 watch.end()  # what the ranks started and left behind
 
-    def _lack(self, group: WorkerGroup) -> str | None:
-        """Why the group cannot start, where nodes have gone since the run began."""
-        here, needed = len(self._nodes_for(group)), group.placement.nodes
-        if here >= needed:
-            return None
-        gone = len(self.cluster.inventory.nodes) - len(self._alive())
-        return f"the cluster lost {gone} of its nodes: the trial needs {needed} such nodes, {here} are left"
-
     def _take(self, wait_s: float) -> list[Any]:
         messages: list[Any] = ray.get(self.cluster.mailbox.take.remote(wait_s))
         return messages
 
-    def _trainer(self, group: WorkerGroup, number: int) -> TorchTrainer:
+    def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
         job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path)
         return TorchTrainer(
             train,
@@ -137,7 +130,7 @@ class RayLauncher:
                 mailbox=self.cluster.mailbox,
                 launch=number,
             ),
-            scaling_config=self._scaling(group),
+            scaling_config=self._scaling(group, nodes),
             run_config=RunConfig(
                 name=f"{group.id}-{number}",
                 storage_path=self._storage,
@@ -147,9 +140,8 @@ class RayLauncher:
             ),
         )
 
-    def _scaling(self, group: WorkerGroup) -> ScalingConfig:
+    def _scaling(self, group: WorkerGroup, nodes: Sequence[Node]) -> ScalingConfig:
         placement = group.placement
-        nodes = self._nodes_for(group)
         resources = _resources(group, self.machine, nodes)
         pinned: dict[str, Any] = {}
         if len(self.cluster.inventory.nodes) > 1:
