@@ -262,8 +262,21 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
         seen.append(watch.hangs())
     assert seen == [False] * 5 + [True]
     watch.end()
-    assert watch.stacks == "rank 0 (pid 100):\nno answer\n\nrank 1 (pid 101):\nhere"
+    assert watch.stacks == {0: "", 1: "here"}
     assert asked[-1] == ("kill", [("n0", (101, ("count-1", "stack-1"))), ("n0", (100, ("count-0", "stack-0")))])
+
+
+def test_who_died_without_a_word_is_asked_while_the_rank_that_tells_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[Any] = [True, False, None]
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    for speaks, silent in ((0, [1, 2]), (1, None)):
+        watch = Watch(lambda question, things: lives, limit_s=8.0)
+        for rank in range(3):
+            watch.add(process(rank, connected=True))
+        watch.saw_end(TrialResult("t", "diverged", error_rank=0))
+        assert watch.failed_at is None and not watch.failed_for(-1.0)
+        watch.saw_end(TrialResult("t", "error", error_rank=speaks))
+        assert watch.silent == silent and watch.failed_for(-1.0) and not watch.failed_for(60.0)
 
 
 def test_coming_up_is_told_in_parts() -> None:
