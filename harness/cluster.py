@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,10 +38,12 @@ _QUIET = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
 """The polling interval is the shortest that leaves windows alone; the rest saves a process or a line.
 
-The last one keeps Ray from printing what became of its processes: that is in the trial's row."""
+The last but one keeps Ray from printing what became of its processes: that is in the trial's row. The last one keeps
+its SIGTERM handler, which is in force while it starts, from waiting half a minute."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,13 @@ def embedded(inventory: Inventory) -> Iterator[Cluster]:
     closed = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux this binds every port to the loopback interface
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": _own_token(),
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     node = inventory.nodes[0]
     ours = {"address": "local", "include_dashboard": False, "num_cpus": node.cores, "num_gpus": node.gpus}
     with (
-        _variables(_QUIET, closed),
-        _loopback(),
+        _as_ray_reads(_QUIET, closed),
         Scratch(_sessions()) as folder,
         _session(**ours, _temp_dir=str(folder)),
     ):
@@ -101,24 +101,27 @@ def embedded(inventory: Inventory) -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def _loopback() -> Iterator[None]:
-    """Ray reads two of these variables when it is imported, which may have been before they were set."""
-    from ray._private import ray_constants
-    from ray._raylet import Config  # type: ignore[attr-defined]
+def _as_ray_reads(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """The variables inside, and Ray with them.
 
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    Config.initialize("")
+    Ray reads how open it is when it is imported, and a token once; either may have been for another cluster.
+    """
     try:
-        yield
+        with _variables(defaults, fixed):
+            _read_again()
+            yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        _read_again()
 
 
-@cache
-def _own_token() -> str:
-    """The token of this process's own Ray, never told to another; one for its life, since Ray reads it only once."""
-    return secrets.token_hex(32)
+def _read_again() -> None:
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    on_linux = sys.platform.startswith("linux")  # elsewhere Ray keeps to the loopback interface of itself
+    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, on_linux)
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _sessions() -> Path:
@@ -133,7 +136,7 @@ def connected(address: str, import_path: Path | None) -> Iterator[Cluster]:
 
     Ships this package, and the folder of a user's own workload, to its workers.
     """
-    with _variables(_QUIET), Scratch() as code:
+    with _as_ray_reads(_QUIET), Scratch() as code:
         _check_reachable(address)
         copy_code(Path(harness.__file__).parent, code / "harness")
         if import_path:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -24,7 +22,7 @@ from harness.preflight import refuse_user_code
 from harness.record import RunFolder
 from harness.results import Results
 from harness.schema import FINDINGS
-from harness.scratch import sweep
+from harness.scratch import Scratch, sweep
 from harness.stage import Request, check_paths, connected, import_path, launcher_for, planned, started_ray
 
 HEALTHY, ILL = 0, 1
@@ -58,7 +56,7 @@ def diagnose(request: Request, emit: Emit) -> int:
         plan = examined(whole)
         check_paths(plan, ray_cluster)
         sweep()
-        folder = RunFolder.create(Path(stack.enter_context(_scratch())), experiment, plan, "")
+        folder = RunFolder.create(stack.enter_context(Scratch()), experiment, plan, "")
         with started_ray(ray_cluster, plan) as ready, ExitStack() as launched:
             execution = Execution(plan, folder, launcher_for(plan, ready, home, launched), emit)
             emit(RunStarted(None, execution.trials, 0))
@@ -66,10 +64,6 @@ def diagnose(request: Request, emit: Emit) -> int:
         diagnosis = _diagnosed(whole, Results(folder))
     emit(Examined(diagnosis.findings, diagnosis.figures, diagnosis.plan))
     return diagnosis.code
-
-
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="harness-doctor-")
 
 
 def _diagnosed(plan: Plan, results: Results) -> Diagnosis:

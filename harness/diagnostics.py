@@ -64,15 +64,12 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
 def examinations(trials: Iterable[Trial], seed: int) -> list[Trial]:
     """The doctor's: each strategy with each model on its most devices, and each number of devices once."""
     trials = [trial for trial in trials if trial.kind != "diagnostic" and trial.cell.launcher == "ray"]
-    largest = sorted(
-        dict.fromkeys(trial.cell for trial in trials),
-        key=lambda cell: (cell.devices, cell.global_batch_size),
-        reverse=True,
-    )
+    cells = list(dict.fromkeys(trial.cell for trial in trials))
+    largest = sorted(cells, key=lambda cell: (cell.devices, cell.global_batch_size), reverse=True)
     chosen: dict[tuple[object, ...], Cell] = {}
     for cell in largest:
         chosen.setdefault(cell.subject, cell)
-    for cell in reversed(largest):  # its smallest batch will do where only the number of devices is new
+    for cell in sorted(cells, key=lambda cell: cell.global_batch_size):  # the smallest will do for a number of devices
         if not any((cell.strategy, cell.devices) == (other.strategy, other.devices) for other in chosen.values()):
             chosen[cell.strategy, cell.devices] = cell
     first = min((trial.block for trial in trials), default=0)

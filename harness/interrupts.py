@@ -46,6 +46,12 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _state.first_at = None
+
+
+def interrupted() -> bool:
+    """Whether the first signal has come: what ends from now on has little time."""
+    return _state.first_at is not None
 
 
 @contextmanager

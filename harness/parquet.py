@@ -22,21 +22,22 @@ Part = tuple[str, int, Path]
 """A trial's id, its attempt, and the file with its rows."""
 
 
-def write_columns(path: Path, table: Table, columns: Mapping[str, Sequence[Any]]) -> None:
+def in_parquet(table: Table, columns: Mapping[str, Sequence[Any]]) -> pa.Buffer:
     """One trial's columns, with the types of the table; columns that it does not know get those of their values.
 
     Plain values without statistics: such files are small, written between trials and read whole.
     """
     types = {column.name: ARROW[column.dtype] for column in table.columns}
     arrays = {name: pa.array(values, type=types.get(name)) for name, values in columns.items()}
-    with pa.OSFile(str(path), "wb") as file:
-        pq.write_table(pa.table(arrays), file, use_dictionary=False, write_statistics=False, store_schema=False)
+    file = pa.BufferOutputStream()
+    pq.write_table(pa.table(arrays), file, use_dictionary=False, write_statistics=False, store_schema=False)
+    return file.getvalue()
 
 
 def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
     """The rows of all files under each other as a frame of the table.
 
-    Column by column, each to its final type, so that millions of steps are held once. Raises RunFolderError.
+    Column by column, each to its final type, so that millions of steps are held once.
     """
     if not parts:
         return table.frame([])

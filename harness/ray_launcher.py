@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -19,7 +20,7 @@ from harness.failures import blamed, explained, from_hang, from_launch, from_mem
 from harness.inventory import Machine, Node
 from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
-from harness.ray_watch import Fit, ask_agents
+from harness.ray_watch import Fit, ask_agents, patience
 from harness.ray_worker import InterfaceTorchConfig, train
 from harness.scratch import Scratch
 from harness.trial import WorkerGroup
@@ -108,7 +109,8 @@ class RayLauncher:
                     return
         finally:
             if not fit.ended:  # given up: ranks that are still coming up hear it when they register
-                ray.get(self.cluster.mailbox.open.remote(CLOSED, None))
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
                 watch.end()
                 fit.join(GIVEN_UP_S)
             elif fit.error:

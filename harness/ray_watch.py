@@ -10,9 +10,12 @@ import ray
 from ray.train.torch import TorchTrainer
 
 from harness.cluster import Cluster
+from harness.interrupts import interrupted
 
 ANSWER_S = 15.0
 """How long a node has to answer a question about its processes."""
+HURRY_S = 3.0
+"""The same after an interruption: whoever sent it may have ended Ray's own processes too."""
 
 
 class Fit:
@@ -38,6 +41,11 @@ class Fit:
             self.error = error
 
 
+def patience() -> float:
+    """How long an answer is waited for."""
+    return HURRY_S if interrupted() else ANSWER_S
+
+
 def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:
     """One answer a (node id, what), in order, from one question a node; None where a node does not answer."""
     answers: list[Any] = [None] * len(things)
@@ -51,7 +59,7 @@ def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, Any]
     }
     for node, reference in asked.items():
         try:
-            given = ray.get(reference, timeout=ANSWER_S)
+            given = ray.get(reference, timeout=patience())
         except ray.exceptions.RayError:
             continue
         for place, answer in zip(by_node[node], given or [], strict=False):

@@ -23,7 +23,7 @@ from harness.errors import RunFolderError, WriteError
 from harness.files import PARTIAL, append_line, replace_text, replacing, writing
 from harness.frames import csv_text
 from harness.messages import TrialResult
-from harness.parquet import gather, write_columns, write_frame
+from harness.parquet import gather, in_parquet, write_frame
 from harness.plan import Plan
 from harness.plan_rows import SCHEMA_VERSION, merged, plan_content, trial_columns
 from harness.reading import naming, read_lines, read_object, read_table, read_text, refuse_links
@@ -160,7 +160,8 @@ class RunFolder:
         attempt = int(facts["attempt"])
         rows = ((STEPS, result.steps), (EPOCHS, result.epochs), (CHECKS, result.checks))
         for table, columns in [(table, columns) for table, columns in rows if columns][:1]:
-            self._write_raw(self._raw(trial.id, attempt), table, columns)
+            with replacing(self._raw(trial.id, attempt)) as partial:
+                partial.write_bytes(in_parquet(table, columns))
         log = self._write_log(trial.id, attempt, result.detail)
         line = redact.row({**trial_columns(trial), **facts, **_result_columns(result), "log": log})
         append_line(self._lines, json.dumps(line, allow_nan=True))
@@ -189,10 +190,6 @@ class RunFolder:
             path.parent.mkdir(exist_ok=True)
         replace_text(path, csv_text(frame))
         return path
-
-    def _write_raw(self, path: Path, table: Table, columns: Mapping[str, Any]) -> None:
-        with replacing(path) as partial:
-            write_columns(partial, table, columns)
 
     def _write_log(self, trial_id: str, attempt: int, detail: str) -> str | None:
         if not detail:

@@ -30,7 +30,7 @@ _SHAPES = re.compile(
     | \bgh[pousr]_[A-Za-z0-9]{20,} | \bgithub_pat_\w{20,}                         # GitHub
     | \bglpat-[\w-]{16,}                                                          # GitLab
     | \bhf_[A-Za-z0-9]{20,}                                                       # Hugging Face
-    | \b[sr]k[-_](?=[\w-]*\d)[\w-]{20,}                                           # OpenAI, Anthropic, Stripe
+    | \b[sr]k[-_](?=[\w-]{0,60}\d)[\w-]{20,}                                    # OpenAI, Anthropic, Stripe
     | \bxox[abeoprs]-[A-Za-z0-9-]{10,}                                            # Slack
     | \bAIza[\w-]{30,} | \bya29\.[\w-]{20,}                                       # Google
     | \bnpm_[A-Za-z0-9]{30,} | \bpypi-[\w-]{40,}                                  # npm, PyPI
@@ -94,7 +94,12 @@ def _plain(value: Any, values: tuple[str, ...], name: str = "") -> Any:
     return value
 
 
+@lru_cache(maxsize=4096)
+def _is_secret(variable: str) -> bool:
+    return bool(_SECRET_VARIABLE.search(variable))
+
+
 def _secret_values() -> tuple[str, ...]:
     """The longest first, since one may hold another. A path is no secret: what it names may be."""
-    named = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name) and len(value) >= LEAST}
+    named = {os.environ[name] for name in os.environ if _is_secret(name) and len(os.environ[name]) >= LEAST}
     return tuple(sorted((value for value in named if not os.path.exists(value)), key=lambda v: (-len(v), v)))

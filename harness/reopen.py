@@ -19,6 +19,9 @@ def reopened(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0
 
     Blocks that were added in an earlier sitting stay; ``add_blocks`` come on top of them.
     """
+    if redact.MARK in str(experiment.model_dump()):
+        problem = f"holds {redact.MARK}, which stands for a secret: resume with the file that made the run, no copy"
+        raise ExperimentError(str(file), [problem])
     folder = RunFolder.open(path)
     kept = folder.experiment()
     going_on = _with_blocks_of(kept, experiment, folder)

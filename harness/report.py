@@ -101,7 +101,8 @@ def _draw(results: Results) -> list[Drawing]:
 
 def _picture(figure: Figure) -> tuple[bytes, bytes]:
     """The figure as PNG and as SVG."""
-    png, svg, layout = io.BytesIO(), io.BytesIO(), figure.get_layout_engine()
+    png, svg = io.BytesIO(), io.BytesIO()
+    layout = figure.get_layout_engine()
     assert layout
     figure.dpi = DPI
     with style():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.cell import Cell
-from harness.messages import PRECISE, PRUNED, TIME_IS_UP
+from harness.messages import PRECISE, PRUNED, TIME_IS_UP, refusal
 from harness.plan import Plan
 from harness.trial import Trial, WorkerGroup
 
@@ -53,7 +53,8 @@ class _Pairs:
         self._plan = plan
         self._sittings: dict[str, set[int]] = {}
         for line in lines:
-            if line["outcome"] == "ok":
+            # what the doctor refused may have been mended since: it looks again
+            if line["outcome"] == "ok" and not refusal(line.get("facts", {})):
                 self._sittings.setdefault(line["trial_id"], set()).add(int(line.get("sitting", 0)))
         self.done = {*self._sittings, *(line["trial_id"] for line in lines if _is_skipped(line, PRECISE))}
         self._failed = {line["trial_id"] for line in lines if _failed(line)} - self.done

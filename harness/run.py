@@ -20,6 +20,7 @@ from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
 from harness.interrupts import INTERRUPTED, held
 from harness.launch import Launcher
+from harness.messages import PREFLIGHT
 from harness.plan import Plan
 from harness.preflight import (
     refuse_user_code,
@@ -123,7 +124,10 @@ def _how_to_report(folder: RunFolder) -> str:
 
 def _exit_code(folder: RunFolder, plan: Plan) -> int:
     """0 where something was measured and all that was planned is ok or was skipped; else 1."""
-    last = {line["trial_id"]: line["outcome"] for line in folder.lines()}
+    lines = {line["trial_id"]: line for line in folder.lines()}
+    if any(str(line["reason"]).startswith(PREFLIGHT) for line in lines.values() if line["outcome"] == "skipped"):
+        return FAILED
+    last = {trial_id: line["outcome"] for trial_id, line in lines.items()}
     # a check that cannot be made is a finding, no failure of what was asked for
     outcomes = [last.get(trial.id, "lost") for trial in plan.trials if trial.purpose not in ("equivalence", "doctor")]
     measured = "ok" in outcomes

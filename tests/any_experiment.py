@@ -31,6 +31,8 @@ def grids(draw: DrawFn) -> dict[str, Any]:
         "optimizer.lr": axis(st.sampled_from([0.1, 0.01, 1])),
         "ddp.bucket_cap_mb": axis(st.integers(1, 50)),
         "loader.workers": axis(st.integers(0, 4)),
+        "training.accumulation": axis(st.integers(1, 4)),
+        "training.clip_grad_norm": axis(st.one_of(st.none(), st.floats(0.1, 10))),
         "schedule.T_max": axis(st.integers(1, 9)),
     }
     return {

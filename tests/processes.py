@@ -22,6 +22,7 @@ class Command:
 
     def __init__(self, *arguments: object, log: Path) -> None:
         self.mark, self.log = uuid.uuid4().hex, log
+        self._seen: set[psutil.Process] = set()
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "harness.run", *map(str, arguments)],
@@ -38,21 +39,25 @@ class Command:
         return self.log.read_text(errors="replace")
 
     def others(self) -> list[psutil.Process]:
-        """All living processes that have the environment of this command, but itself: workers, Ray, torchrun."""
-        found = []
+        """All living processes that came from this command, but itself: workers, Ray, torchrun.
+
+        By the mark in their environment, or since they were seen below it: Ray's workers write their title over both.
+        """
+        known = {self.process.pid, *(process.pid for process in self._seen)}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                mine = process.environ().get(MARK) == self.mark and process.pid != self.process.pid
-                if mine and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                if process.ppid() in known or process.environ().get(MARK) == self.mark:
+                    known.add(process.pid)
+                    self._seen.add(process)
+        return [process for process in self._seen if process.pid != self.process.pid and lives(process)]
 
     def wait_for(self, what: Callable[[], object], within_s: float = 120.0) -> None:
         until = time.monotonic() + within_s
         while not what():
+            self.others()
             assert self.process.poll() is None, self.output
             assert time.monotonic() < until, f"waited in vain; {self.output}"
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def seconds_until_alone(self, within_s: float) -> float:
         """How long until none of its processes lives."""
@@ -62,3 +67,11 @@ class Command:
             assert waited < within_s, f"after {waited:.0f} s there are still {[p.cmdline()[:3] for p in left]}"
             time.sleep(0.05)
         return time.monotonic() - began
+
+
+def lives(process: psutil.Process) -> bool:
+    """Not what only waits to be reaped: in a container nobody may do that."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

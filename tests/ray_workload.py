@@ -49,7 +49,7 @@ class Told:
 
 
 class Killed(Told):
-    """The last of several ranks is killed in the second epoch of a process, so many times; ``folder`` remembers them.
+    """The last of several ranks is killed in the second epoch of a process, so many times; ``folder`` counts them.
 
     Dropout and batch statistics: what a training loses that forgets more than its parameters.
     """

@@ -25,6 +25,7 @@ name: scripted
 grid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: [8, 16]}
 throughput: {blocks: %d, twin: false, explain: false}
 equivalence: false
+preflight: false
 """
 """Six cells a block, four of them against two bases."""
 STEPS = 40

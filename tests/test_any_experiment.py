@@ -201,14 +201,21 @@ def test_the_largest_plans_fit_into_the_memory(tmp_path: Path) -> None:
     assert [code for code, _ in limited(tmp_path, LARGEST)] == [0, 0]
 
 
+UNGUARDED = """
+import resource, sys, yaml
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
+str(yaml.safe_load(open(sys.argv[2])))
+"""
+
+
 @pytest.mark.slow
 def test_the_limit_of_memory_is_one(tmp_path: Path) -> None:
-    """So that the tests above can fail: a file's size alone would break a smaller limit."""
+    """So that the tests above can fail: without our checks the same file does not fit."""
     file = tmp_path / "e.yaml"
-    file.write_text(LARGEST["the most trials"].replace("BB", BATCHES))
-    command = [sys.executable, "-c", LIMITED, str(90 * 10**6), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
-    assert done.returncode != 0
+    file.write_text(WORST["a billion laughs"].replace("{x: 1}", "x" * 1000))  # long words, for a short test
+    command = [sys.executable, "-c", UNGUARDED, str(MEGABYTES * 10**6), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode != 0 and "MemoryError" in done.stderr
 
 
 def test_the_command_ends_with_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

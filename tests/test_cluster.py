@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,14 +23,18 @@ from tests.conftest import laptop
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What Ray would have been started with, and what it would have seen in the environment."""
     from ray._private import ray_constants  # imported before anything is set, as in a notebook
+    from ray._raylet import AuthenticationTokenLoader, get_authentication_mode
 
-    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
     seen: list[dict[str, Any]] = []
 
     @contextmanager
     def session(**arguments: Any) -> Iterator[None]:
-        environ, opens = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
-        seen.append({"arguments": arguments, "environ": environ, "opens": opens})
+        told = {
+            "opens": ray_constants.ENABLE_RAY_CLUSTER,
+            "mode": get_authentication_mode(),
+            "token": AuthenticationTokenLoader.instance().get_raw_token() if "RAY_AUTH_TOKEN" in os.environ else None,
+        }
+        seen.append({"arguments": arguments, "environ": dict(os.environ), **told})
         yield
 
     def connected(inventory: Any, *, is_embedded: bool) -> Any:
@@ -41,7 +46,9 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return seen
 
 
-THEIRS = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of another cluster"}
+TOKEN = 1
+"""What Ray calls the mode in which a token is asked for; 0 asks for none."""
+THEIRS = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "c" * 64}
 OPEN = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1", "RAY_USAGE_STATS_ENABLED": "1"}
 
 
@@ -67,6 +74,7 @@ def test_a_ray_of_our_own_is_closed_whatever_the_environment_says(
     assert not folder.exists()
     ours, seen = sessions[0]["arguments"], sessions[0]["environ"]
     assert not sessions[0]["opens"]
+    assert (sessions[0]["mode"], sessions[0]["token"]) == (TOKEN, seen["RAY_AUTH_TOKEN"])
     assert ours["address"] == "local" and ours["include_dashboard"] is False
     assert (seen["RAY_AUTH_MODE"], seen["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]) == ("token", "0")
     assert seen["RAY_USAGE_STATS_ENABLED"] == "0"
@@ -85,7 +93,9 @@ def test_a_cluster_at_an_address_is_met_with_the_users_own_authentication(
     seen = sessions[1]["environ"]
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
         assert seen.get(name) == environ.get(name)
-    assert sessions[1]["opens"]
+    assert sessions[1]["opens"] == sys.platform.startswith("linux")
+    assert sessions[1]["mode"] == (TOKEN if environ.get("RAY_AUTH_MODE") == "token" else 0)
+    assert sessions[1]["token"] == environ.get("RAY_AUTH_TOKEN")
     assert own not in str(sessions[1])
 
 

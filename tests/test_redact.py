@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_what_texts_say(said: str, shown: str) -> None:
 )
 def test_what_is_no_secret_stays(said: str) -> None:
     assert redact.text(said) == said
+
+
+PARTS = ("sk-", "a", "a:", "http://", "://a:b", "password=", "eyJaaaaaaaaa.", "-----BEGIN A PRIVATE KEY-----")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_long_message_costs_no_more_than_its_length(part: str) -> None:
+    """A pattern that looks back and forth over it would take minutes."""
+    start = time.process_time()
+    redact.text(part * (200_000 // len(part)))
+    assert time.process_time() - start < 5.0
 
 
 def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -53,6 +53,24 @@ def test_another_experiment_is_refused(tmp_path: Path, blocks: int, more: str, n
         reopened(folder.path, FILE, experiment_of(blocks, more))
 
 
+def test_an_experiment_with_a_secret_goes_on_with_it_though_the_folder_does_not_hold_it(tmp_path: Path) -> None:
+    more = (
+        "workload: own:Own\nworkload_options:\n  hub_token: hunter2hunter2\n  data: 's3://me:hunter2hunter2@host/x'\n"
+    )
+    folder, plan = folder_of(tmp_path, more=more)
+    assert "hunter2" not in "".join(file.read_text() for file in folder.path.rglob("*") if file.is_file())
+    assert folder.given().workload_options == {"hub_token": "<redacted>", "data": "s3://<redacted>@host/x"}
+    found, experiment = reopened(folder.path, FILE, experiment_of(more=more), add_blocks=1)
+    assert experiment.workload_options["hub_token"] == "hunter2hunter2"
+    found.extend(experiment, make_plan(experiment, laptop()))
+    assert "hunter2" not in "".join(file.read_text() for file in folder.path.rglob("*") if file.is_file())
+    assert make_plan(experiment, laptop()).trials[0].cell.id in {trial.cell.id for trial in plan.trials}
+    with pytest.raises(RunFolderError, match="another experiment: workload_options"):
+        reopened(folder.path, FILE, experiment_of(more=more.replace("@host", "@other")))
+    with pytest.raises(ExperimentError, match="holds <redacted>, which stands for a secret"):
+        reopened(folder.path, FILE, folder.given())
+
+
 def test_added_blocks_are_planned_after_the_old_ones_which_stay_as_they_were(tmp_path: Path) -> None:
     folder, old = folder_of(tmp_path)
     _, longer = reopened(folder.path, FILE, experiment_of(2), add_blocks=3)

@@ -25,6 +25,7 @@ grid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batc
 workload_options: {width: 4}
 throughput: {blocks: 2, warmup_steps: 2, windows: 2, window_steps: 5, window_seconds: 1.0, twin: false}
 equivalence: false
+preflight: false
 """
 
 

@@ -18,11 +18,11 @@ MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 FLOORS = [
     line.split()
     for line in """
-errors interrupts lifeline frames stacks traces
+errors frames interrupts lifeline stacks traces
 files printable redact inventory schema stats labels config_values yaml_source cell messages peaks scratch topology
 config_problems config_sections schema_text present analyse placement ranks environment loader reading
 config present_belief present_cost present_doctor feasible optimizers plots strategies mailbox socket_mailbox watch
-grid workloads trial parquet
+parquet grid workloads trial
 diagnostics training
 plan checkpoint
 plan_rows events failures resume blocks preflight measure

@@ -399,7 +399,7 @@ def test_closing_the_generator_ends_the_processes(group_of: Any) -> None:
 def test_nothing_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
     file = tmp_path / "hangs.yaml"
     file.write_text(
-        "{name: hangs, workload: 'ray_workload:Told', launcher: torchrun, equivalence: false,"
+        "{name: hangs, workload: 'ray_workload:Told', launcher: torchrun, equivalence: false, preflight: false,"
         " grid: {strategy: ddp, devices: 1, per_device_batch_size: 8}, workload_options: {behaviour: hangs},"
         " throughput: {blocks: 1, twin: false, explain: false}}"
     )

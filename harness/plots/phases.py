@@ -51,7 +51,7 @@ def step_phases(tables: Tables) -> Drawing:
     handles: list[Any] = [
         Patch(facecolor=TONES[phase], hatch=HATCHES.get(phase), edgecolor="0.25", label=phase) for phase in present
     ]
-    figure = panels(facets, draw, legend=handles, height=0.9 + 0.32 * max(len(part) for _, part in facets))
+    figure = panels(facets, draw, legend=handles, height=max(1.8, 0.9 + 0.32 * max(len(part) for _, part in facets)))
     clock = "the GPU's stream, partitioned by events" if (rows["device"] == "cuda").any() else "the host's clock"
     caption = (
         f"Mean over ranks and blocks, by {clock}; the phases add up to the step. Backward holds the communication that "

@@ -44,7 +44,7 @@ def step_times(tables: Tables) -> Drawing:
         axes.set_xlim(left=0)
         axes.set_xlabel("step time (ms)")
 
-    figure = panels(facets, draw, legend=[], height=0.9 + 0.32 * max(len(part) for _, part in facets))
+    figure = panels(facets, draw, legend=[], height=max(1.8, 0.9 + 0.32 * max(len(part) for _, part in facets)))
     starred = " *" if captions.rows_apart(rows) else ""
     caption = (
         "Boxes: quartiles and median; whiskers: 5th and 95th percentile of every timed step of all ranks and blocks. "

@@ -1,0 +1,338 @@
+"""What each check makes of what the ranks saw, without any rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.cell import Cell
+from harness.doctor import (
+    batches,
+    collectives,
+    copies,
+    data,
+    divergence,
+    footprint,
+    gradients,
+    links,
+    loader_rate,
+    movement,
+    randomness,
+    threads,
+    versions,
+    wrapped,
+)
+from harness.doctor.finding import some
+from harness.doctor.steps import Steps
+from harness.doctor.subject import Subject
+from harness.ranks import Ranks
+
+GIB = 2**30
+CPU = torch.device("cpu")
+
+
+def cell(strategy: str = "ddp", devices: int = 2, batch: int = 64, **more: Any) -> Cell:
+    share = batch // devices if batch % devices == 0 else None
+    made = Cell("w", None, None, strategy, "cpu", devices, 1, "strong", share, batch)
+    return replace(made, optimizer={"name": "SGD", "lr": 0.1}, **more)
+
+
+def steps(**more: Any) -> Steps:
+    made = Steps(calls=4, inner_calls=4, losses=[64.0] * 4, weights=[64.0] * 4, trainable=2, digests={"w": "a"})
+    return replace(made, **more)
+
+
+def test_a_few_of_many_names() -> None:
+    assert some(["a", "b"]) == "a, b"
+    assert some(list("abcdef")) == "a, b, c, d and 2 more"
+
+
+# -- batches divide
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch", "devices", "sizes"),
+    [
+        ("dp", 10, 4, [3, 3, 3, 1]),
+        ("dp", 5, 4, [2, 2, 1, 0]),
+        ("ddp", 10, 4, [2, 3, 2, 3]),
+        ("ddp", 3, 4, [0, 1, 1, 1]),
+        ("fsdp", 64, 2, [32, 32]),
+    ],
+)
+def test_the_sizes_each_replica_gets(strategy: str, batch: int, devices: int, sizes: list[int]) -> None:
+    assert batches.part_sizes(strategy, batch, devices) == sizes
+    assert sum(sizes) == batch
+    if strategy == "dp":
+        chunks = [len(chunk) for chunk in torch.zeros(batch).chunk(devices)]
+        assert [size for size in sizes if size] == chunks
+
+
+def test_dp_leaves_devices_idle_where_its_chunks_run_out() -> None:
+    (finding,) = batches.uneven_batch(cell("dp", 4, 5))
+    assert (finding.severity, "2, 2, 1, 0: 1 sit idle" in finding.seen) == ("warning", True)
+    (finding,) = batches.uneven_batch(cell("ddp", 4, 3))
+    assert finding.severity == "error" and "a global batch of 4" in finding.advice
+    assert batches.uneven_batch(cell("ddp", 4, 64)) == []
+
+
+def test_a_last_batch_that_leaves_devices_idle_is_told_where_epochs_are_trained() -> None:
+    (finding,) = batches.judge([129], cell("ddp", 4, 64), epochs=True)
+    assert finding.severity == "note" and "the last batch of an epoch has 1 of 64 samples" in finding.seen
+    assert batches.judge([129], cell("ddp", 4, 64), epochs=False) == []
+    assert batches.judge([128], cell("ddp", 4, 64), epochs=True) == []
+    assert batches.judge([128 + 4], cell("ddp", 4, 64), epochs=True) == []
+
+
+# -- wrapped, movement, randomness, divergence: of the observed steps
+
+
+def test_a_wrapper_that_is_never_called_is_named() -> None:
+    assert wrapped.judge([steps()] * 2, cell()) == []
+    (finding,) = wrapped.judge([steps(calls=0)] * 2, cell())
+    assert "0 times, and the model inside it 4 times" in finding.seen
+    assert wrapped.judge([steps(calls=0)], cell("single", 1)) == []
+    (finding,) = wrapped.judge([steps(wrapped_by_itself="net: DataParallel")] * 2, cell())
+    assert "net: DataParallel" in finding.seen
+
+
+@pytest.mark.parametrize(("why", "severity"), [("none", "warning"), ("zero", "warning"), ("some", "error")])
+def test_what_stands_still_is_named_with_its_reason(why: str, severity: str) -> None:
+    (finding,) = movement.judge([steps(unmoved={"head.weight": why})] * 2, cell())
+    assert (finding.severity, "1 of 2" in finding.seen, "head.weight" in finding.seen) == (severity, True, True)
+
+
+def test_nothing_that_moves_at_all_is_an_error() -> None:
+    (finding,) = movement.judge([steps(unmoved={"a": "none", "b": "none"})] * 2, cell())
+    assert finding.severity == "error" and "all 2" in finding.seen
+
+
+def test_a_shard_that_is_empty_on_one_rank_moves_on_the_other() -> None:
+    assert movement.judge([steps(unmoved={"a": "zero"}), steps()], cell("fsdp")) == []
+
+
+def test_parameters_that_differ_between_ranks_are_named() -> None:
+    (finding,) = movement.judge([steps(), steps(digests={"w": "b"})], cell())
+    assert finding.severity == "error" and "differ between ranks" in finding.seen and ": w" in finding.seen
+
+
+def test_ranks_that_draw_the_same_numbers() -> None:
+    same = [{"draws": True, "random_state": "a"}] * 2
+    assert randomness.judge_streams(same, cell())[0].severity == "warning"
+    assert randomness.judge_streams([same[0], {"draws": True, "random_state": "b"}], cell()) == []
+    assert randomness.judge_streams([{"draws": False, "random_state": "a"}] * 2, cell()) == []
+
+
+def test_different_initial_weights_are_named() -> None:
+    (finding,) = randomness.judge([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], cell("fsdp"))
+    assert "1 of 2 parameters" in finding.seen and "fsdp shards" in finding.means
+
+
+@pytest.mark.parametrize(
+    ("losses", "diverges"),
+    [
+        ([1.0, 0.9, 0.8], False),
+        ([1.0, 2.0, 3.9], False),
+        ([1.0, 5.0, 25.0], True),
+        ([1.0, math.nan, 0.5], True),
+        ([1.0, math.inf, 0.5], True),
+        ([-2.0, -2.5, -3.0], False),
+    ],
+)
+def test_what_counts_as_diverging(losses: list[float], *, diverges: bool) -> None:
+    assert divergence.diverges(losses) is diverges
+
+
+def test_divergence_of_one_strategy_alone_is_its_own_fault() -> None:
+    wild = steps(losses=[64.0, 640.0, 6400.0, 64000.0])
+    (finding,) = divergence.judge([replace(wild, alone=[1.0, 0.9, 0.8, 0.7])] * 2, cell())
+    assert finding.severity == "error" and "not the learning rate" in finding.means
+    (finding,) = divergence.judge([replace(wild, alone=[1.0, 10.0, 100.0, 1000.0])] * 2, cell())
+    assert finding.severity == "warning" and "0.1" in finding.seen
+
+
+# -- gradients
+
+
+def products(factor: float, unlike: float = 0.0) -> list[dict[str, Any]]:
+    """One parameter whose gradient is ``factor`` times one device's, and ``unlike`` beside it."""
+    return [{"products": {"w": [factor, 1.0, factor**2 + unlike**2]}, "noisy": False}]
+
+
+def test_a_factor_of_n_is_a_sum_for_a_mean() -> None:
+    (finding,) = gradients.judge(products(2.0), cell())
+    assert "2 times one device's" in finding.seen and "a sum stands where a mean is meant" in finding.means
+    (finding,) = gradients.judge(products(0.25), cell(devices=4))
+    assert "1/4 of" in finding.seen
+    assert gradients.judge(products(1.001), cell()) == []
+
+
+def test_other_gradients_are_named_by_parameter() -> None:
+    (finding,) = gradients.judge(products(1.0, 0.3), cell())
+    assert "differ from one device's by 30 %" in finding.seen and "most in w" in finding.seen
+
+
+def test_noise_in_the_loss_widens_the_bound_but_not_beyond_a_factor() -> None:
+    noisy = [{**products(1.0, 0.3)[0], "noisy": True}]
+    assert gradients.judge(noisy, cell()) == []
+    assert gradients.judge([{**products(2.0)[0], "noisy": True}], cell())
+
+
+def test_the_relative_difference_of_nothing() -> None:
+    assert gradients.relative(0.0, 0.0, 0.0) == 0.0
+    assert gradients.relative(0.0, 0.0, 1.0) == math.inf
+
+
+# -- data
+
+
+def seen(**more: Any) -> dict[str, Any]:
+    names = [str(index) for index in range(16)]
+    return {"samples": 256, "first": names, "again": names, "samplers": [], **more}
+
+
+def test_data_that_ranks_do_not_share() -> None:
+    assert data.judge([seen(), seen()], cell()) == []
+    (finding,) = data.judge([seen(), seen(samples=128)], cell())
+    assert "256, 128 samples on ranks 0 to 1" in finding.seen
+    other = ["x"] * 16
+    (finding,) = data.judge([seen(), seen(first=other, again=other)], cell())
+    assert "16 of 16 samples, by index" in finding.seen
+
+
+def test_a_sampler_inside_says_what_is_never_seen() -> None:
+    sampler = {"replicas": 4, "rank": 0, "holds": 1000, "gives": 250}
+    (finding,) = data.judge([seen(samples=250, samplers=[sampler])], cell("dp"))
+    assert "750 samples are never seen" in finding.means and "under dp" in finding.seen
+
+
+# -- the loader, memory, threads
+
+
+def test_a_loader_that_limits_is_told_with_both_rates() -> None:
+    (finding,) = loader_rate.judge([{"sample_s": 0.01}] * 2, [0.064, 0.032], cell())
+    assert "gives 100 samples/s" in finding.seen and "takes 1,000" in finding.seen
+    assert loader_rate.judge([{"sample_s": 0.0001}], [0.064], cell()) == []
+    assert loader_rate.judge([{}], [0.064], cell()) == []
+
+
+def memory(**more: Any) -> dict[str, Any]:
+    return {"parameters": GIB, "fixed": 0, "per_sample": GIB // 8, "has": 16 * GIB, "node": 0, "pieces": 1, **more}
+
+
+def test_memory_on_a_cpu_is_shared_by_the_ranks_of_a_node() -> None:
+    # each of 2 ranks: 3 GiB of parameters, gradients and momentum, and 32 samples at 1/8 GiB
+    assert footprint.estimate(memory(), cell()) == 7 * GIB
+    assert footprint.judge([memory(), memory()], cell()) == []
+    (finding,) = footprint.judge([memory(has=10 * GIB)] * 2, cell())
+    assert "14.0 GiB" in finding.seen and "has 10.0 GiB" in finding.seen and "a batch of 22 may fit" in finding.advice
+    assert footprint.judge([memory(has=10 * GIB), memory(has=10 * GIB, node=1)], cell()) == []
+
+
+def test_memory_of_shards_replicas_and_micro_batches() -> None:
+    assert footprint.estimate(memory(), cell("fsdp")) == 3 * GIB // 2 + 4 * GIB
+    assert footprint.estimate(memory(), cell("dp")) == 3 * GIB + 8 * GIB
+    assert footprint.estimate(memory(pieces=4), cell()) == 4 * GIB
+    assert footprint.estimate(memory(), replace(cell(), optimizer={"name": "AdamW"})) == 8 * GIB
+
+
+def test_threads_beyond_the_processors() -> None:
+    rank = {"threads": 1, "processors": 2, "node": 0}
+    assert threads.judge([rank, rank], cell()) == []
+    (finding,) = threads.judge([rank, rank], cell(loader={"workers": 2}))
+    assert "4 loader workers" in finding.seen and "fewer loader.workers" in finding.advice
+    (finding,) = threads.judge([{**rank, "threads": 8}] * 2, cell())
+    assert "16 computing threads" in finding.seen
+    assert threads.judge([{**rank, "threads": 8}] * 2, cell(oversubscribe=True)) == []
+    assert threads.judge([rank, {**rank, "node": 1}, {**rank, "node": 1}], cell(devices=3, batch=63)) == []
+
+
+# -- links, copies, collectives, versions
+
+
+def moved_wrongly(bad: tuple[str, str]) -> copies.Move:
+    def move(tensor: Tensor, to: torch.device) -> Tensor:
+        copied = tensor.clone()
+        if str(to) == bad[1]:
+            copied[-1] += 1
+        return copied
+
+    return move
+
+
+def test_a_pair_whose_copies_do_not_arrive_blocks_it() -> None:
+    # two names of the host stand for two GPUs
+    devices = [torch.device("cpu"), torch.device("cpu", 0)]
+    wrong = copies.corrupt_pairs(devices, [8, 64], 2, moved_wrongly(("cpu", "cpu:0")))
+    assert wrong == [("cpu", "cpu:0", "directly")]
+    assert copies.corrupt_pairs(devices, [8], 1, lambda tensor, to: tensor.clone()) == []
+    (finding,) = copies.judge([wrong, []], cell("dp"))
+    assert finding.severity == "error" and "cpu to cpu:0 directly" in finding.seen
+    assert "NCCL_P2P_DISABLE does not help dp" in finding.advice and "IOMMU" in finding.advice
+
+
+def group(**more: Any) -> dict[str, Any]:
+    return {"wrong": [], "latency_s": 1e-4, "bucket": 2**20, "bucket_s": 1e-3, "own_s": 0.001, **more}
+
+
+def test_wrong_sums_and_a_slow_rank_are_named() -> None:
+    hosts = ["a", "a", "b"]
+    assert collectives.judge([group()] * 3, cell(devices=3, batch=63), hosts) == []
+    wrong = collectives.judge([group(), group(wrong=["all-reduce of 4 bytes"])], cell(), hosts)
+    assert wrong[0].severity == "error" and "all-reduce of 4 bytes gave wrong numbers on rank 1" in wrong[0].seen
+    (slow,) = collectives.judge([group(), group(), group(own_s=0.01)], cell(devices=3, batch=63), hosts)
+    assert "rank 2 on b is slow" in slow.seen
+    assert collectives.figures([group()] * 2)["all-reduce of 1.0 MiB"] == "1.00 ms, 1.05 GB/s"
+
+
+def test_collectives_that_give_wrong_numbers_are_seen() -> None:
+    class Two(Ranks):
+        def barrier(self) -> None:
+            pass
+
+    ranks = Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,))
+    subject = Subject(cell(), None, (), 0, ranks)
+    right = collectives.observe(subject, 4000, lambda t: t.fill_(3.0), lambda t, source: t.fill_(1.0))
+    assert right["wrong"] == [] and right["bucket"] == 4000
+    wrong = collectives.observe(subject, 4000, lambda t: t.fill_(2.0), lambda t, source: t.fill_(7.0))
+    assert [text.split(" of ")[0] for text in wrong["wrong"]] == ["all-reduce", "broadcast"] * 2
+
+
+def test_a_bucket_is_no_larger_than_the_gradient() -> None:
+    assert collectives.bucket_bytes(cell(), 10 * 2**20) == 10 * 2**20
+    assert collectives.bucket_bytes(cell(strategy_options={"bucket_cap_mb": 1}), 10 * 2**20) == 2**20
+
+
+def node(host: str, **more: Any) -> dict[str, Any]:
+    return {"host": host, "python": "3.12.1", "packages": {"torch": "2.15.0", "harness": "0.1"}, **more}
+
+
+def test_versions_that_differ_between_nodes() -> None:
+    assert versions.judge([node("a"), node("b")]) == []
+    (finding,) = versions.judge([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})])
+    assert (finding.severity, finding.seen) == ("error", "torch: 2.15.0 on a, 2.11.0 on b")
+    (finding,) = versions.judge([node("a"), node("b", packages={"torch": "2.15.0"})])
+    assert finding.seen == "harness: 0.1 on a, missing on b"
+    (finding,) = versions.judge([node("a", driver="550"), node("b", driver="560")])
+    assert finding.severity == "warning"
+
+
+def topology(*links: str) -> dict[str, Any]:
+    """Three GPUs with the links 0-1, 0-2, 1-2."""
+    a, b, c = links
+    return {"gpus": ["x", "y", "z"], "links": [["X", a, b], [a, "X", c], [b, c, "X"]]}
+
+
+def test_links_of_a_node() -> None:
+    assert links.judge([node("a", topology=None), node("b", topology={"gpus": ["x"], "links": [["X"]]})]) == []
+    (finding,) = links.judge([node("a", topology=topology("NV12", "SYS", "SYS"), iommu=False)])
+    assert finding.severity == "note" and "NV12, SYS; no IOMMU is on" in finding.seen
+    (finding,) = links.judge([node("a", topology=topology("NV12", "SYS", "SYS"), iommu=True)])
+    assert finding.severity == "warning" and "0-2 SYS, 1-2 SYS" in finding.seen
+    (finding,) = links.judge([node("a", topology=topology("NV12", "NV12", "NV12"), iommu=True)])
+    assert finding.severity == "note"

@@ -1,0 +1,154 @@
+"""The doctor before a run: what it finds wrong is not measured, and the report says so; the doctor by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness import run as pipeline
+from harness.config import Experiment
+from harness.diagnostics import examinations
+from harness.events import Event
+from harness.execute import Execution
+from harness.launch import InlineLauncher
+from harness.plan import examined, make_plan, unexamined
+from harness.record import RunFolder
+from harness.report import write_report
+from tests.conftest import gpu_cluster, laptop
+
+Make = Callable[..., Experiment]
+SHORT = {"blocks": 2, "warmup_steps": 2, "windows": 1, "window_steps": 3, "window_seconds": 0.0, "twin": False}
+SGD = {"name": "SGD", "lr": 0.05}
+ROOT = Path(__file__).parents[2]
+
+
+def measured(make: Make, tmp_path: Path, workload: str, strategy: list[str]) -> tuple[Any, Any]:
+    """A run of a workload of these tests in this process; its plan and its folder."""
+    grid = {"strategy": strategy, "devices": [1, 2], "per_device_batch_size": 32}
+    experiment = make(
+        grid,
+        workload=f"tests.doctor.faulty:{workload}",
+        exclude=[{"strategy": "single", "devices": 2}, {"strategy": "dp", "devices": 1}],
+        optimizer=SGD,
+        throughput={**SHORT, "explain": False},
+        preflight=True,
+    )
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
+    events: list[Event] = []
+    Execution(plan, folder, InlineLauncher(experiment), events.append).run()
+    return plan, folder
+
+
+def test_a_healthy_cell_is_examined_first_and_then_measured(make_experiment: Make, tmp_path: Path) -> None:
+    plan, folder = measured(make_experiment, tmp_path, "Healthy", ["single", "dp"])
+    lines = folder.lines()
+    assert {line["outcome"] for line in lines} == {"ok"}
+    purposes = [line["purpose"] for line in lines if line["group_id"].startswith("b0") and line["strategy"] == "dp"]
+    assert purposes == ["doctor", ""]
+    assert harness.load(folder.path).findings.empty
+    assert pipeline._exit_code(folder, plan) == 0
+
+
+def test_what_the_doctor_finds_wrong_is_not_measured(make_experiment: Make, tmp_path: Path) -> None:
+    plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"])
+    lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
+    for block in (0, 1):  # in its own worker group, and in a later one
+        dp = lines["dp", block, ""]
+        assert dp["outcome"] == "skipped" and dp["reason"].startswith("preflight: wrapped at all: 2 devices are asked")
+        assert lines["single", block, ""]["outcome"] == "ok"
+    assert pipeline._exit_code(folder, plan) == 1
+    results = write_report(folder.path)
+    assert list(results.findings["check"]) == ["wrapped at all"]
+    report = folder.report.read_text()
+    assert "2 cells examined: 1 error." in report and "0 times, and the model inside it 4 times" in report
+
+
+def test_a_warning_forbids_nothing(make_experiment: Make, tmp_path: Path) -> None:
+    plan, folder = measured(make_experiment, tmp_path, "CountsItsSteps", ["dp"])
+    assert {line["outcome"] for line in folder.lines()} == {"ok"}
+    findings = harness.load(folder.path).findings
+    assert list(zip(findings["check"], findings["severity"], strict=True)) == [("state in forward", "warning")]
+    assert pipeline._exit_code(folder, plan) == 0
+
+
+def test_a_resumed_run_examines_again_what_was_refused(make_experiment: Make, tmp_path: Path) -> None:
+    plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"])
+    before = len(folder.lines())
+    again = Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None)
+    again.run()
+    added = [line for line in folder.lines()[before:] if line["strategy"] == "dp"]
+    assert [(line["purpose"], line["outcome"]) for line in added] == [
+        ("doctor", "ok"),
+        ("", "skipped"),
+        ("", "skipped"),
+    ]
+
+
+def test_each_kind_of_cell_is_examined_once_on_its_most_devices(make_experiment: Make) -> None:
+    grid = {
+        "model": ["resnet8", "resnet14"],
+        "strategy": ["single", "ddp"],
+        "devices": [1, 2, 4],
+        "per_device_batch_size": [8, 16],
+    }
+    plan = make_plan(make_experiment(grid, preflight=True, throughput={"blocks": 3}), gpu_cluster())
+    cells = [trial.cell for trial in plan.trials if trial.purpose == "doctor"]
+    assert sorted((c.strategy, c.devices, c.model, c.per_device_batch_size) for c in cells) == [
+        ("ddp", 1, "resnet8", 8),
+        ("ddp", 2, "resnet8", 8),
+        ("ddp", 4, "resnet14", 16),
+        ("ddp", 4, "resnet8", 16),
+        ("single", 1, "resnet14", 16),
+        ("single", 1, "resnet8", 16),
+    ]
+    assert {trial.block for trial in plan.trials if trial.purpose == "doctor"} == {0}
+
+
+def test_a_plan_and_its_examinations_are_told_apart(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment({"per_device_batch_size": 8}, preflight=True), laptop())
+    assert {trial.purpose for trial in examined(plan).trials} == {"doctor"}
+    assert "doctor" not in {trial.purpose for trial in unexamined(plan).trials}
+    assert len(examined(plan).trials) + len(unexamined(plan).trials) == len(plan.trials)
+    assert examinations([], seed=0) == []
+
+
+def doctor(folder: Path, workload: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """``python -m harness.doctor`` on a workload of these tests, ddp on 2 devices."""
+    file = folder / "experiment.yaml"
+    file.write_text(
+        f"name: test\nworkload: tests.doctor.faulty:{workload}\noptimizer: {{name: SGD, lr: 0.05}}\n"
+        "grid: {strategy: [ddp], devices: [2, 3], global_batch_size: [64]}\ndevice: cpu\n"
+    )
+    command = [sys.executable, "-m", "harness.doctor", str(file), *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=240)
+
+
+@pytest.mark.slow
+def test_the_doctor_exits_with_1_where_something_is_wrong(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "MeanForSum")
+    assert done.returncode == 1, done.stdout + done.stderr
+    text = " ".join(done.stdout.split())
+    assert "loss and gradients scale: ddp x2" in text and "a sum stands where a mean is meant" in text
+    assert "batches divide: ddp x3" in text and "21, 21, 22" in text
+    assert "1 error, 1 warning" in text
+    assert not list(tmp_path.glob("results"))
+
+
+@pytest.mark.slow
+def test_the_doctor_exits_with_0_and_says_what_it_measured(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "Healthy", "--only", "devices=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = " ".join(done.stdout.split())
+    assert "nothing found" in text and "all-reduce of a number" in text and "loader alone" in text
+
+
+def test_a_bad_file_is_one_error_here_too(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "Nobody")
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "Nobody" in done.stderr
