@@ -127,6 +127,11 @@ def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialR
     return replace(row, outcome="oom", reason=_for_memory(rank), error_rank=rank, detail=told)
 
 
+def ended_by_themselves(error: BaseException | None) -> list[int]:
+    """The ranks whose processes Ray found dead, where it ended none itself before."""
+    return sorted(_ended(error))
+
+
 def _classify(error: BaseException | None) -> TrialResult:
     """What fit() raised, as a row that still lacks its trial."""
     detail = f"{type(error).__name__}: {error}"

@@ -16,7 +16,15 @@ from ray.train.torch import TorchTrainer
 
 from harness.cluster import Cluster
 from harness.config import Experiment
-from harness.failures import blamed, explained, from_hang, from_launch, from_memory_monitor, primary
+from harness.failures import (
+    blamed,
+    ended_by_themselves,
+    explained,
+    from_hang,
+    from_launch,
+    from_memory_monitor,
+    primary,
+)
 from harness.inventory import Machine, Node
 from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
@@ -104,7 +112,7 @@ class RayLauncher:
                 if ended:
                     return
                 if watch.failed_for(GRACE_S) or watch.hangs():
-                    watch.end()
+                    watch.cut_short()
                     fit.join(END_S)
                     return
         finally:
@@ -179,7 +187,8 @@ def _rows(left: Sequence[str], failures: Sequence[TrialResult], fit: Fit, watch:
     if watch.timed_out:
         yield from from_hang(left, watch.stacks)
     elif failures:
-        yield from_memory_monitor(primary(failures, watch.silent or ()), fit.error)
+        silent = watch.silent or ([] if watch.was_cut_short else ended_by_themselves(fit.error))
+        yield from_memory_monitor(primary(failures, silent), fit.error)
     elif fit.error is not None:
         yield from from_launch(left, fit.error)
 

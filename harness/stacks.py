@@ -10,6 +10,7 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>
 _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/ranks.py")
 """Where a healthy rank stands while it waits for its peers: in a collective, or in a backward pass that ends in one."""
+LIBRARY, OURS = "/lib/python", "/harness/"
 TRAINS = "run_group"
 """The function that every rank's training thread is in."""
 
@@ -25,24 +26,24 @@ class Frame(NamedTuple):
         return f"{self.name} ({self.file.rsplit('/', 1)[-1]}:{self.line})"
 
 
-def innermost(stack: str) -> Frame | None:
-    """Where the thread that trains stands; None where it is not among the threads."""
+def training_thread(stack: str) -> list[Frame]:
+    """The frames of the thread that trains, innermost first; none where it is not among the threads."""
     for thread in _THREAD.split("\n" + stack):
         frames = [Frame(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(thread)]
         if any(frame.name == TRAINS for frame in frames):
-            return frames[0]
-    return None
+            return frames
+    return []
 
 
 def held_up_by(stacks: Mapping[int, str]) -> tuple[int, Frame | None] | None:
-    """The first rank that does not wait for the others, and where it stands; None where that cannot be told."""
-    places = {rank: innermost(stack) for rank, stack in sorted(stacks.items())}
-    busy = {rank: place for rank, place in places.items() if place and not _waits(place)}
-    mute = {rank: place for rank, place in places.items() if place is None}
-    if busy:
-        return next(iter(busy.items()))
-    return next(iter(mute.items())) if mute and len(mute) < len(places) else None
+    """The first rank that does not wait for the others, and where it stands; None where that cannot be told.
 
-
-def _waits(place: Frame) -> bool:
-    return any(part in place.file for part in WAITING)
+    Where it stands: not in which function of a library, but in which of its callers'.
+    """
+    threads = {rank: training_thread(stack) for rank, stack in sorted(stacks.items())}
+    for rank, frames in threads.items():
+        if frames and not any(part in frames[0].file for part in WAITING):
+            own = (frame for frame in frames if LIBRARY not in frame.file or OURS in frame.file)
+            return rank, next(own, frames[0])
+    mute = [rank for rank, frames in threads.items() if not frames]
+    return (mute[0], None) if mute and len(mute) < len(threads) else None

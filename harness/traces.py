@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PRINTED_BYTES = 20_000
+RAYS_OWN = (":job_id:", ":actor_name:", ":task_name:")
+"""How the lines begin that Ray writes into its workers' files for itself."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def _tail(file: Path) -> str:
     try:
         with file.open("rb") as opened:
             opened.seek(max(0, file.stat().st_size - PRINTED_BYTES))
-            return opened.read().decode(errors="replace").strip()
+            lines = opened.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
+    return "\n".join(line for line in lines if not line.startswith(RAYS_OWN)).strip()

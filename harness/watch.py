@@ -79,6 +79,7 @@ class Watch:
         """The ranks that died without a word before another failed; None where that is not known."""
         self.failed_at: float | None = None
         """When the first failure was seen (unix time)."""
+        self.was_cut_short = False
 
     @property
     def pids(self) -> list[int]:
@@ -99,16 +100,26 @@ class Watch:
 
     def saw_end(self, result: TrialResult) -> None:
         """At the first failure, notes who is dead while the rank that tells it lives: later its peers are ended."""
-        if result.ends_group and self.failed_at is None:
-            self.failed_at = time.time()
-            time.sleep(DIES_S)
+        if not result.ends_group or self.failed_at is not None:
+            return
+        self.failed_at = time.time()
+        for wait_s in (0.0, DIES_S):
+            time.sleep(wait_s)
             lives = dict(zip(self._processes, self._ask("alive", lambda p: p.pid), strict=True))
-            if lives.get(result.error_rank or 0):
+            speaker_lives = lives.get(result.error_rank or 0)
+            if speaker_lives:
                 self.silent = [rank for rank, alive in sorted(lives.items()) if not alive]
+            if self.silent or not speaker_lives:
+                return
 
     def failed_for(self, seconds: float) -> bool:
         """Whether the first failure is so long ago."""
         return self.failed_at is not None and time.time() - self.failed_at > seconds
+
+    def cut_short(self) -> None:
+        """Ends a group that does not end by itself: who is dead from now on died of that."""
+        self.was_cut_short = True
+        self.end()
 
     def hangs(self) -> bool:
         """Whether no step was taken for the limit; looks at most four times in that span."""

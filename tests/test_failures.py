@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from harness.failures import blamed, explained, from_hang, from_launch, from_memory_monitor, primary
+from harness.failures import (
+    blamed,
+    ended_by_themselves,
+    explained,
+    from_hang,
+    from_launch,
+    from_memory_monitor,
+    primary,
+)
 from harness.messages import Outcome, TrialResult
 from harness.traces import Traces
 from harness.watch import Registration, Watch
@@ -149,6 +157,7 @@ def test_a_rank_that_died_without_a_word_is_named_not_the_peer_that_misses_it() 
     unknown = rank_failure(0, "DistBackendError on rank 0: NCCL says something new", "DistBackendError")
     assert primary([unknown], silent=[1]).error_rank == 1
     assert primary([unknown]).outcome == "error"
+    assert ended_by_themselves(GroupError({1: HealthCheckFailed(ActorDied("x")), 0: ValueError("y")})) == [1]
 
 
 WAITS = """Thread 0x1 (most recent call first):
@@ -166,6 +175,11 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
     assert (row.outcome, row.error_rank) == ("timeout", 1)
     assert "limits.trial" in row.reason and row.reason.endswith("; rank 1 in loss (mine.py:8)")
     assert row.detail.index("rank 0:") < row.detail.index("_engine_run_backward") < row.detail.index("rank 1:\n")
+    reads = SLEEPS.replace(
+        '  File "/home', '  File "/usr/lib/python3.11/selectors.py", line 4 in select\n  File "/home'
+    )
+    (row,) = from_hang(["t"], {0: WAITS, 1: reads})
+    assert row.reason.endswith("; rank 1 in loss (mine.py:8)")  # who called the library says more
     (row,) = from_hang(["t"], {0: WAITS, 1: WAITS})
     assert row.error_rank is None
     (row,) = from_hang(["t"], {0: WAITS, 1: ""})

@@ -266,16 +266,20 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
     assert asked[-1] == ("kill", [("n0", (101, ("count-1", "stack-1"))), ("n0", (100, ("count-0", "stack-0")))])
 
 
-def test_who_died_without_a_word_is_asked_while_the_rank_that_tells_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives: list[Any] = [True, False, None]
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    for speaks, silent in ((0, [1, 2]), (1, None)):
-        watch = Watch(lambda question, things: lives, limit_s=8.0)
+def test_who_died_without_a_word_is_asked_while_the_rank_that_tells_lives() -> None:
+    for before, after, silent in (
+        ([True, True, None], [True, True, True], [2]),  # a node that does not answer is gone with its ranks
+        ([True, True, True], [True, False, True], [1]),
+        ([True, True, True], [False, False, True], []),
+        ([False, True, False], [True, True, True], None),
+    ):
+        answers = iter((before, after))
+        watch = Watch(lambda question, things, answers=answers: next(answers), limit_s=8.0)  # type: ignore[misc]
         for rank in range(3):
             watch.add(process(rank, connected=True))
         watch.saw_end(TrialResult("t", "diverged", error_rank=0))
         assert watch.failed_at is None and not watch.failed_for(-1.0)
-        watch.saw_end(TrialResult("t", "error", error_rank=speaks))
+        watch.saw_end(TrialResult("t", "error", error_rank=0))
         assert watch.silent == silent and watch.failed_for(-1.0) and not watch.failed_for(60.0)
 
 
