@@ -250,11 +250,15 @@ class Checkpoint(Strict):
 
 
 class Limits(Strict):
-    """Of the run (wall), of the time a trial may pass without a step (trial), of attempts at a lost one."""
+    """Of the run (wall), of the time a trial may pass without a step (trial), of attempts at a lost one.
+
+    ``prune_oom``: what ran out of memory is not tried again, neither later nor at a larger batch.
+    """
 
     wall: Seconds | None = None
     trial: Seconds = 600.0
     attempts: Annotated[int, Field(ge=1, le=100)] = 2
+    prune_oom: bool = True
 
     @property
     def collective_s(self) -> int:

@@ -12,10 +12,10 @@ from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.interrupts import held
 from harness.launch import Launcher
-from harness.messages import PRECISE, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted, refusal
+from harness.messages import PRECISE, PRUNED, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted, refusal
 from harness.plan import Plan
 from harness.record import RunFolder
-from harness.resume import attempts, pending
+from harness.resume import attempts, out_of_memory, pending
 from harness.trial import Trial, WorkerGroup
 
 
@@ -32,8 +32,8 @@ class Execution:
         self.running: str | None = None
         """The trial that is being measured."""
         self._settled: set[str] = set()
+        self._out_of_memory = out_of_memory(plan, lines)
         self._lost: dict[str, int] = {}
-        self._out_of_memory: list[Cell] = []
         self._refused: dict[tuple[str, ...], str] = {}
         self._needed: dict[str, int] | None = None
         self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
@@ -84,7 +84,7 @@ class Execution:
         for cell in self._out_of_memory:
             if _needs_no_less(trial.cell, cell):
                 batch = cell.per_device_batch_size
-                return f"a batch of {batch} per device of the same cell ran out of memory"
+                return f"a batch of {batch} per device {PRUNED}"
         return None
 
     def _precise_enough(self, trial: Trial) -> str | None:
@@ -157,7 +157,7 @@ class Execution:
             self._settled.add(trial.id)
         if reason := refusal(result.facts):
             self._refused[trial.cell.subject] = reason
-        if result.outcome == "oom":
+        if result.outcome == "oom" and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
         if group:
             self._emit(TrialEnded(trial, line, again))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.messages import Outcome, TrialResult
+from harness.stacks import held_up_by
+from harness.watch import Watch
 
 COLLATERAL = (
     "closed by peer",
@@ -14,51 +17,88 @@ COLLATERAL = (
     "connection refused",
     "connection was closed",
     "broken pipe",
+    "pair closure",
     "remote process exited",
+    "communicator was aborted",
     "socket timeout",
     "timed out waiting",
 )
 """What a healthy rank's collective says when a peer is gone."""
+COLLATERAL_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
+OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
+ENDED_FOR_MEMORY = ("low on memory", "NODE_OUT_OF_MEMORY", "memory pressure")
+"""How Ray tells that its memory monitor ended a worker."""
+LOADER_KILLED = "killed by signal: Killed"
+"""What a rank says whose loader worker got a SIGKILL."""
 _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """How torchrun names a rank that died."""
-COLLATERAL_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 
 
-def primary(failures: Sequence[TrialResult]) -> TrialResult:
+def primary(failures: Sequence[TrialResult], silent: Sequence[int] = ()) -> TrialResult:
     """The failure that caused the others: the first that does not read like a lost peer.
 
-    Where every rank only misses a peer, that peer's process or node is lost.
+    Where every rank only misses a peer, that peer's process or node is lost. ``silent``: the ranks that are known
+    to have died without a word.
     """
-    own = [failure for failure in failures if not _is_collateral(failure)]
+    own = [failure for failure in failures if not _is_collateral(failure, certain=bool(silent))]
     if own:
         return own[0]
     first = failures[0]
-    return replace(first, outcome="lost", reason=f"a peer was lost: {first.reason}")
+    if not silent:
+        return replace(first, outcome="lost", reason=f"a peer was lost: {first.reason}")
+    detail = f"The process of rank {silent[0]} ended without a word. What its peer saw:\n\n{first.detail}"
+    return replace(first, outcome="lost", reason=died(silent[0]), error_type=None, error_rank=silent[0], detail=detail)
 
 
-def blamed(planned: Sequence[str], finished: Sequence[str], current: str | None) -> list[str]:
+def died(rank: int, how: str | None = None) -> str:
+    """The reason of a trial whose rank's process is gone; ``how``: its signal or exit code, where that is known."""
+    return f"a worker process died (rank {rank}{f': {how}' if how else ''})"
+
+
+def explained(row: TrialResult, watch: Watch) -> TrialResult:
+    """The row with what its rank left behind: whether the host killed it for memory, and what it printed last."""
+    rank = row.error_rank
+    facts = {**row.facts, "freed_s": time.time() - watch.failed_at} if watch.failed_at else row.facts
+    if rank is None:
+        return replace(row, facts=facts)
+    was_killed = row.outcome == "lost" or LOADER_KILLED in row.reason
+    if was_killed and watch.killed_for_memory(rank):
+        row = replace(row, outcome="oom", reason=f"the host's memory ran out: {row.reason}")
+    printed = watch.printed(rank)
+    detail = f"{row.detail}\n\nrank {rank} printed last:\n{printed}" if printed else row.detail
+    return replace(row, facts=facts, detail=detail)
+
+
+def blamed(planned: Sequence[str], finished: Sequence[str], current: str | None, *, connected: bool) -> list[str]:
     """The trials that get a row where a group ended without a word: those of ``planned`` that it may have cost.
 
-    The one it was at; between two trials the next; where it never began, every one; where all are finished, none.
+    The one it was at; between two trials, and once its ranks are connected, the next; before that every one; where
+    all are finished, none.
     """
     if current:
         return [current]
     left = [trial_id for trial_id in planned if trial_id not in set(finished)]
-    return left[:1] if finished else left
+    return left[:1] if finished or connected else left
 
 
-def from_launch(
-    trial_ids: Sequence[str], error: BaseException | None, timed_out: bool, stacks: str
-) -> Iterator[TrialResult]:
-    """A row for each trial to blame where a group ended without a word from its ranks."""
-    if timed_out:
-        outcome: Outcome = "timeout"
-        reason = "no step was taken within the limit (limits.trial); the log shows where each rank stood"
-        named, detail = None, stacks
-    else:
-        outcome, reason, named, detail = _classify(error)
+def from_hang(trial_ids: Sequence[str], stacks: Mapping[int, str]) -> Iterator[TrialResult]:
+    """A row for each trial to blame where a group hung; ``stacks``: where each rank stood."""
+    reason = "no step was taken within the limit (limits.trial); the log shows where each rank stood"
+    found = held_up_by(stacks)
+    rank, place = found if found else (None, None)
+    if place:
+        reason += f"; rank {rank} in {place}"
+    told = (f"rank {number}:\n{stack or 'no answer'}" for number, stack in sorted(stacks.items()))
+    detail = f"{reason}\n\n" + "\n\n".join(told)
     for trial_id in trial_ids:
-        yield TrialResult(trial_id, outcome, reason, error_type=named, detail=detail)
+        yield TrialResult(trial_id, "timeout", reason, error_rank=rank, detail=detail)
+
+
+def from_launch(trial_ids: Sequence[str], error: BaseException | None) -> Iterator[TrialResult]:
+    """A row for each trial to blame where fit() raised without a word from its ranks."""
+    template = from_memory_monitor(_classify(error), error)
+    for trial_id in trial_ids:
+        yield replace(template, trial_id=trial_id)
 
 
 def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) -> TrialResult:
@@ -74,39 +114,64 @@ def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) ->
         return TrialResult(trial_id, "lost", f"torchrun itself ended (exit code {code})", detail=output)
     rank, status = (int(number) for number in named[-1])  # the last is what torchrun calls the root cause
     means = f"signal {-status}" if status < 0 else f"exit code {status}"
-    return TrialResult(trial_id, "lost", f"a worker process died (rank {rank}: {means})", detail=output)
+    return TrialResult(trial_id, "lost", died(rank, means), error_rank=rank, detail=output)
 
 
-def _classify(error: BaseException | None) -> tuple[Outcome, str, str, str]:
-    """Outcome, reason, type and whole text of what fit() raised."""
+def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialResult:
+    """The row of a lost trial, as oom where what fit() raised says that Ray ended a rank for memory."""
+    causes = {rank: cause for rank, cause in _ended(error).items() if _is_memory(cause)}
+    if row.outcome != "lost" or not causes:
+        return row
+    rank, cause = next(iter(causes.items()))
+    told = f"{row.detail}\n\nrank {rank}: {type(cause).__name__}: {cause}"
+    return replace(row, outcome="oom", reason=_for_memory(rank), error_rank=rank, detail=told)
+
+
+def ended_by_themselves(error: BaseException | None) -> list[int]:
+    """The ranks whose processes Ray found dead, where it ended none itself before."""
+    return sorted(_ended(error))
+
+
+def _classify(error: BaseException | None) -> TrialResult:
+    """What fit() raised, as a row that still lacks its trial."""
     detail = f"{type(error).__name__}: {error}"
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
-    system = {rank: cause for rank, failure in failures.items() if (cause := _system_failure(failure))}
-    named = {rank: system.get(rank, failure) for rank, failure in failures.items()}
+    ended = _ended(error)
+    named = {**failures, **ended}
     detail += "".join(f"\n\nrank {rank}: {type(cause).__name__}: {cause}" for rank, cause in named.items())
-    text = detail.lower()
-    if "outofmemory" in text or "out of memory" in text or "memory pressure" in text:
-        return "oom", "the host's memory ran out and a worker was ended", type(error).__name__, detail
-    if system:
-        rank, cause = next(iter(system.items()))
-        kind = type(cause).__name__
-        return "lost", f"a worker process died (rank {rank}: {kind})", kind, detail
-    if named:
-        rank, cause = next(iter(named.items()))
-        kind = type(cause).__name__
-        return "error", f"{kind} on rank {rank}: {' '.join(str(cause).split())[:300]}", kind, detail
-    inner = getattr(error, "controller_failure", None) or error
-    kind = type(inner).__name__
-    return "lost", f"the worker group did not start or was ended: {kind}: {str(inner)[:300]}", kind, detail
+    if not named:
+        inner = getattr(error, "controller_failure", None) or error
+        kind = type(inner).__name__
+        reason = f"the worker group did not start or was ended: {kind}: {str(inner)[:300]}"
+        return TrialResult("", "lost", reason, error_type=kind, detail=detail)
+    rank, cause = next(iter((ended or named).items()))
+    kind = type(cause).__name__
+    if ended:
+        return TrialResult("", "lost", died(rank, kind), error_type=kind, error_rank=rank, detail=detail)
+    outcome: Outcome = "oom" if kind in OUT_OF_MEMORY else "error"
+    reason = f"{kind} on rank {rank}: {' '.join(str(cause).split())[:300]}"
+    return TrialResult("", outcome, reason, error_type=kind, error_rank=rank, detail=detail)
 
 
-def _system_failure(failure: BaseException) -> BaseException | None:
-    """Why Ray found a worker unhealthy; None where the worker itself raised."""
-    cause: BaseException | None = getattr(failure, "health_check_failure", None)
-    return cause
+def _ended(error: BaseException | None) -> dict[int, BaseException]:
+    """Why Ray found workers unhealthy, by rank; a worker that raised itself is not among them."""
+    failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
+    causes = {rank: getattr(failure, "health_check_failure", None) for rank, failure in failures.items()}
+    return {rank: cause for rank, cause in causes.items() if cause is not None}
 
 
-def _is_collateral(failure: TrialResult) -> bool:
+def _is_memory(cause: BaseException) -> bool:
+    """Whether Ray's memory monitor is why it ended a worker."""
+    text = str(cause)
+    return type(cause).__name__ in OUT_OF_MEMORY or any(sign in text for sign in ENDED_FOR_MEMORY)
+
+
+def _for_memory(rank: int) -> str:
+    return f"the host's memory ran out: Ray's memory monitor ended rank {rank}"
+
+
+def _is_collateral(failure: TrialResult, *, certain: bool) -> bool:
+    """Whether a rank only says that a peer is gone. ``certain``: one is, so that any failed collective means that."""
     text = failure.reason.lower()
     collective = failure.error_type in COLLATERAL_TYPES and failure.outcome == "error"
-    return collective and any(sign in text for sign in COLLATERAL)
+    return collective and (certain or any(sign in text for sign in COLLATERAL))

@@ -13,6 +13,8 @@ PREFLIGHT = "preflight"
 """The same of a trial that the doctor's findings forbid."""
 TIME_IS_UP = "time is up: limits.wall was reached"
 """The reason of a trial that was not started for want of time."""
+PRUNED = "of the same cell ran out of memory (limits.prune_oom)"
+"""How the reason ends of a trial that would need no less memory than one that ran out of it."""
 Row = Mapping[str, Any]
 Columns = Mapping[str, Sequence[Any]]
 
@@ -61,6 +63,11 @@ class TrialResult:
     steps: Columns = field(default_factory=dict)
     epochs: Columns = field(default_factory=dict)
     checks: Columns = field(default_factory=dict)
+
+    @property
+    def ends_group(self) -> bool:
+        """Whether its processes are no good for a further trial."""
+        return self.outcome not in ("ok", "diverged", "skipped")
 
 
 Message = GroupStarted | TrialStarted | TrialResult

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import psutil
 
-from harness import scratch
+from harness import redact, scratch
 from harness.inventory import Node
 from harness.measure.progress import read_counter
+from harness.traces import Traces, killed_for_memory, what_it_printed
 
 STACK_WAIT_S = 1.0
-"""How long the processes have to write down where they stand before they are killed."""
+"""How long the processes have to write down where they stand before they are killed; their loaders half of it."""
 
 
 def describe_node(node_id: str, address: str) -> Node:
@@ -92,19 +93,34 @@ class NodeAgent:
         """How many steps the processes behind these counters have taken."""
         return [read_counter(Path(counter)) for counter in counters]
 
+    def alive(self, pids: Sequence[int]) -> list[bool]:
+        """Whether each of these processes still runs."""
+        return [_runs(pid) for pid in pids]
+
     def stacks(self, processes: Sequence[tuple[int, str]]) -> list[str]:
-        """Where each (pid, stack file) stands, as its own fault handler writes it down."""
-        for pid, _ in processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGUSR1)
+        """Where each (pid, stack file) stands, as its own fault handler writes it down; its loader workers below it."""
+        pids = [pid for pid, _ in processes]
+        _signal(pids)
         time.sleep(STACK_WAIT_S)
+        _signal([child for pid in pids for child in _children(pid)])
+        time.sleep(STACK_WAIT_S / 2)
         return [_read(Path(path)) for _, path in processes]
 
+    def printed(self, processes: Sequence[Traces]) -> list[str]:
+        """The end of what each of these processes printed, without what is secret here."""
+        return [redact.text(what_it_printed(traces)) for traces in processes]
+
+    def killed_for_memory(self, processes: Sequence[Traces]) -> list[bool]:
+        """Whether the kernel killed for memory beside each of these processes while it ran."""
+        return [killed_for_memory(traces) for traces in processes]
+
     def kill(self, processes: Sequence[tuple[int, Sequence[str]]]) -> None:
-        """Ends each (pid, its files) at once and removes the files."""
+        """Ends each (pid, its files) and what it started at once, also where it has died; removes the files."""
         for pid, files in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)  # ranks lead process groups of their own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)  # but for one that has not come that far
             for file in files:
                 Path(file).unlink(missing_ok=True)
 
@@ -116,6 +132,32 @@ class NodeAgent:
     def sweep(self) -> None:
         """Removes what earlier runs, if they were killed, left on this node."""
         scratch.sweep()
+
+
+def lead_a_process_group() -> None:
+    """From now on this process and what it starts can be ended together, even once it has died itself."""
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)
 
 
 def _read(path: Path) -> str:

@@ -16,7 +16,15 @@ from ray.train.torch import TorchTrainer
 
 from harness.cluster import Cluster
 from harness.config import Experiment
-from harness.failures import blamed, from_launch, primary
+from harness.failures import (
+    blamed,
+    ended_by_themselves,
+    explained,
+    from_hang,
+    from_launch,
+    from_memory_monitor,
+    primary,
+)
 from harness.inventory import Machine, Node
 from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
@@ -35,6 +43,8 @@ END_S = 60.0
 """How long Ray has to notice that the workers of a group were killed."""
 GIVEN_UP_S = 5.0
 """The same where the whole run ends, and Ray with it."""
+GRACE_S = 1.0
+"""How long the other ranks have, after the first failure, to fail too; then they are ended, wherever they wait."""
 CLOSED = -2
 """The number of no launch: the mailbox takes nothing."""
 
@@ -55,16 +65,20 @@ class RayLauncher:
         self._storage.close()
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        nodes = self._nodes_for(group)
+        if len(nodes) < group.placement.nodes:  # Ray would wait for those that have gone
+            reason = f"the cluster shrank: of {group.placement.nodes} nodes that the trial needs {len(nodes)} are left"
+            yield from (TrialResult(trial.id, "lost", reason) for trial in group.trials)
+            return
         number = next(self._launches)
         ray.get(self.cluster.mailbox.open.remote(number, deadline))
-        fit = Fit(self._trainer(group, number))
+        fit = Fit(self._trainer(group, nodes, number))
         watch = Watch(partial(ask_agents, self.cluster), self.experiment.limits.trial)
-        coming_up = ComingUp(time.time(), "controller and resources")
         failures: list[TrialResult] = []
         finished: list[str] = []
         current: str | None = None
-        for message in self._hear(fit, watch, coming_up, group.trials[-1].id):
-            if isinstance(message, TrialResult) and message.error_rank is not None:
+        for message in self._hear(fit, watch, group.trials[-1].id):
+            if isinstance(message, TrialResult) and message.ends_group:
                 failures.append(message)  # told when the group has ended: the cause may be a peer's
                 continue
             if isinstance(message, TrialStarted):
@@ -73,14 +87,12 @@ class RayLauncher:
                 current = None
                 finished.append(message.trial_id)
             yield message
-        if failures and not watch.timed_out:
-            yield primary(failures)
-        elif watch.timed_out or fit.error is not None:
-            trial_ids = blamed([trial.id for trial in group.trials], finished, current)
-            yield from from_launch(trial_ids, fit.error, watch.timed_out, watch.stacks)
+        left = blamed([trial.id for trial in group.trials], finished, current, connected=watch.connected)
+        yield from (explained(row, watch) for row in _rows(left, failures, fit, watch))
 
-    def _hear(self, fit: Fit, watch: Watch, coming_up: ComingUp, last: str) -> Iterator[Message]:
-        """Messages until the group has ended and all are heard; ends a group that hangs or is given up."""
+    def _hear(self, fit: Fit, watch: Watch, last: str) -> Iterator[Message]:
+        """Messages until the group has ended and all are heard; ends a group that fails, hangs or is given up."""
+        coming_up = ComingUp(time.time(), "controller and resources")
         wait_s = TAKE_S
         try:
             while True:
@@ -90,16 +102,17 @@ class RayLauncher:
                     if isinstance(message, Registration):
                         watch.add(message)
                         coming_up.saw(message, time.time())
-                    elif isinstance(message, GroupStarted):
-                        yield replace(message, parts=coming_up.parts(time.time()))
-                    else:
-                        if isinstance(message, TrialResult) and message.trial_id == last:
-                            wait_s = ENDING_S
-                        yield message
+                        continue
+                    if isinstance(message, GroupStarted):
+                        message = replace(message, parts=coming_up.parts(time.time()))
+                    elif isinstance(message, TrialResult):
+                        wait_s = ENDING_S if message.trial_id == last or message.ends_group else wait_s
+                        watch.saw_end(message)
+                    yield message
                 if ended:
                     return
-                if watch.hangs():
-                    watch.end()
+                if watch.failed_for(GRACE_S) or watch.hangs():
+                    watch.cut_short()
                     fit.join(END_S)
                     return
         finally:
@@ -108,13 +121,15 @@ class RayLauncher:
                     ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
                 watch.end()
                 fit.join(GIVEN_UP_S)
+            elif fit.error:
+                watch.end()  # what the ranks started and left behind
             watch.clear()
 
     def _take(self, wait_s: float) -> list[Any]:
         messages: list[Any] = ray.get(self.cluster.mailbox.take.remote(wait_s))
         return messages
 
-    def _trainer(self, group: WorkerGroup, number: int) -> TorchTrainer:
+    def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
         job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path)
         return TorchTrainer(
             train,
@@ -125,7 +140,7 @@ class RayLauncher:
                 mailbox=self.cluster.mailbox,
                 launch=number,
             ),
-            scaling_config=self._scaling(group),
+            scaling_config=self._scaling(group, nodes),
             run_config=RunConfig(
                 name=f"{group.id}-{number}",
                 storage_path=str(self._storage.path),
@@ -135,9 +150,8 @@ class RayLauncher:
             ),
         )
 
-    def _scaling(self, group: WorkerGroup) -> ScalingConfig:
+    def _scaling(self, group: WorkerGroup, nodes: Sequence[Node]) -> ScalingConfig:
         placement = group.placement
-        nodes = self._nodes_for(group)
         resources = _resources(group, self.machine, nodes)
         pinned: dict[str, Any] = {}
         if len(self.cluster.inventory.nodes) > 1:
@@ -151,12 +165,32 @@ class RayLauncher:
         )
 
     def _nodes_for(self, group: WorkerGroup) -> list[Node]:
-        """The first nodes that hold their part of the group: the same ones in every block."""
+        """The first nodes that hold their part of the group: the same ones in every block, while they are there."""
         per_node = self.machine.devices_per_node
         placement = group.placement
         needed = 1 if group.oversubscribe else max([placement.devices_per_node, *(n + 1 for n in placement.device_ids)])
         fits = [node for node, devices in zip(self.cluster.inventory.nodes, per_node, strict=True) if devices >= needed]
-        return fits[: placement.nodes]
+        alive = self._alive()
+        return [node for node in fits if node.node_id in alive][: placement.nodes]
+
+    def _alive(self) -> set[str]:
+        """The nodes whose agents answer; a cluster of one has no other to lose."""
+        names = [node.node_id for node in self.cluster.inventory.nodes]
+        if len(names) == 1:
+            return set(names)
+        answers = ask_agents(self.cluster, "alive", [(name, 1) for name in names])
+        return {name for name, answer in zip(names, answers, strict=True) if answer is not None}
+
+
+def _rows(left: Sequence[str], failures: Sequence[TrialResult], fit: Fit, watch: Watch) -> Iterator[TrialResult]:
+    """What is to be recorded of the trials that a group ended at."""
+    if watch.timed_out:
+        yield from from_hang(left, watch.stacks)
+    elif failures:
+        silent = watch.silent or ([] if watch.was_cut_short else ended_by_themselves(fit.error))
+        yield from_memory_monitor(primary(failures, silent), fit.error)
+    elif fit.error is not None:
+        yield from from_launch(left, fit.error)
 
 
 def _resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]) -> dict[str, float]:

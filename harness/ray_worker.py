@@ -21,9 +21,10 @@ from ray.train.torch import TorchConfig, get_devices
 from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group, _TorchBackend
 
 from harness.measure.progress import StepCounter
-from harness.node import interface_of
+from harness.node import interface_of, lead_a_process_group
 from harness.ranks import Ranks
 from harness.scratch import Scratch, shared_memory
+from harness.traces import of_this_process
 from harness.trial import WorkerGroup
 from harness.watch import Registration
 
@@ -42,7 +43,7 @@ class InterfaceBackend(_TorchBackend):
     """
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        processes: list[Registration] = worker_group.execute(_register)
+        processes: list[Registration] = worker_group.execute(_prepare)
         for process in processes:
             ray.get(backend_config.mailbox.put.remote(backend_config.launch, process))
         alone = len({process.node_id for process in processes}) == 1
@@ -114,7 +115,14 @@ def _register(*, connected: bool = False) -> Registration:
         created_at=psutil.Process().create_time(),
         connected=connected,
         folder=str(folder),
+        traces=of_this_process(),
     )
+
+
+def _prepare() -> Registration:
+    """On every rank before it connects: what the driver needs to find the process again."""
+    lead_a_process_group()
+    return _register()
 
 
 def places_of(device_ids: Sequence[int], visible: str) -> list[int]:

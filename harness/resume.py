@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.cell import Cell
-from harness.messages import PRECISE, TIME_IS_UP, refusal
+from harness.messages import PRECISE, PRUNED, TIME_IS_UP, refusal
 from harness.plan import Plan
 from harness.trial import Trial, WorkerGroup
 
@@ -19,12 +19,23 @@ def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
 
     Pairs form only between trials of the same sitting. So a block that is measured in two parts measures its bases
     again in the second; and what is done, but without the base that the first part did not come to, is done again.
+    What is known to lack memory is left out.
     """
-    pairs = _Pairs(plan, lines)
-    again = [trial for trial in plan.trials if trial.id not in pairs.done or pairs.lacks_one(trial)]
+    pairs, pruned = _Pairs(plan, lines), _pruned(plan, lines)
+    missing = {trial.id for trial in plan.trials} - pairs.done - pruned
+    again = [trial for trial in plan.trials if trial.id in missing or pairs.lacks_one(trial)]
     wanted = {trial.id for trial in again} | {partner for trial in again for partner in pairs.beside(trial)}
+    wanted -= pruned
     groups = (replace(g, trials=tuple(t for t in g.trials if t.id in wanted)) for g in plan.groups)
     return tuple(group for group in groups if group.trials)
+
+
+def out_of_memory(plan: Plan, lines: Lines) -> list[Cell]:
+    """The cells that ran out of memory and are not to be tried again."""
+    if not plan.experiment.limits.prune_oom:
+        return []
+    found = {line["trial_id"] for line in lines if line["outcome"] == "oom"}
+    return list(dict.fromkeys(trial.cell for trial in plan.trials if trial.id in found))
 
 
 def attempts(lines: Lines) -> dict[str, int]:
@@ -90,6 +101,16 @@ class _Pairs:
 
 def _is_skipped(line: Mapping[str, Any], reason: str) -> bool:
     return line["outcome"] == "skipped" and str(line.get("reason", "")).startswith(reason)
+
+
+def _pruned(plan: Plan, lines: Lines) -> set[str]:
+    """The trials of which it was seen last that they lack memory; none where they are to be tried again."""
+    last = {line["trial_id"]: line for line in lines if plan.experiment.limits.prune_oom}
+    return {trial_id for trial_id, line in last.items() if line["outcome"] == "oom" or _is_pruned(line)}
+
+
+def _is_pruned(line: Mapping[str, Any]) -> bool:
+    return line["outcome"] == "skipped" and str(line.get("reason", "")).endswith(PRUNED)
 
 
 def _failed(line: Mapping[str, Any]) -> bool:

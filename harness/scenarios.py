@@ -17,12 +17,13 @@ from harness.doctor.subject import Subject
 from harness.errors import SkipTrial
 from harness.measure import memory
 from harness.measure.convergence import Epochs
+from harness.measure.divergence import Divergence, earliest, first_in, verdict
 from harness.measure.equivalence import measure_update
 from harness.measure.explain import explain
 from harness.measure.rows import columns_of, joined, step_columns, window_rows
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed, measure_throughput
-from harness.messages import Outcome, TrialResult, refusal
+from harness.messages import TrialResult, refusal
 from harness.ranks import Ranks
 from harness.training import Training
 from harness.trial import Trial
@@ -107,13 +108,13 @@ def _throughput(scene: Scene) -> TrialResult:
     for kind, name in (("warmup", "warmup"), ("timed", "windows")):
         scene.parts[name] = sum(s.window.duration_s for s in stretches if s.kind == kind)
     seen = ranks.gather((window_rows(ranks.rank, stretches), step_columns(ranks.rank, stretches)))
+    bad = earliest(first_in(steps["loss"], rank) for rank, (_, steps) in enumerate(seen))
     return TrialResult(
         trial.id,
-        *_verdict(speed.finite),
+        **verdict(bad or (None if speed.finite else Divergence(0)), facts),
         unit=workload.unit,
         parameters=training.parameters,
         steps_s=scene.parts["warmup"] + scene.parts["windows"],
-        facts=facts,
         windows=tuple(row for windows, _ in seen for row in windows),
         steps=joined([steps for _, steps in seen]),
     )
@@ -145,13 +146,13 @@ def _convergence(scene: Scene) -> TrialResult:
     epochs.run(settings, scene.advance)
     scene.parts |= {part: seconds for part, seconds in epochs.spent.items() if keeper or part != "checkpoints"}
     scene.rank_facts |= {**(memory.peak(ranks.devices) if fresh_peak else {}), **memory.of_state(training)}
+    facts = {"effective_lr": training.effective_lr, "resumed_epoch": epochs.resumed_epoch or None}
     return TrialResult(
         trial.id,
-        *_verdict(epochs.finite),
+        **verdict(epochs.diverged, facts),
         unit=workload.unit,
         parameters=training.parameters,
         steps_s=epochs.spent["epochs"],
-        facts={"effective_lr": training.effective_lr, "resumed_epoch": epochs.resumed_epoch or None},
         epochs=columns_of(epochs.rows),
     )
 
@@ -188,16 +189,12 @@ def _equivalence(scene: Scene) -> TrialResult:
         update = measure_update(scene.trial.cell, workload, datasets[0], scene.trial.seed, scene.ranks, scene.advance)
     return TrialResult(
         scene.trial.id,
-        *_verdict(update.finite),
+        **verdict(None if update.finite else Divergence(0), {}),
         unit=workload.unit,
         parameters=update.parameters,
         steps_s=scene.parts["check"],
         checks={"bucket": list(range(len(update.sketch))), "update": update.sketch},
     )
-
-
-def _verdict(finite: bool) -> tuple[Outcome, str]:
-    return ("ok", "") if finite else ("diverged", "the loss or a parameter stopped being finite")
 
 
 def finished(result: TrialResult, scene: Scene, started_at: float, trial_s: float, ranks: Any) -> TrialResult:

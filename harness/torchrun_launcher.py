@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.config import Experiment
-from harness.failures import from_exit, from_launch, primary
+from harness.failures import explained, from_exit, from_hang, primary
 from harness.messages import GroupStarted, Message, TrialResult
 from harness.node import NodeAgent
 from harness.torchrun_processes import Processes, started
@@ -51,7 +51,7 @@ class TorchrunLauncher:
         with started(job, deadline) as processes:
             watch = Watch(ask_here, self.experiment.limits.trial)
             for message in _hear(processes, watch, coming_up):
-                if isinstance(message, TrialResult) and message.error_rank is not None:
+                if isinstance(message, TrialResult) and message.ends_group:
                     failures.append(message)  # told when the processes have ended: the cause may be a peer's
                     continue
                 if isinstance(message, GroupStarted):
@@ -61,7 +61,7 @@ class TorchrunLauncher:
                 finished = finished or isinstance(message, TrialResult)
                 yield message
             if not finished and not processes.mailbox.refused:
-                yield _failure(job.group.trials[0].id, failures, watch, processes)
+                yield explained(_failure(job.group.trials[0].id, failures, watch, processes), watch)
         return finished
 
 
@@ -79,6 +79,7 @@ def _hear(processes: Processes, watch: Watch, coming_up: ComingUp) -> Iterator[M
                 continue
             if isinstance(message, TrialResult):
                 wait_s = ENDING_S
+                watch.saw_end(message)
             yield message
         if ended or (not processes.pids and time.monotonic() - began > START_S):
             return
@@ -88,11 +89,14 @@ def _hear(processes: Processes, watch: Watch, coming_up: ComingUp) -> Iterator[M
 
 
 def _failure(trial_id: str, failures: Sequence[TrialResult], watch: Watch, processes: Processes) -> TrialResult:
+    output = processes.output()
     if watch.timed_out:
-        return next(from_launch([trial_id], None, True, watch.stacks))
-    if failures:
-        return primary(failures)
-    return from_exit(trial_id, processes.exit_code, processes.output(), came_up=bool(processes.pids))
+        row = next(from_hang([trial_id], watch.stacks))
+    elif failures:
+        row = primary(failures, watch.silent or ())
+    else:
+        return from_exit(trial_id, processes.exit_code, output, came_up=bool(processes.pids))
+    return replace(row, detail=f"{row.detail}\n\nthe processes printed last:\n{output}") if output else row
 
 
 def ask_here(question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:

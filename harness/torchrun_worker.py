@@ -19,6 +19,7 @@ from harness.lifeline import die_with_parent
 from harness.measure.progress import StepCounter
 from harness.ranks import Ranks
 from harness.socket_mailbox import DriverLine
+from harness.traces import of_this_process
 from harness.trial import WorkerGroup
 from harness.watch import Registration
 from harness.worker import Job, TrialFailed, failure, run_group
@@ -40,7 +41,8 @@ def main(job_file: Path) -> int:
     with stack_file.open("w") as stack, StepCounter(counter_file) as counter:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         made = psutil.Process().create_time()
-        process = Registration(rank, NODE_ID, os.getpid(), str(counter_file), str(stack_file), made, connected=False)
+        files = (str(counter_file), str(stack_file))
+        process = Registration(rank, NODE_ID, os.getpid(), *files, made, connected=False, traces=of_this_process())
         if not line.send(process):
             return 1  # given up while this process came up
         try:

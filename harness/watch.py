@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
+
+from harness.messages import TrialResult
+from harness.traces import Traces
+
+DIES_S = 0.1
+"""How long after its sockets a dying process is gone."""
 
 Ask = Callable[[str, Sequence[tuple[str, Any]]], list[Any]]
 """Asks the nodes' agents a question about (node id, what) each: one answer each, None where none comes."""
@@ -27,6 +33,7 @@ class Registration:
     """Whether the ranks are connected by now."""
     folder: str = ""
     """Its scratch folder, where it has one of its own."""
+    traces: Traces = field(default_factory=Traces)
 
 
 @dataclass
@@ -58,7 +65,7 @@ class ComingUp:
 
 
 class Watch:
-    """Sees from outside whether the processes of a group still take steps."""
+    """Sees from outside whether the processes of a group still take steps, and what became of them."""
 
     def __init__(self, ask: Ask, limit_s: float) -> None:
         self._ask_nodes, self._limit_s = ask, limit_s
@@ -66,18 +73,53 @@ class Watch:
         self._counts: list[Any] = []
         self._changed = self._looked = time.monotonic()
         self.timed_out = False
-        self.stacks: str = ""
+        self.stacks: dict[int, str] = {}
+        """Where each rank stood when the group hung."""
+        self.silent: list[int] | None = None
+        """The ranks that died without a word before another failed; None where that is not known."""
+        self.failed_at: float | None = None
+        """When the first failure was seen (unix time)."""
+        self.was_cut_short = False
 
     @property
     def pids(self) -> list[int]:
         """The processes that are known by now."""
-        return list(self._processes)
+        return [process.pid for process in self._processes.values()]
+
+    @property
+    def connected(self) -> bool:
+        """Whether a rank has joined the others: what fails from then on is a trial's."""
+        return any(process.connected for process in self._processes.values())
 
     def add(self, process: Registration) -> None:
-        self._processes[process.pid] = process
+        known = self._processes.get(process.rank)
+        self._processes[process.rank] = replace(known, connected=True) if known and process.connected else process
 
     def saw_progress(self) -> None:
         self._changed = time.monotonic()
+
+    def saw_end(self, result: TrialResult) -> None:
+        """At the first failure, notes who is dead while the rank that tells it lives: later its peers are ended."""
+        if not result.ends_group or self.failed_at is not None:
+            return
+        self.failed_at = time.time()
+        for wait_s in (0.0, DIES_S):
+            time.sleep(wait_s)
+            lives = dict(zip(self._processes, self._ask("alive", lambda p: p.pid), strict=True))
+            speaker_lives = lives.get(result.error_rank or 0)
+            if speaker_lives:
+                self.silent = [rank for rank, alive in sorted(lives.items()) if not alive]
+            if self.silent or not speaker_lives:
+                return
+
+    def failed_for(self, seconds: float) -> bool:
+        """Whether the first failure is so long ago."""
+        return self.failed_at is not None and time.time() - self.failed_at > seconds
+
+    def cut_short(self) -> None:
+        """Ends a group that does not end by itself: who is dead from now on died of that."""
+        self.was_cut_short = True
+        self.end()
 
     def hangs(self) -> bool:
         """Whether no step was taken for the limit; looks at most four times in that span."""
@@ -92,16 +134,26 @@ class Watch:
         return self.timed_out
 
     def end(self) -> None:
-        """Notes where the processes stand, if they hang, and ends them."""
-        if self.timed_out:
+        """Notes where the processes stand, if they hang, and ends them and what they started."""
+        if self.timed_out and not self.stacks:
+            self.failed_at = self.failed_at or time.time()
             texts = self._ask("stacks", lambda p: (p.pid, p.stack))
-            named = sorted(zip(self._processes.values(), texts, strict=True), key=lambda pair: pair[0].rank)
-            self.stacks = "\n\n".join(f"rank {p.rank} (pid {p.pid}):\n{text or 'no answer'}" for p, text in named)
+            self.stacks = {rank: text or "" for rank, text in zip(self._processes, texts, strict=True)}
         self._ask("kill", lambda p: (p.pid, (p.counter, p.stack)))
 
     def clear(self) -> None:
         """Removes what the processes, all ended by now, may have left."""
         self._ask("clear", lambda p: p.folder)
+
+    def printed(self, rank: int) -> str:
+        """The end of what this rank printed; empty where it is not known."""
+        answers = self._ask("printed", lambda p: p.traces)
+        return dict(zip(self._processes, answers, strict=True)).get(rank) or ""
+
+    def killed_for_memory(self, rank: int) -> bool:
+        """Whether the kernel killed for memory beside this rank while it ran."""
+        answers = self._ask("killed_for_memory", lambda p: p.traces)
+        return bool(dict(zip(self._processes, answers, strict=True)).get(rank))
 
     def _ask(self, question: str, about: Callable[[Registration], Any]) -> list[Any]:
         return self._ask_nodes(question, [(p.node_id, about(p)) for p in self._processes.values()])

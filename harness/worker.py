@@ -24,6 +24,8 @@ from harness.ranks import Ranks
 from harness.scenarios import Scene, finished, play
 from harness.trial import Trial, WorkerGroup
 
+MOST_DETAIL = 100_000
+"""Characters of a traceback that are kept, from its end."""
 Send = Callable[[Message], bool]
 """Tells the driver and waits until it has it; False asks the group to stop before its next trial."""
 
@@ -49,9 +51,9 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
     _preload(job, ranks, cache)
     link = _announce(ranks, send)
     for trial in job.group.trials:
-        if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
-            return
         try:
+            if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
+                return
             result = _run_trial(Scene(trial, job.experiment, ranks, advance, cache))
         except SkipTrial as skip:
             result = TrialResult(trial.id, "skipped", str(skip))
@@ -65,24 +67,33 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
 
 def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     """A row for a trial that raised: which rank, what, and the whole traceback."""
-    trace = "".join(traceback.format_exception(error))
-    reason = f"{type(error).__name__} on rank {rank}: {' '.join(str(error).split())[:500]}"
-    return TrialResult(  # redacted here too: another node may have variables that the driver has not
+    # redacted here too, and before it is cut: another node may have variables that the driver has not
+    trace = redact.text("".join(traceback.format_exception(error))[-2 * MOST_DETAIL :])[-MOST_DETAIL:]
+    said = redact.text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
+    return TrialResult(
         trial_id,
         outcome_of(error),
-        redact.text(reason),
+        f"{type(error).__name__} on rank {rank}: {said}",
         error_type=type(error).__name__,
         error_rank=rank,
-        detail=redact.text(trace),
+        detail=trace,
         facts=getattr(error, "facts", {}),  # what an examination had found before it failed
     )
 
 
 def outcome_of(error: BaseException) -> Outcome:
     """oom where device or host memory ran out, else error."""
-    text = str(error).lower()
+    text = _message(error).lower()
     memory_ran_out = "out of memory" in text or "can't allocate memory" in text or "cannot allocate memory" in text
     return "oom" if isinstance(error, torch.OutOfMemoryError | MemoryError) or memory_ran_out else "error"
+
+
+def _message(error: BaseException) -> str:
+    """What an exception says; its own code may fail at that too."""
+    try:
+        return str(error)
+    except Exception as worse:
+        return f"(no message: its __str__ raised {type(worse).__name__})"
 
 
 def _prepare_process(job: Job) -> None:
@@ -99,7 +110,7 @@ def _preload(job: Job, ranks: Ranks, cache: dict[Any, Any]) -> None:
 
     What fails here fails again in the trial, where it has a row.
     """
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, SystemExit):
         Scene(job.group.trials[0], job.experiment, ranks, lambda: None, cache).workload()
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()  # torch's first imports its compiler
 

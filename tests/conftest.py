@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -67,3 +68,33 @@ def no_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class FaultRow:
+    """A line of the table that closes a run of the tests with faults in it."""
+
+    fault: str
+    injected: str
+    seen: str
+    before: int
+    after: int
+    recovery_s: float | None
+
+    KEY: ClassVar[pytest.StashKey[list[FaultRow]]] = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """What each injected fault came to; ``before`` and ``after`` are the trials that were measured."""
+    rows = config.stash.get(FaultRow.KEY, [])
+    if not rows:
+        return
+    terminalreporter.section("faults")
+    terminalreporter.write_line(
+        f"{'fault':24}{'injected how':38}{'outcome seen':18}{'before':>7}{'after':>7}{'recovery':>10}"
+    )
+    for row in rows:
+        seconds = f"{row.recovery_s:.1f} s" if row.recovery_s is not None else "-"
+        terminalreporter.write_line(
+            f"{row.fault:24}{row.injected:38}{row.seen:18}{row.before:>7}{row.after:>7}{seconds:>10}"
+        )

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 
 class Told:
-    """``behaviour``: fine, raises, memory, hangs, dies or diverges; on rank 1 where there is one."""
+    """``behaviour``: fine, raises, hangs, dies or diverges; on rank 1 where there is one."""
 
     unit = "samples"
 
@@ -42,8 +42,6 @@ class Told:
     def _misbehave(self) -> None:
         if self.behaviour == "raises":
             raise ValueError("a bad sample")
-        if self.behaviour == "memory":
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte")
         if self.behaviour == "hangs":
             time.sleep(3600)
         if self.behaviour == "dies":

@@ -169,18 +169,33 @@ def test_filters_and_exclusions_name_a_pair(make_experiment: Make) -> None:
 # --- the processes
 
 
-def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_named(make_experiment: Make) -> None:
-    from harness.ray_launcher import RayLauncher
+def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_named(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness import ray_launcher
 
     nodes = tuple(Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 64, gpus) for i, gpus in enumerate((2, 8, 8)))
     machine = replace(EIGHT, devices_per_node=(2, 8, 8))
     inventory: Any = SimpleNamespace(inventory=Inventory(nodes))
-    with closing(RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
-        ddp = launcher._scaling(group(place(CELL)))
-        dp = launcher._scaling(group(place(replace(CELL, strategy="dp"))))
-        anywhere = launcher._scaling(group(place(replace(CELL, device_ids=()))))
+    gone: set[str] = set()
+
+    def answers(_cluster: Any, _question: str, things: Any) -> list[bool | None]:
+        return [None if name in gone else True for name, _ in things]
+
+    monkeypatch.setattr(ray_launcher, "ask_agents", answers)
+    with closing(ray_launcher.RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
+
+        def scaling(cell: Cell) -> Any:
+            asked = group(place(cell))
+            return launcher._scaling(asked, launcher._nodes_for(asked))
+
+        ddp, dp = scaling(CELL), scaling(replace(CELL, strategy="dp"))
+        anywhere = scaling(replace(CELL, device_ids=()))
+        gone.add("n1")
+        moved = scaling(CELL)
     assert (ddp.num_workers, ddp.resources_per_worker["GPU"]) == (2, 4.0)
     assert ddp.label_selector == [{"ray.io/node-id": "n1"}] * 2
+    assert moved.label_selector == [{"ray.io/node-id": "n2"}] * 2
     assert (dp.num_workers, dp.resources_per_worker["GPU"]) == (1, 8.0)
     assert (anywhere.resources_per_worker["GPU"], anywhere.label_selector) == (1.0, [{"ray.io/node-id": "n0"}] * 2)
 

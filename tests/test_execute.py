@@ -125,7 +125,34 @@ def test_after_out_of_memory_the_same_cell_at_as_large_a_batch_is_skipped(plan: 
     assert found[trial_of(plan, "ddp", 2, 16, block=1).id] == ["skipped"]
     assert found[trial_of(plan, "ddp", 1, 16, block=1).id] == ["ok"]
     reasons = {row["reason"] for row in folder.lines() if row["trial_id"] == trial_of(plan, "ddp", 2, 16, 1).id}
-    assert reasons == {"a batch of 8 per device of the same cell ran out of memory"}
+    assert reasons == {"a batch of 8 per device of the same cell ran out of memory (limits.prune_oom)"}
+
+
+def test_what_ran_out_of_memory_stays_so_when_the_run_is_resumed(plan: Plan, tmp_path: Path) -> None:
+    bad = trial_of(plan, "ddp", 2, 8)
+
+    def script(trial: Trial, tries: int) -> Outcome:
+        return "oom" if trial.id == bad.id else "error" if trial.block == 1 else "ok"
+
+    _, folder = execute(plan, tmp_path, script)
+    launcher, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
+    found = outcomes(folder)
+    assert found[bad.id] == ["oom"]
+    assert found[trial_of(plan, "ddp", 2, 16, block=1).id] == ["skipped"]
+    assert found[trial_of(plan, "single", 1, 8, block=1).id] == ["error", "ok"]
+    launcher, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
+    assert launcher.launches == []  # nor is a base measured again for what is not tried
+
+
+def test_without_pruning_each_trial_is_tried_at_each_resume(make_experiment: Make, tmp_path: Path) -> None:
+    free = make_plan(make_experiment(GRID, throughput={"blocks": 2}, limits={"prune_oom": False}), laptop())
+    bad = trial_of(free, "ddp", 2, 8)
+    _, folder = execute(free, tmp_path, lambda trial, tries: "oom" if trial.cell == bad.cell else "ok")
+    found = outcomes(folder)
+    assert found[bad.id] == found[trial_of(free, "ddp", 2, 8, block=1).id] == ["oom"]
+    assert found[trial_of(free, "ddp", 2, 16, block=1).id] == ["ok"]
+    _, folder = execute(free, tmp_path, lambda trial, tries: "ok")
+    assert outcomes(folder)[bad.id] == ["oom", "ok"]
 
 
 def test_a_larger_batch_out_of_memory_says_nothing_of_a_smaller_one(plan: Plan, tmp_path: Path) -> None:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from harness.failures import blamed, from_launch, primary
+from harness.failures import (
+    blamed,
+    ended_by_themselves,
+    explained,
+    from_hang,
+    from_launch,
+    from_memory_monitor,
+    primary,
+)
 from harness.messages import Outcome, TrialResult
+from harness.traces import Traces
+from harness.watch import Registration, Watch
 from harness.worker import failure, outcome_of
 
 
@@ -65,19 +78,20 @@ def test_a_failure_of_its_own_is_not_taken_for_a_lost_peer(reason: str, kind: st
 
 
 @pytest.mark.parametrize(
-    ("finished", "current", "trials"),
+    ("finished", "current", "connected", "trials"),
     [
-        ([], None, ["a", "b", "c"]),
-        ([], "a", ["a"]),
-        (["a"], "b", ["b"]),
-        (["a"], None, ["b"]),
-        (["a", "b", "c"], None, []),
+        ([], None, False, ["a", "b", "c"]),
+        ([], None, True, ["a"]),  # what the first one needs is read before it starts
+        ([], "a", True, ["a"]),
+        (["a"], "b", True, ["b"]),
+        (["a"], None, True, ["b"]),
+        (["a", "b", "c"], None, True, []),
     ],
 )
 def test_a_group_that_ends_without_a_word_costs_no_finished_trial(
-    finished: list[str], current: str | None, trials: list[str]
+    finished: list[str], current: str | None, connected: bool, trials: list[str]
 ) -> None:
-    assert blamed(["a", "b", "c"], finished, current) == trials
+    assert blamed(["a", "b", "c"], finished, current, connected=connected) == trials
 
 
 @pytest.mark.parametrize(
@@ -107,31 +121,109 @@ def test_a_failure_carries_its_type_rank_and_traceback() -> None:
 
 def test_a_dead_process_is_a_lost_trial() -> None:
     error = GroupError({1: HealthCheckFailed(ActorDied("killed"))})
-    (row,) = from_launch(["t"], error, False, "")
+    (row,) = from_launch(["t"], error)
     assert (row.outcome, row.trial_id) == ("lost", "t")
     assert row.reason == "a worker process died (rank 1: ActorDied)"
     assert "killed" in row.detail
 
 
 def test_what_a_worker_raised_outside_of_a_trial_is_an_error() -> None:
-    (row,) = from_launch(["t"], GroupError({1: ValueError("no such device")}), False, "")
+    (row,) = from_launch(["t"], GroupError({1: ValueError("no such device")}))
     assert (row.outcome, row.error_type) == ("error", "ValueError")
     assert row.reason == "ValueError on rank 1: no such device"
 
 
 def test_the_memory_monitors_kill_is_out_of_memory() -> None:
     error = GroupError({0: HealthCheckFailed(ActorDied("killed due to the node running low on memory: OutOfMemory"))})
-    (row,) = from_launch(["t"], error, False, "")
+    (row,) = from_launch(["t"], error)
     assert row.outcome == "oom"
 
 
-def test_a_hang_is_a_timeout_with_the_stacks() -> None:
-    (row,) = from_launch(["t"], None, True, "rank 0: here")
-    assert (row.outcome, row.detail) == ("timeout", "rank 0: here")
-    assert "limits.trial" in row.reason
+def test_the_memory_monitors_kill_is_the_cause_of_what_its_peers_saw() -> None:
+    lost = primary([rank_failure(0, PEER)], silent=[1])
+    told = ActorDied("Task was killed due to the node running low on memory.")
+    row = from_memory_monitor(lost, GroupError({0: ValueError("collateral"), 1: HealthCheckFailed(told)}))
+    assert (row.outcome, row.error_rank) == ("oom", 1)
+    assert row.reason == "the host's memory ran out: Ray's memory monitor ended rank 1"
+    assert from_memory_monitor(lost, GroupError({1: HealthCheckFailed(ActorDied("gone"))})) is lost
+    raised = rank_failure(1, "ValueError on rank 1: bad", "ValueError")
+    assert from_memory_monitor(raised, GroupError({1: HealthCheckFailed(told)})) is raised
+
+
+def test_a_rank_that_died_without_a_word_is_named_not_the_peer_that_misses_it() -> None:
+    row = primary([rank_failure(0, PEER)], silent=[2])
+    assert (row.outcome, row.error_rank, row.error_type) == ("lost", 2, None)
+    assert row.reason == "a worker process died (rank 2)"
+    unknown = rank_failure(0, "DistBackendError on rank 0: NCCL says something new", "DistBackendError")
+    assert primary([unknown], silent=[1]).error_rank == 1
+    assert primary([unknown]).outcome == "error"
+    assert ended_by_themselves(GroupError({1: HealthCheckFailed(ActorDied("x")), 0: ValueError("y")})) == [1]
+
+
+WAITS = """Thread 0x1 (most recent call first):
+  File "/x/torch/autograd/graph.py", line 8 in _engine_run_backward
+  File "/h/worker.py", line 3 in run_group
+
+Current thread 0x2 (most recent call first):
+  File "/x/ray/default_worker.py", line 1 in <module>
+"""
+SLEEPS = WAITS.replace("/x/torch/autograd/graph.py", "/home/me/mine.py").replace("_engine_run_backward", "loss")
+
+
+def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_for() -> None:
+    (row,) = from_hang(["t"], {1: SLEEPS, 0: WAITS})
+    assert (row.outcome, row.error_rank) == ("timeout", 1)
+    assert "limits.trial" in row.reason and row.reason.endswith("; rank 1 in loss (mine.py:8)")
+    assert row.detail.index("rank 0:") < row.detail.index("_engine_run_backward") < row.detail.index("rank 1:\n")
+    reads = SLEEPS.replace(
+        '  File "/home', '  File "/usr/lib/python3.11/selectors.py", line 4 in select\n  File "/home'
+    )
+    (row,) = from_hang(["t"], {0: WAITS, 1: reads})
+    assert row.reason.endswith("; rank 1 in loss (mine.py:8)")  # who called the library says more
+    (row,) = from_hang(["t"], {0: WAITS, 1: WAITS})
+    assert row.error_rank is None
+    (row,) = from_hang(["t"], {0: WAITS, 1: ""})
+    assert row.error_rank == 1 and "rank 1:\nno answer" in row.detail
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "killed", "becomes"),
+    [
+        ("lost", "a worker process died (rank 1)", True, "oom"),
+        ("lost", "a worker process died (rank 1)", False, "lost"),
+        ("error", "RuntimeError on rank 1: DataLoader worker (pid 3) is killed by signal: Killed.", True, "oom"),
+        ("error", "ValueError on rank 1: bad", True, "error"),
+    ],
+)
+def test_a_sigkill_is_out_of_memory_where_the_kernel_counted_one(
+    outcome: Outcome, reason: str, killed: bool, becomes: str
+) -> None:
+    def ask(question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:
+        assert [(node, what.kill_counter) for node, what in things] == [("n0", "zero"), ("n1", "one")]
+        answers = {"killed_for_memory": [False, killed], "printed": ["no", "last words"]}
+        return list(answers[question])
+
+    watch = Watch(ask, 8.0)
+    for rank, name in enumerate(("zero", "one")):
+        watch.add(
+            Registration(rank, f"n{rank}", 5 + rank, "", "", 0.0, connected=False, traces=Traces(kill_counter=name))
+        )
+    row = explained(TrialResult("t", outcome, reason, error_rank=1, detail="trace"), watch)
+    assert row.outcome == becomes and reason in row.reason
+    assert row.detail == "trace\n\nrank 1 printed last:\nlast words"
+
+
+def test_an_exception_that_cannot_say_what_it_is_still_has_a_row() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    result = failure("t", 0, Mute())
+    assert result.reason == "Mute on rank 0: (no message: its __str__ raised ValueError)"
+    assert len(failure("t", 0, ValueError("x" * 10**6)).detail) <= 100_000
 
 
 def test_a_group_that_never_started_is_a_row_for_each_of_its_trials() -> None:
-    rows = list(from_launch(["a", "b"], RuntimeError("no placement group"), False, ""))
+    rows = list(from_launch(["a", "b"], RuntimeError("no placement group")))
     assert [(row.trial_id, row.outcome) for row in rows] == [("a", "lost"), ("b", "lost")]
     assert "no placement group" in rows[0].reason

@@ -1,4 +1,4 @@
-"""Real Ray, real worker processes, real failures, on one embedded cluster."""
+"""Real Ray and real worker processes on one embedded cluster. What fails there is in test_faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import harness
 from harness import cluster
 from harness.cluster import Cluster
 from harness.config import Experiment
-from harness.events import Event, TrialEnded
+from harness.events import Event
 from harness.execute import Execution
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder
@@ -61,36 +61,6 @@ def test_the_environment_is_as_it_was_after_an_embedded_cluster() -> None:
         assert os.environ["RAY_AUTH_TOKEN"] == before.get("RAY_AUTH_TOKEN", "x")
         assert os.environ["HOME"] == before["HOME"]
     assert dict(os.environ) == before
-
-
-def test_each_failure_is_a_row_and_the_rest_runs(execute: Any, make_experiment: Make) -> None:
-    behaviours = ["fine", "raises", "memory", "hangs", "dies", "diverges"]
-    experiment = make_experiment(
-        {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "workload.behaviour": behaviours},
-        workload="ray_workload:Told",
-        throughput=QUICK,
-        optimizer={"name": "SGD", "lr": 0.01},
-        limits={"trial": 8.0, "attempts": 2},
-    )
-    results, events = execute(experiment)
-    trials = results.trials.assign(behaviour=results.trials["options"].str.extract(r'"workload.behaviour": "(\w+)"')[0])
-    ddp = trials[trials["strategy"] == "ddp"].groupby("behaviour")["outcome"].agg(list).to_dict()
-    assert ddp == {
-        "fine": ["ok"],
-        "raises": ["error"],
-        "memory": ["oom"],
-        "hangs": ["timeout"],
-        "dies": ["lost", "lost"],
-        "diverges": ["diverged"],
-    }
-    by_behaviour = trials[trials["strategy"] == "ddp"].drop_duplicates("behaviour").set_index("behaviour")
-    raised = by_behaviour.loc["raises"]
-    assert (raised["error_type"], raised["error_rank"]) == ("ValueError", 1)
-    assert "a bad sample" in (results.folder.path / raised["log"]).read_text()
-    stacks = (results.folder.path / by_behaviour.loc["hangs", "log"]).read_text()
-    assert "_misbehave" in stacks and "rank 1" in stacks
-    assert any(isinstance(event, TrialEnded) and event.again for event in events)
-    assert (results.folder.path / "report.html").exists()
 
 
 def test_ranks_devices_and_threads_are_recorded(execute: Any, make_experiment: Make) -> None:

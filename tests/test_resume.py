@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,9 +39,16 @@ def test_everything_ok_leaves_nothing(plan: Plan) -> None:
     assert pending(plan, recorded(plan)) == ()
 
 
-@pytest.mark.parametrize("outcome", ["oom", "error", "timeout", "lost", "diverged", "skipped"])
+@pytest.mark.parametrize("outcome", ["error", "timeout", "lost", "diverged", "skipped"])
 def test_only_ok_counts_as_done(plan: Plan, outcome: str) -> None:
     assert pending(plan, recorded(plan, outcome)) == plan.groups
+
+
+def test_what_ran_out_of_memory_is_not_tried_again_unless_the_file_says_so(plan: Plan) -> None:
+    assert pending(plan, recorded(plan, "oom")) == ()
+    limits = plan.experiment.limits.model_copy(update={"prune_oom": False})
+    free = replace(plan, experiment=plan.experiment.model_copy(update={"limits": limits}))
+    assert pending(free, recorded(free, "oom")) == free.groups
 
 
 def test_a_block_cut_in_two_measures_its_base_again(plan: Plan) -> None:
@@ -67,7 +75,7 @@ def test_two_halves_that_were_measured_apart_make_no_pair(plan: Plan) -> None:
     assert again == {trial.id for trial in plan.trials if trial.timed}
 
 
-@pytest.mark.parametrize(("outcome", "again"), [("oom", 1), ("error", 1), ("lost", 3)])
+@pytest.mark.parametrize(("outcome", "again"), [("oom", 0), ("error", 1), ("lost", 3)])
 def test_a_base_that_would_fail_again_costs_no_more_than_itself(plan: Plan, outcome: str, again: int) -> None:
     base = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "single" and t.block == 1)
     lines = [line | {"outcome": outcome if line["trial_id"] == base.id else "ok"} for line in recorded(plan)]
@@ -94,7 +102,7 @@ def test_where_the_base_failed_its_stand_in_is_measured_again(make_experiment: M
         {"trial_id": by_cell["single", 1], "outcome": "oom", "attempt": 1},
     ]
     again = {trial.id for group in pending(plan, lines) for trial in group.trials}
-    assert again == {by_cell["ddp", 1], by_cell["ddp", 2], by_cell["single", 1]}
+    assert again == {by_cell["ddp", 1], by_cell["ddp", 2]}  # the base itself lacks memory
 
 
 def test_what_was_precise_enough_stays_skipped_and_asks_for_no_base(make_experiment: Make) -> None:

@@ -262,8 +262,25 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
         seen.append(watch.hangs())
     assert seen == [False] * 5 + [True]
     watch.end()
-    assert watch.stacks == "rank 0 (pid 100):\nno answer\n\nrank 1 (pid 101):\nhere"
+    assert watch.stacks == {0: "", 1: "here"}
     assert asked[-1] == ("kill", [("n0", (101, ("count-1", "stack-1"))), ("n0", (100, ("count-0", "stack-0")))])
+
+
+def test_who_died_without_a_word_is_asked_while_the_rank_that_tells_lives() -> None:
+    for before, after, silent in (
+        ([True, True, None], [True, True, True], [2]),  # a node that does not answer is gone with its ranks
+        ([True, True, True], [True, False, True], [1]),
+        ([True, True, True], [False, False, True], []),
+        ([False, True, False], [True, True, True], None),
+    ):
+        answers = iter((before, after))
+        watch = Watch(lambda question, things, answers=answers: next(answers), limit_s=8.0)  # type: ignore[misc]
+        for rank in range(3):
+            watch.add(process(rank, connected=True))
+        watch.saw_end(TrialResult("t", "diverged", error_rank=0))
+        assert watch.failed_at is None and not watch.failed_for(-1.0)
+        watch.saw_end(TrialResult("t", "error", error_rank=0))
+        assert watch.silent == silent and watch.failed_for(-1.0) and not watch.failed_for(60.0)
 
 
 def test_coming_up_is_told_in_parts() -> None:

@@ -9,13 +9,16 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import harness
+from tests.conftest import FaultRow
 
 pytestmark = pytest.mark.slow
 
@@ -143,3 +146,103 @@ def test_nothing_of_a_run_is_left_on_the_cluster(
     assert seen == {"free": True, "living": [], "placement groups": ["REMOVED"]}
     pids = {rank["pid"] for group in results.environment["groups"] for rank in group["ranks"]}
     assert pids and not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+HOG = """
+import sys, time, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+node = next(node["NodeID"] for node in ray.nodes() if node["NodeManagerAddress"] == sys.argv[2])
+@ray.remote(num_cpus=1)
+class Hog:
+    def ready(self): return True
+hog = Hog.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+ray.get(hog.ready.remote())
+print("taken", flush=True)
+time.sleep(600)
+"""
+SHRINKS = """
+name: shrinks
+workload: faulty_workload:Faulty
+workload_options: {{folder: {marks}}}
+grid: {{strategy: ddp, devices: 2, nodes: 2, workload.fault: [none, node], per_device_batch_size: 8}}
+throughput: {{blocks: 1, warmup_steps: 3, windows: 1, window_steps: 4, window_seconds: 0, twin: false, explain: false}}
+optimizer: {{name: SGD, lr: 0.01}}
+equivalence: false
+preflight: false
+seed: {seed}
+limits: {{trial: 20, attempts: 3}}
+"""
+SEED = 0
+"""Puts the group on two nodes first, and in it the healthy trial."""
+WAIT_S = 8.0
+
+
+def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kills the second node
+    address: str, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    shutil.copy(HERE / "faulty_workload.py", tmp_path)
+    (tmp_path / "marks").mkdir()
+    (tmp_path / "shrinks.yaml").write_text(SHRINKS.format(marks=tmp_path / "marks", seed=SEED))
+    told = {**environment, "PYTHONPATH": str(HERE.parent), "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(WAIT_S)}
+    hog = subprocess.Popen(
+        [sys.executable, "-c", HOG, address, OTHER], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert hog.stdout and hog.stdout.readline() == "taken\n"
+    command = [sys.executable, "-m", "harness.run", "shrinks.yaml", "--address", address, "--output", "out"]
+    run = subprocess.Popen(command, env=told, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until = time.monotonic() + 120
+        while not _lines(tmp_path) and time.monotonic() < until:
+            time.sleep(0.2)
+    finally:
+        hog.kill()
+        hog.wait()
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 1, output
+    lines = _lines(tmp_path)
+    healthy, faulty = (
+        [line for line in lines if line["nodes"] == 2 and f'"workload.fault": "{name}"' in line["options"]]
+        for name in ("none", "node")
+    )
+    assert [line["outcome"] for line in healthy] == ["lost", "ok"]
+    assert [line["outcome"] for line in faulty] == ["lost"] * 3
+    waited, died, shrunk = (line["reason"] for line in faulty)
+    assert waited == healthy[0]["reason"] and "the worker group did not start" in waited
+    rank = faulty[1]["error_rank"]
+    assert died == f"a worker process died (rank {rank})"
+    assert shrunk == "the cluster shrank: of 2 nodes that the trial needs 1 are left"
+    assert {line["outcome"] for line in lines if line["nodes"] == 1} == {"ok"}
+    groups = harness.load(next((tmp_path / "out/shrinks").iterdir())).environment["groups"]
+    ranks = [row for group in groups if len(group["ranks"]) == 2 for row in group["ranks"]]
+    assert {row["address"] for row in ranks if row["rank"] == rank} == {OTHER}
+    _show(request, lines, faulty, float(next((tmp_path / "marks").iterdir()).name.rsplit("-", 1)[1]), tmp_path)
+
+
+def _lines(home: Path) -> list[dict[str, Any]]:
+    files = list(home.glob("out/*/*/trials.jsonl"))
+    return [json.loads(line) for line in files[0].read_text().splitlines()] if files else []
+
+
+def _show(request: pytest.FixtureRequest, lines: Any, faulty: Any, at: float, home: Path) -> None:
+    table = request.config.stash.setdefault(FaultRow.KEY, [])
+    groups = harness.load(next((home / "out/shrinks").iterdir())).environment["groups"]
+    ready = [g["started_at"] + g["start_s"] for g in groups if g["start_s"]]
+    ok = [i for i, line in enumerate(lines) if line["outcome"] == "ok"]
+    recovery_s = min((r - at for r in ready if r > at), default=None)
+    for name, injected, line in (
+        ("group cannot start", "another job has a node's CPU", faulty[0]),
+        ("node", "kill all of a node's processes", faulty[1]),
+        ("cluster too small", "that node stays away", faulty[2]),
+    ):
+        i = lines.index(line)
+        table.append(
+            FaultRow(
+                name,
+                injected,
+                line["outcome"],
+                sum(k < i for k in ok),
+                sum(k > i for k in ok),
+                recovery_s if name == "node" else None,
+            )
+        )

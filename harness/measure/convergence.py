@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -18,14 +19,25 @@ from harness.checkpoint import Keeper
 from harness.config_sections import Convergence
 from harness.errors import SkipTrial
 from harness.loader import Share, batches, copier, epoch_shares, evaluation_shares
+from harness.measure.divergence import Divergence, earliest, first_in
 from harness.measure.marks import marks_for
-from harness.measure.window import measure_window, synchronize
+from harness.measure.window import Window, measure_window, synchronize
 from harness.optimizers import WarmUp, fast_forward, make_schedule
 from harness.ranks import Ranks
 from harness.training import Training
 
 Datasets = tuple[Dataset[Any], Dataset[Any]]
 Collate = Callable[[list[Any]], Any] | None
+
+
+@dataclass(frozen=True)
+class _Told:
+    """One rank's epoch: seconds, and sums over its steps."""
+
+    duration_s: float
+    loss: float
+    weight: float
+    diverged: Divergence | None
 
 
 class Epochs:
@@ -59,7 +71,8 @@ class Epochs:
         self.resumed_epoch = 0
         self.train_s = 0.0
         self.spent = {"epochs": 0.0, "evaluation": 0.0, "checkpoints": 0.0}
-        self.finite = True
+        self.diverged: Divergence | None = None
+        """Where the training stopped being finite; it went no further than that epoch."""
 
     def run(self, settings: Convergence, advance: Callable[[], None]) -> None:
         """Trains and evaluates epoch by epoch; stops early where the training diverged."""
@@ -72,7 +85,7 @@ class Epochs:
         for epoch in (number + 1 for number in to_do):
             loss, rate = self._train(epoch, source, advance)
             self.rows.append(self._row(epoch, loss, rate, advance))
-            if not self.finite:
+            if self.diverged:
                 return
             if schedule:
                 schedule.step()
@@ -99,16 +112,23 @@ class Epochs:
                 advance=advance,
             )
             rate = float(self.training.optimizer.param_groups[0]["lr"])
-        # the epoch lasts as long as its slowest rank takes
-        epoch_s = max(self.ranks.gather(window.duration_s))
+        told = self.ranks.gather(self._told(window, (epoch - 1) * self.steps))
+        epoch_s = max(one.duration_s for one in told)  # as long as its slowest rank takes
         self.train_s += epoch_s
         self.spent["epochs"] += epoch_s
-        losses = sum(float(loss) for loss in window.losses)
-        weights = sum(float(weight) for weight in window.weights)
-        finite = float(self.training.finite(list(window.losses[-1:])))
-        loss, weight, healthy = self.ranks.sum([losses, weights, finite])
-        self.finite = healthy == self.ranks.world_size
+        self.diverged = earliest(one.diverged for one in told)
+        loss, weight = sum(one.loss for one in told), sum(one.weight for one in told)
         return loss / weight, rate
+
+    def _told(self, window: Window, steps_before: int) -> _Told:
+        """What the other ranks need to know of this one's epoch."""
+        losses, weights = [float(loss) for loss in window.losses], [float(weight) for weight in window.weights]
+        means = [loss / max(weight, 1.0) for loss, weight in zip(losses, weights, strict=True)]
+        rank = self.ranks.rank
+        diverged = first_in(means, rank, steps_before)
+        if diverged is None and not self.training.finite([]):
+            diverged = Divergence(rank)
+        return _Told(window.duration_s, sum(losses), sum(weights), diverged)
 
     def _save(self, epoch: int, *, last: bool) -> None:
         """The order of the data follows from the seed and the epoch: they are the sampler's state."""
@@ -131,7 +151,7 @@ class Epochs:
     def _row(self, epoch: int, train_loss: float, rate: float, advance: Callable[[], None]) -> dict[str, float]:
         """What is known at the end of an epoch, the evaluation included."""
         started = time.perf_counter()
-        validation = self._evaluate(advance) if self.finite else {}
+        validation = {} if self.diverged else self._evaluate(advance)
         evaluation_s = time.perf_counter() - started
         self.spent["evaluation"] += evaluation_s
         return {

@@ -129,11 +129,11 @@ def test_where_the_newest_is_torn_the_one_before_it_counts(tmp_path: Path) -> No
 
 def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
     run = epochs_of(replace(CELL, optimizer={"name": "SGD", "lr": 1e30}), 3, tmp_path)
-    assert not run.finite
+    assert run.diverged and (run.diverged.rank, run.diverged.step) == (0, 2)
     assert files.epochs(tmp_path) == []
 
 
 def test_with_accumulation_and_clipping_epochs_count_each_sample_once() -> None:
     run = epochs_of(replace(CELL, training={"accumulation": 2, "clip_grad_norm": 1.0}), 1)
     assert run.rows[0]["samples"] == SAMPLES
-    assert run.finite
+    assert run.diverged is None

@@ -30,7 +30,7 @@ def learn(workload: str, model: str, optimizer: dict[str, Any], epochs: int, **o
         run.run(Convergence(epochs=epochs), lambda: None)
     finally:
         torch.set_num_threads(threads)
-    assert run.finite
+    assert run.diverged is None
     return run.rows
 
 

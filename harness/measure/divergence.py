@@ -1,0 +1,51 @@
+"""Where a training stopped being finite: the step, the rank, and the last losses before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+KEPT = 5
+"""Finite losses that are told."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """What one rank saw. ``step`` counts from 1 over the whole trial; None where only a parameter is not finite."""
+
+    rank: int
+    step: int | None = None
+    loss: float = math.nan
+    before: tuple[float, ...] = ()
+    """The last finite losses, the latest at the end."""
+
+
+def first_in(losses: Sequence[float], rank: int, steps_before: int = 0) -> Divergence | None:
+    """The first of one rank's losses that is not finite; None where all are."""
+    for place, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            before = tuple(losses[max(0, place - KEPT) : place])
+            return Divergence(rank, steps_before + place + 1, loss, before)
+    return None
+
+
+def earliest(found: Iterable[Divergence | None]) -> Divergence | None:
+    """Of what the ranks saw, what came first."""
+    seen = [one for one in found if one]
+    return min(seen, key=lambda one: (one.step or math.inf, one.rank), default=None)
+
+
+def verdict(divergence: Divergence | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The outcome's fields of a TrialResult that has these facts."""
+    if divergence is None:
+        return {"outcome": "ok", "facts": facts}
+    rank, step = divergence.rank, divergence.step
+    facts = {**facts, "diverged_step": step}
+    if step is None:
+        return {"outcome": "diverged", "reason": "a parameter stopped being finite, no loss did", "facts": facts}
+    reason = f"the loss became {divergence.loss:g} on rank {rank} in step {step}"
+    before = "".join(f"\nstep {step - len(divergence.before) + i}: {x:g}" for i, x in enumerate(divergence.before))
+    detail = f"{reason}\n\nThe last finite losses of that rank (mean over its part of the batch):{before or ' none'}"
+    return {"outcome": "diverged", "reason": reason, "error_rank": rank, "detail": detail, "facts": facts}

@@ -1,0 +1,43 @@
+"""Where a training stopped being finite."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from harness.measure.divergence import Divergence, earliest, first_in, verdict
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([1.0, 2.0], None),
+        ([], None),
+        ([3.0, 2.0, INF, 1.0, NAN], Divergence(1, 13, INF, (3.0, 2.0))),
+        ([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, -INF], Divergence(1, 17, -INF, (7.0, 6.0, 5.0, 4.0, 3.0))),
+    ],
+)
+def test_the_first_loss_that_is_not_finite_and_the_last_ones_that_are(
+    losses: list[float], found: Divergence | None
+) -> None:
+    assert first_in(losses, rank=1, steps_before=10) == found
+
+
+def test_the_rank_that_stopped_first_is_told() -> None:
+    first = Divergence(1, 7, INF, (2.0, 3.0))
+    assert earliest([Divergence(0, 8), first, None, Divergence(2, 7)]) is first
+    assert earliest([None, None]) is None
+    assert earliest([Divergence(0), Divergence(1, 9)]) == Divergence(1, 9)
+    told = verdict(first, {"steady": True})
+    assert told["reason"] == "the loss became inf on rank 1 in step 7"
+    assert told["facts"] == {"steady": True, "diverged_step": 7} and told["error_rank"] == 1
+    assert told["detail"].endswith("\nstep 5: 2\nstep 6: 3")
+
+
+def test_a_parameter_alone_has_no_step() -> None:
+    told = verdict(Divergence(0), {})
+    assert (told["outcome"], told["reason"]) == ("diverged", "a parameter stopped being finite, no loss did")
+    assert told["facts"] == {"diverged_step": None} and verdict(None, {}) == {"outcome": "ok", "facts": {}}

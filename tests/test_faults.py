@@ -1,0 +1,282 @@
+"""Every fault for real: it costs the trial that it hits, the row says why, and the run goes on to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+
+import harness
+from harness.results import Results
+from tests.conftest import FaultRow
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+LIMIT_S = 8.0
+SEED = 5
+"""Puts the group of two before that of one, so that each fault has something after it, and the smaller batch first."""
+FREED_S = 10.0
+"""Seconds within which the peers of a failed rank are gone: a collective would wait for minutes."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How it is injected, and what its row must say."""
+
+    name: str
+    injected: str
+    outcome: str
+    reason: str
+    log: str
+    kind: str = "throughput"
+    outcomes: tuple[str, ...] = ()
+    """Of all attempts, where there are several."""
+    batch: int = 8
+
+
+FAULTS = (
+    Fault("build", "raise in build_model", "error", r"ValueError on rank 1: a bad model", "build_model"),
+    Fault("step", "raise in step 7", "error", r"ValueError on rank 1: a bad sample", "last words before step"),
+    Fault(
+        "evaluation", "raise in evaluation", "error", r"ValueError on rank 1: a bad validation", "loss", "convergence"
+    ),
+    Fault("unpicklable", "raise what cannot be pickled", "error", r"Unpicklable on rank 1: holds", "unpicklable"),
+    Fault("exits", "sys.exit(3)", "error", r"SystemExit on rank 1: 3", "sys.exit"),
+    Fault("cuda_memory", "raise torch.OutOfMemoryError", "oom", r"OutOfMemoryError on rank 1: CUDA", "cuda_memory"),
+    Fault("refused_memory", "allocate 64 TiB", "oom", r"RuntimeError on rank 1: .*can't allocate", "refused_memory"),
+    Fault("nan", "loss times NaN in step 7", "diverged", r"the loss became nan on rank 1 in step 7", "step 6: "),
+    Fault("inf", "loss times infinity in step 7", "diverged", r"the loss became inf on rank 1 in step 7", "step 6: "),
+    Fault(
+        "nan", "the same in epoch 2", "diverged", r"the loss became nan on rank 1 in step 7", "step 6: ", "convergence"
+    ),
+    Fault("no_collectives", "a loop without collectives", "timeout", r"rank 1 in no_collectives", "rank 0:"),
+    Fault("sleeps", "sleep for an hour", "timeout", r"; rank 1 in sleeps", "_engine_run_backward"),
+    Fault("loader", "a loader worker that sleeps", "timeout", r"; rank 1 in ", "__getitem__"),
+    Fault("sigkill", "SIGKILL to itself, once", "ok", "", "last words before sigkill", outcomes=("lost", "ok")),
+    Fault(
+        "sigsegv", "read address 0", "lost", r"died \(rank 1", "Segmentation fault|SIGSEGV", outcomes=("lost", "lost")
+    ),
+    Fault("os_exit", "os._exit(9), once", "ok", "", "last words before os_exit", outcomes=("lost", "ok")),
+)
+ONCE = ("sigkill", "os_exit")
+
+
+def experiment(folder: Path) -> dict[str, Any]:
+    """One cell a fault, and what each needs; every second of them healthy, since one rank alone has no fault."""
+
+    def cells(names: list[str], **more: Any) -> dict[str, Any]:
+        return {"strategy": "ddp", "devices": 2, "workload.fault": names, "per_device_batch_size": 8, **more}
+
+    names = list(dict.fromkeys(fault.name for fault in FAULTS if fault.name not in (*ONCE, "loader")))
+    return {
+        "name": "faults",
+        "seed": SEED,
+        "workload": "faulty_workload:Faulty",
+        "workload_options": {"folder": str(folder)},
+        "grid": cells(["none", *names]),
+        "cells": [
+            cells(list(ONCE), **{"workload.once": True}),
+            cells(["loader"], **{"loader.workers": 1}),
+            cells(["cuda_memory"], per_device_batch_size=16),
+        ],
+        "throughput": {
+            "blocks": 1,
+            "warmup_steps": 3,
+            "warmup_rounds": 2,
+            "windows": 1,
+            "window_steps": 4,
+            "window_seconds": 0,
+            "twin": False,
+            "explain": False,
+        },
+        "convergence": {"epochs": 3, "seeds": [0], "only": {"workload.fault": ["evaluation", "nan"], "devices": 2}},
+        "optimizer": {"name": "SGD", "lr": 0.01},
+        "equivalence": False,
+        "preflight": False,
+        "limits": {"trial": LIMIT_S, "attempts": 2},
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one call of the command left."""
+
+    results: Results
+    lines: list[dict[str, Any]]
+    exit_code: int
+    marks: dict[str, list[float]]
+    """When each fault was injected (unix time)."""
+
+    def of(self, fault: Fault) -> list[dict[str, Any]]:
+        """The rows of one fault's trial, in the order of recording."""
+        found = [line for line in self.lines if line["strategy"] == "ddp" and line["kind"] == fault.kind]
+        named = [line for line in found if f'"workload.fault": "{fault.name}"' in line["options"]]
+        return [line for line in named if line["per_device_batch_size"] == fault.batch]
+
+    def recovery_s(self, fault: Fault) -> float | None:
+        """From the injection until the next worker group was ready."""
+        groups = [group for group in self.results.environment["groups"] if group["start_s"] is not None]
+        ready = [group["started_at"] + group["start_s"] for group in groups]
+        first = min(self.marks[fault.name])
+        return min((at - first for at in ready if at > first), default=None)
+
+
+def run(home: Path, content: dict[str, Any], *arguments: str, **environment: str) -> Run:
+    """Calls the command on an experiment; faults note their moments in a folder of their own."""
+    shutil.copy(HERE / "faulty_workload.py", home)
+    (home / "faults.yaml").write_text(json.dumps(content))
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.run", "faults.yaml", "--output", "out", *arguments],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), **environment},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    folder = next((home / "out" / content["name"]).iterdir())
+    marks: dict[str, list[float]] = {}
+    for file in (home / "marks").iterdir():
+        name, at = file.name.rsplit("-", 1)
+        marks.setdefault(name, []).append(float(at))
+    lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    return Run(harness.load(folder), lines, done.returncode, marks)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    home = tmp_path_factory.mktemp("faults")
+    (home / "marks").mkdir()
+    return run(home, experiment(home / "marks"))
+
+
+@pytest.fixture
+def shown(request: pytest.FixtureRequest) -> Iterator[list[FaultRow]]:
+    """The table at the end of the suite."""
+    yield request.config.stash.setdefault(FaultRow.KEY, [])
+
+
+def row_of(run: Run, fault: Fault) -> FaultRow:
+    rows = run.of(fault)
+    at = next(i for i, line in enumerate(run.lines) if line is rows[0])
+    ok = [i for i, line in enumerate(run.lines) if line["outcome"] == "ok"]
+    ends_group = rows[0]["outcome"] != "diverged"
+    return FaultRow(
+        fault=fault.name + (" (training)" if fault.kind == "convergence" else ""),
+        injected=fault.injected,
+        seen=", ".join(line["outcome"] for line in rows),
+        before=sum(i < at for i in ok),
+        after=sum(i > at for i in ok),
+        recovery_s=run.recovery_s(fault) if ends_group else None,
+    )
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name}-{fault.kind}")
+def test_a_fault_is_a_row_that_says_why(done: Run, fault: Fault, shown: list[FaultRow]) -> None:
+    rows = done.of(fault)
+    shown.append(row_of(done, fault))
+    assert [row["outcome"] for row in rows] == list(fault.outcomes or (fault.outcome,))
+    assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1))
+    first = rows[0]
+    assert first["error_rank"] == 1
+    assert re.search(fault.reason or r"died \(rank 1", first["reason"]), first["reason"]
+    log = (done.results.folder.path / first["log"]).read_text()
+    assert re.search(fault.log, log), log
+    if first["outcome"] not in ("diverged", "timeout") and first["facts"].get("freed_s") is not None:
+        assert first["facts"]["freed_s"] < FREED_S
+
+
+def test_every_other_trial_is_measured_and_the_run_ends_with_1(done: Run) -> None:
+    assert done.exit_code == 1
+    trials = done.results.trials.drop_duplicates("trial_id", keep="last")
+    healthy = trials[(trials["strategy"] == "single") | trials["options"].str.contains('"workload.fault": "none"')]
+    assert len(healthy) > 16
+    assert set(healthy["outcome"]) == {"ok"}
+    failed = trials[~trials["outcome"].isin(["ok", "skipped"])]
+    by_fault = failed["options"].str.extract(r'"workload.fault": "(\w+)"')[0]
+    assert set(by_fault) == {fault.name for fault in FAULTS if fault.outcome != "ok"}
+
+
+def test_a_larger_batch_than_one_that_lacked_memory_is_not_tried(done: Run) -> None:
+    eight, sixteen = (done.of(Fault("cuda_memory", "", "", "", "", batch=batch)) for batch in (8, 16))
+    assert [row["outcome"] for row in eight] == ["oom"]
+    assert [row["outcome"] for row in sixteen] == ["skipped"]
+    assert sixteen[0]["reason"] == "a batch of 8 per device of the same cell ran out of memory (limits.prune_oom)"
+
+
+def test_what_was_finite_before_a_training_diverged_is_kept(done: Run) -> None:
+    speed = done.of(Fault("nan", "", "", "", ""))[0]
+    assert speed["facts"]["diverged_step"] == 7
+    steps = done.results.steps
+    mine = steps[(steps["trial_id"] == speed["trial_id"]) & (steps["rank"] == 1)]
+    assert mine["loss"].notna().tolist()[:7] == [True] * 6 + [False]
+    training = done.of(Fault("nan", "", "", "", "", kind="convergence"))[0]
+    epochs = done.results.epochs
+    curve = epochs[epochs["trial_id"] == training["trial_id"]]
+    assert curve["epoch"].tolist() == [1, 2]
+    assert pd.notna(curve["val_loss"].iloc[0]) and pd.isna(curve["train_loss"].iloc[1])
+
+
+def test_a_hang_ends_within_the_limit(done: Run) -> None:
+    for fault in FAULTS:
+        if fault.outcome == "timeout":
+            recovery_s = done.recovery_s(fault)
+            assert recovery_s is None or recovery_s < 1.25 * LIMIT_S + 30
+
+
+def test_no_process_is_left_behind(done: Run) -> None:
+    until = time.monotonic() + 10
+    while (left := _of_the_run()) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not left
+
+
+HOG = Fault("hog", "fill the host's memory", "oom", r"Ray's memory monitor ended rank 1", "low on memory")
+GIB = 1 << 30
+
+
+def test_what_the_memory_monitor_kills_is_out_of_memory(tmp_path: Path, shown: list[FaultRow]) -> None:
+    memory = psutil.virtual_memory()
+    if memory.available < 8 * GIB:
+        pytest.skip("needs 8 GiB of memory")
+    (tmp_path / "marks").mkdir()
+    content = experiment(tmp_path / "marks")
+    grid = {**content["grid"], "workload.fault": ["none", "hog"], "per_device_batch_size": [8, 16]}
+    options = {**content["workload_options"], "stop_bytes": 5 * GIB}
+    content = {**content, "grid": grid, "cells": [], "workload_options": options, "convergence": None}
+    # a real limit, 3 GiB above what the host uses now
+    limit = (memory.total - memory.available + 3 * GIB) / memory.total
+    seen = run(tmp_path, content, RAY_memory_usage_threshold=f"{limit:.4f}", RAY_memory_monitor_refresh_ms="100")
+    shown.append(row_of(seen, HOG))
+    (row,) = seen.of(HOG)
+    assert (row["outcome"], row["error_rank"]) == ("oom", 1), row["reason"]
+    assert re.search(HOG.reason, row["reason"]), row["reason"]
+    assert HOG.log in (seen.results.folder.path / row["log"]).read_text()
+    hogs = [line for line in seen.lines if line["strategy"] == "ddp" and '"workload.fault": "hog"' in line["options"]]
+    assert [line["outcome"] for line in hogs] == ["oom", "skipped"]
+    others = [line for line in seen.lines if line not in hogs]
+    assert len(others) == 6 and {line["outcome"] for line in others} == {"ok"}
+    assert seen.exit_code == 1
+
+
+def _of_the_run() -> list[str]:
+    names = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if process.info["status"] != psutil.STATUS_ZOMBIE and "RayTrainWorker" in line:
+            names.append(line)
+    return names
