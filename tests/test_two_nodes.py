@@ -143,7 +143,8 @@ def test_nothing_of_a_run_is_left_on_the_cluster(
     done = subprocess.run(look, env=environment, check=True, capture_output=True, text=True, timeout=60)
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen.pop("seen") > 4
-    assert seen == {"free": True, "living": [], "placement groups": ["REMOVED"]}
+    assert set(seen.pop("living")) <= {"_AutoscalingCoordinatorActor"}  # Ray Train's own: one a cluster, and it stays
+    assert seen == {"free": True, "placement groups": ["REMOVED"]}
     pids = {rank["pid"] for group in results.environment["groups"] for rank in group["ranks"]}
     assert pids and not [pid for pid in pids if psutil.pid_exists(pid)]
 
