@@ -85,7 +85,7 @@ def test_a_file_of_any_bytes(content: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@examples(MANY)
+@examples(MANY // 2)
 @given(experiments(), INVENTORIES)
 def test_many_valid_files(content: dict[str, Any], inventory: Inventory) -> None:
     check_valid(content, inventory)
