@@ -63,6 +63,11 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
                 "compute the loss outside the model, or add up what forward returns: model(...).sum()",
             )
         ]
+    return _gathered(shapes)
+
+
+def _gathered(shapes: dict[str, Any]) -> list[Finding]:
+    """Whether the replicas' outputs can be joined along their first dimension."""
     if not shapes or len(shapes["parts"]) < 2:
         return []
     parts: list[Shapes] = shapes["parts"]
