@@ -27,6 +27,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
             )
             for rank in range(world_size)
         ]
-        assert [process.wait(timeout=240) for process in ranks] == [0] * world_size
+        assert [process.wait(timeout=400) for process in ranks] == [0] * world_size
         found |= json.loads(out.read_text())
     return found

@@ -6,13 +6,16 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from harness import workloads
 from harness.cell import Cell
+from harness.config import BUILTIN_DEFAULTS
 from harness.doctor.examine import ExaminationFailed, examine
 from harness.doctor.subject import Subject
 from harness.ranks import Ranks
@@ -20,6 +23,15 @@ from tests.doctor.faulty import FAULTS, HEALTHY, OneSlowRank
 from tests.doctor.strangers import SCRIPTS
 
 CPU = torch.device("cpu")
+SIZES = {
+    "image_classification": ("resnet8", "resnet14"),
+    "conv_stack": ("small", "medium"),
+    "mlp": ("small", "medium"),
+    "padded_sequences": ("small", "medium"),
+    "language_model": ("nano", "micro"),
+}
+BUILTIN = [(name, model) for name, models in SIZES.items() for model in models]
+"""The built-in workloads at two sizes."""
 
 
 def cell_for(strategy: str, devices: int, batch: int = 64) -> Cell:
@@ -32,21 +44,31 @@ def cell_for(strategy: str, devices: int, batch: int = 64) -> Cell:
 
 def look(workload: type[Any], strategy: str, rank: int, world_size: int) -> dict[str, Any]:
     """What the doctor says of a workload, as this rank hears it."""
-    threads = torch.get_num_threads()
     devices = 2 if strategy == "dp" else world_size
     batch = 2**20 if workload.__name__ == "KeepsTooMuch" else 64
     ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
-    subject_workload = workload()
+    return told_of(workload(), cell_for(strategy, devices, batch), ranks)
+
+
+def told_of(workload: Any, cell: Cell, ranks: Ranks) -> dict[str, Any]:
+    """What the doctor says of a cell, and in how many seconds."""
+    threads = torch.get_num_threads()
     start = time.perf_counter()
     try:
-        found = examine(
-            Subject(cell_for(strategy, devices, batch), subject_workload, subject_workload.datasets(), 0, ranks),
-            epochs=False,
-        ).facts
+        found = examine(Subject(cell, workload, workload.datasets(), 0, ranks), epochs=False).facts
     except ExaminationFailed as error:
         found = {**error.facts, "raised": str(error)}
     torch.set_num_threads(threads)
     return {**found, "seconds": time.perf_counter() - start}
+
+
+def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size: int) -> dict[str, Any]:
+    """The same of a built-in workload, at a batch of 4 for each device."""
+    devices = 2 if strategy == "dp" else world_size
+    cell = replace(cell_for(strategy, devices, 4 * devices), workload=name, model=model)
+    cell = replace(cell, data=BUILTIN_DEFAULTS[name]["data"], optimizer={"name": "SGD", "lr": 0.01})
+    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
+    return told_of(workloads.build(cell), cell, ranks)
 
 
 def main(rank: int, world_size: int, store: str, out: str) -> None:
@@ -57,7 +79,12 @@ def main(rank: int, world_size: int, store: str, out: str) -> None:
     pairs += [(script, script.strategy) for script in SCRIPTS]
     mine = [p for p in dict.fromkeys(pairs) if (p[1] in ("ddp", "fsdp")) == (world_size > 1)]
     mine.sort(key=lambda pair: pair[0] is OneSlowRank)  # it spoils its process
-    told = {
+    builtin = {
+        f"{name} {model} {strategy}": look_at_builtin(name, model, strategy, rank, world_size)
+        for name, model in BUILTIN
+        for strategy in (("ddp", "fsdp") if world_size > 1 else ("single", "dp"))
+    }
+    told = builtin | {
         f"{workload.__name__} {strategy}": look(workload, strategy, rank, world_size) for workload, strategy in mine
     }
     if rank == 0:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.doctor.conftest import Told
 from tests.doctor.faulty import FAULTS, HEALTHY
+from tests.doctor.ranks import BUILTIN
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,13 @@ def test_a_fault_is_named_by_its_check_and_no_other(told: Told, check: str, name
 def test_the_healthy_hear_nothing(told: Told, name: str) -> None:
     assert checks(told, name) == [SILENCE], told[name]["findings"]
     assert "raised" not in told[name]
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp"])
+@pytest.mark.parametrize(("name", "model"), BUILTIN)
+def test_nothing_is_said_of_what_is_built_in(told: Told, name: str, model: str, strategy: str) -> None:
+    said = told[f"{name} {model} {strategy}"]
+    assert said["findings"] == [] and "raised" not in said, said
 
 
 def test_the_confusion_matrix_is_printed(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
