@@ -29,7 +29,7 @@ from harness.failures import (
 from harness.inventory import Machine, Node
 from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
-from harness.ray_watch import Fit, ask_agents
+from harness.ray_watch import Fit, ask_agents, free_devices
 from harness.ray_worker import InterfaceTorchConfig, train
 from harness.trial import WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
@@ -122,6 +122,7 @@ class RayLauncher:
                 fit.join(GIVEN_UP_S)
             elif fit.error:
                 watch.end()  # what the ranks started and left behind
+                free_devices()
 
     def _take(self, wait_s: float) -> list[Any]:
         messages: list[Any] = ray.get(self.cluster.mailbox.take.remote(wait_s))
