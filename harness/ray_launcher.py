@@ -28,7 +28,7 @@ from harness.failures import (
 from harness.inventory import Machine, Node
 from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
-from harness.ray_watch import Fit, ask_agents, patience
+from harness.ray_watch import Fit, ask_agents, free_devices, patience
 from harness.ray_worker import InterfaceTorchConfig, train
 from harness.scratch import Scratch
 from harness.trial import WorkerGroup
@@ -123,6 +123,7 @@ class RayLauncher:
                 fit.join(GIVEN_UP_S)
             elif fit.error:
                 watch.end()  # what the ranks started and left behind
+                free_devices()
             watch.clear()
 
     def _take(self, wait_s: float) -> list[Any]:

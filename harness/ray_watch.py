@@ -8,6 +8,8 @@ from typing import Any
 
 import ray
 from ray.train.torch import TorchTrainer
+from ray.util import placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
 from harness.cluster import Cluster
 from harness.interrupts import interrupted
@@ -65,3 +67,14 @@ def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, Any]
         for place, answer in zip(by_node[node], given or [], strict=False):
             answers[place] = answer
     return answers
+
+
+def free_devices() -> None:
+    """Gives back what a fit() that failed still holds: Ray keeps it where its own shutdown failed too.
+
+    Called while no fit() runs, so that every placement group of this driver's job is such a rest.
+    """
+    job = ray.get_runtime_context().get_job_id()
+    for name, group in placement_group_table().items():
+        if name.endswith(job) and group["state"] != "REMOVED":  # an id ends with its job's
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))

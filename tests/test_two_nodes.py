@@ -198,7 +198,7 @@ def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kil
             time.sleep(0.2)
     finally:
         hog.kill()
-        hog.wait()
+        hog.communicate()
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 1, output
     lines = _lines(tmp_path)
