@@ -24,6 +24,8 @@ VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES",
 
 def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
     """The environment of this process as plain values."""
+    cuda = devices[0].type == "cuda"
+    joined = topology.capture() if cuda else None
     return {
         "node_id": node_id,
         "host": platform.node(),
@@ -35,9 +37,11 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "packages": {name: installed for name in PACKAGES if (installed := package_version(name))},
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if devices[0].type == "cuda" else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
         "devices": [describe(device) for device in devices],
-        "topology": topology.capture() if devices[0].type == "cuda" else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "driver": joined and joined["driver"],
+        "topology": joined,
         "iommu": _iommu(),
         "threads": torch.get_num_threads(),
         "variables": redact.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any, Protocol, cast
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """NVML's levels of the common ancestor: one switch, several, a host bridge, a NUMA node, beyond it."""
 MOST_NVLINKS = 36
 _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+_READ = 0  # NVML_P2P_CAPS_INDEX_READ
 
 Handle = Any
 
@@ -22,6 +23,8 @@ class Nvml(Protocol):
     def nvmlInit(self) -> None: ...
     def nvmlShutdown(self) -> None: ...
     def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlSystemGetDriverVersion(self) -> str | bytes: ...
+    def nvmlDeviceGetP2PStatus(self, one: Handle, other: Handle, what: int, /) -> int: ...
     def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Handle: ...
     def nvmlDeviceGetUUID(self, handle: Handle, /) -> str: ...
     def nvmlDeviceGetPciInfo(self, handle: Handle, /) -> Any: ...
@@ -33,6 +36,8 @@ class Nvml(Protocol):
 
 def capture(nvml: Nvml | None = None) -> dict[str, Any] | None:
     """The node's GPUs by UUID, and a square of links between them: NV12, PIX, PXB, PHB, NODE or SYS.
+
+    ``apart``: the pairs of which the first cannot read the other's memory directly; ``driver``: its version.
 
     X on the diagonal, None where NVML does not tell. None without NVML.
     """
@@ -78,7 +83,28 @@ def _captured(nvml: Nvml) -> dict[str, Any]:
         count = remote[one].count(buses[other]) + min(remote[one].count("switch"), remote[other].count("switch"))
         link = f"NV{count}" if count else _over_pcie(nvml, handles[one], handles[other])
         square[one][other] = square[other][one] = link
-    return {"gpus": [nvml.nvmlDeviceGetUUID(handle) for handle in handles], "links": square}
+    return {
+        "gpus": [nvml.nvmlDeviceGetUUID(handle) for handle in handles],
+        "links": square,
+        "apart": [
+            [one, other] for one, other in permutations(range(len(handles)), 2) if _apart(nvml, handles, one, other)
+        ],
+        "driver": _driver(nvml),
+    }
+
+
+def _apart(nvml: Nvml, handles: Sequence[Handle], one: int, other: int) -> bool:
+    """Whether the driver says that the first GPU cannot read the other's memory directly."""
+    with suppress(Exception):
+        return nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], _READ) != 0
+    return False
+
+
+def _driver(nvml: Nvml) -> str | None:
+    with suppress(Exception):
+        version = nvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else str(version)
+    return None
 
 
 def _nvlinks(nvml: Nvml, handle: Handle) -> list[str]:

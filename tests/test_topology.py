@@ -29,8 +29,8 @@ class Gpu:
 class FakeNvml:
     """A handle is the Gpu itself; ``levels``: the common ancestor of two buses, an exception where it is not told."""
 
-    def __init__(self, *gpus: Gpu, levels: dict[str, Any] | None = None, driver: bool = True) -> None:
-        self.gpus, self.levels, self.driver, self.users = gpus, levels or {}, driver, 0
+    def __init__(self, *gpus: Gpu, levels: dict[str, Any] | None = None, driver: bool = True, apart: Any = ()) -> None:
+        self.gpus, self.levels, self.driver, self.users, self.apart = gpus, levels or {}, driver, 0, apart
 
     def nvmlInit(self) -> None:
         if not self.driver:
@@ -39,6 +39,12 @@ class FakeNvml:
 
     def nvmlShutdown(self) -> None:
         self.users -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"560.1"
+
+    def nvmlDeviceGetP2PStatus(self, one: Gpu, other: Gpu, what: int) -> int:
+        return 5 if what == 0 and one.bus + other.bus in self.apart else 0
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
@@ -88,7 +94,14 @@ def test_gpus_side_by_side_are_joined_by_the_links_that_lead_from_one_to_the_oth
     assert found == {
         "gpus": ["GPU-a", "GPU-b", "GPU-c"],
         "links": [["X", "NV2", "NV1"], ["NV2", "X", "PXB"], ["NV1", "PXB", "X"]],
+        "apart": [],
+        "driver": "560.1",
     }
+
+
+def test_gpus_that_cannot_read_each_other_are_told() -> None:
+    found = captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), apart={"0:a0:b"})
+    assert found["apart"] == [[0, 1]]
 
 
 def test_gpus_behind_switches_are_joined_by_as_many_links_as_both_have() -> None:

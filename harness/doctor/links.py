@@ -23,6 +23,17 @@ def _of(node: Mapping[str, Any]) -> list[Finding]:
     told = ", ".join(dict.fromkeys(str(link) for _, _, link in pairs if link))
     iommu = {True: "an IOMMU is on", False: "no IOMMU is on", None: "whether an IOMMU is on cannot be read"}
     seen = f"{node['host']}: {count} GPUs joined by {told or 'unknown links'}; {iommu[node.get('iommu')]}"
+    if apart := node["topology"].get("apart"):
+        pairs_apart = [f"{one} from {other}" for one, other in apart]
+        return [
+            Finding(
+                NAME,
+                "warning",
+                f"{seen}; without peer access: {some(pairs_apart)} of {count * (count - 1)} ordered pairs",
+                "what they exchange goes through the host's memory",
+                "device_ids compares the pairs; NVLink, or GPUs below one PCIe switch, have peer access",
+            )
+        ]
     if slow and node.get("iommu"):
         return [
             Finding(

@@ -334,5 +334,10 @@ def test_links_of_a_node() -> None:
     assert finding.severity == "note" and "NV12, SYS; no IOMMU is on" in finding.seen
     (finding,) = links.judge([node("a", topology=topology("NV12", "SYS", "SYS"), iommu=True)])
     assert finding.severity == "warning" and "0-2 SYS, 1-2 SYS" in finding.seen
+    apart = {**topology("SYS", "SYS", "SYS"), "apart": [[0, 2], [2, 0]]}
+    (finding,) = links.judge([node("a", topology=apart, iommu=False)])
+    assert (
+        finding.severity == "warning" and "without peer access: 0 from 2, 2 from 0 of 6 ordered pairs" in finding.seen
+    )
     (finding,) = links.judge([node("a", topology=topology("NV12", "NV12", "NV12"), iommu=True)])
     assert finding.severity == "note"
