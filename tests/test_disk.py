@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import subprocess
@@ -25,9 +26,8 @@ AT = 5
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that other users can reach too, unlike pytest's own."""
+    """A folder outside pytest's own, which a small disk may be mounted in."""
     with tempfile.TemporaryDirectory() as path:
-        Path(path).chmod(0o755)
         yield Path(path)
 
 
@@ -62,7 +62,7 @@ def limited(request: Request, witness: Path, said: Path) -> None:
 
 
 def made_read_only(request: Request, witness: Path, said: Path) -> None:
-    """The folder becomes read-only, and so that root feels it too, the run goes on as another user."""
+    """The folder becomes read-only, and so that root feels it too, the run goes on without its right to pass over it."""
 
     def before(count: int) -> None:
         if count == AT:
@@ -70,10 +70,27 @@ def made_read_only(request: Request, witness: Path, said: Path) -> None:
             for path in (folder, *folder.rglob("*")):
                 path.chmod(0o555 if path.is_dir() else 0o444)
             if os.geteuid() == 0:
-                os.seteuid(65534)
+                _without_override()
 
     _tell(said)
     command(request, witness, before=before)
+
+
+class _Header(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class _Rights(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
+
+
+def _without_override() -> None:
+    """Gives up CAP_DAC_OVERRIDE (bit 1), see capset(2): another user could not read the virtual environment."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, rights = _Header(0x20080522, 0), (_Rights * 2)()
+    assert libc.capget(ctypes.byref(header), rights) == 0
+    rights[0].effective &= ~(1 << 1)
+    assert libc.capset(ctypes.byref(header), rights) == 0
 
 
 def plain(request: Request, witness: Path, said: Path) -> None:
