@@ -62,7 +62,7 @@ def limited(request: Request, witness: Path, said: Path) -> None:
 
 
 def made_read_only(request: Request, witness: Path, said: Path) -> None:
-    """The folder becomes read-only, and so that root feels it too, the run goes on without its right to pass over it."""
+    """The folder becomes read-only, and the run goes on without root's right to pass over that."""
 
     def before(count: int) -> None:
         if count == AT:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,20 @@ from harness.files import append_line, replace_text, replacing
 LIMIT = 10_000
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """No file may grow beyond LIMIT bytes: a real limit of the system, which stops root too."""
+    """Inside, no file may grow beyond LIMIT bytes: a real limit of the system, which stops root too.
+
+    Not for longer than a write: what the tests print may go to a larger file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("torn", ["x", '{"whole": 1}', "y" * 10_000])
@@ -43,20 +49,21 @@ def test_a_file_that_is_one_line_cut_short(tmp_path: Path) -> None:
     assert path.read_text() == "one\n"
 
 
-def test_a_line_that_does_not_fit_is_an_error_and_leaves_whole_lines(tmp_path: Path, small_files: None) -> None:
+def test_a_line_that_does_not_fit_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     append_line(path, "a" * 6_000)
-    with pytest.raises(WriteError, match=r"lines: cannot be written: File too large. What was recorded before is kept"):
+    said = r"lines: cannot be written: File too large. What was recorded before is kept"
+    with small_files(), pytest.raises(WriteError, match=said):
         append_line(path, "b" * 6_000)
     assert path.read_text() == "a" * 6_000 + "\n"
     append_line(path, "c")
     assert path.read_text().endswith("\nc\n")
 
 
-def test_a_text_that_does_not_fit_leaves_the_one_before(tmp_path: Path, small_files: None) -> None:
+def test_a_text_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "text"
     replace_text(path, "before")
-    with pytest.raises(WriteError, match="File too large"):
+    with small_files(), pytest.raises(WriteError, match="File too large"):
         replace_text(path, "x" * (LIMIT + 1))
     assert path.read_text() == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["text"]
