@@ -18,6 +18,7 @@ from typing import Any
 
 import harness
 from harness.errors import ClusterError
+from harness.guard import guarded
 from harness.inventory import Inventory, Node
 from harness.mailbox import Mailbox
 from harness.node import NodeAgent, describe_node
@@ -88,6 +89,7 @@ def embedded(inventory: Inventory) -> Iterator[Cluster]:
     with (
         _as_ray_reads(_QUIET, closed),
         Scratch(_sessions()) as folder,
+        guarded(folder),
         _session(**ours, _temp_dir=str(folder)),
     ):
         cluster = _connected(inventory, is_embedded=True)
