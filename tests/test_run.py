@@ -65,9 +65,9 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "Plan of smoke" in done.stdout
-    assert re.search(r"\[6/6\] ok ", done.stdout)  # three cells and their three checks
+    assert re.search(r"\[9/9\] ok ", done.stdout)  # three cells, their three checks, their three examinations
     assert "(base: single x1: " in done.stdout
-    assert "Trials: " in done.stdout and "6 ok" in done.stdout
+    assert "Trials: " in done.stdout and "9 ok" in done.stdout
     for chatter in ("raylet", "Ray", "pid=", "INFO", "WARNING"):
         assert chatter not in done.stdout, chatter
     report = Path(done.stdout.strip().splitlines()[-1].removeprefix("Report: "))

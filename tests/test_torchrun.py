@@ -310,7 +310,7 @@ def group_of(make_experiment: Make) -> Callable[..., tuple[TorchrunLauncher, Wor
             launcher="torchrun",
             throughput=QUICK,
             optimizer={"name": "SGD", "lr": 0.01},
-            limits={"trial": 5.0},
+            limits={"trial": 10.0},
         )
         plan: Plan = make_plan(experiment, cluster.local_inventory())
         asked = [t for group in plan.groups for t in group.trials if t.cell.strategy == "ddp"]
