@@ -79,47 +79,6 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout  # plain lines where the output is no terminal
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_keeps_what_was_finished_and_a_resume_does_the_rest(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    file = tmp_path / "long.yaml"
-    file.write_text(LONG)
-    process = start(file, "--output", tmp_path / "out")
-    folder = wait_for_a_trial(tmp_path / "out", "long")
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
-    assert "go on with --resume" in output
-    assert "Traceback" not in output
-    kept = [line["trial_id"] for line in lines_of(folder) if line["outcome"] == "ok"]
-    assert kept and (folder / "report.html").exists()
-    done = subprocess.run(command(file, "--resume", folder), capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = harness.load(folder)
-    ok = results.trials[results.trials["outcome"] == "ok"]
-    assert ok["trial_id"].nunique() == 6
-    assert set(kept) <= set(ok["trial_id"])
-    assert not results.scaling.empty
-    assert (results.scaling["base_strategy"] == "single").all()
-
-
-def test_a_driver_that_is_killed_loses_no_finished_trial(tmp_path: Path) -> None:
-    file = tmp_path / "long.yaml"
-    file.write_text(LONG)
-    process = start(file, "--output", tmp_path / "out")
-    folder = wait_for_a_trial(tmp_path / "out", "long")
-    process.kill()
-    process.communicate(timeout=30)
-    kept = [line["trial_id"] for line in lines_of(folder)]
-    assert kept
-    done = subprocess.run(command(file, "--resume", folder), capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = harness.load(folder)
-    assert set(kept) <= set(results.trials["trial_id"])
-    assert results.trials[results.trials["outcome"] == "ok"]["trial_id"].nunique() == 6
-
-
 def test_a_resume_of_another_experiment_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "long.yaml"
     file.write_text(LONG)
