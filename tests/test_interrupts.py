@@ -53,13 +53,17 @@ def test_what_is_being_recorded_is_finished_first(number: int) -> None:
     assert done == ["line"]
 
 
-def test_a_signal_that_a_wrapper_hands_on_is_the_same_one() -> None:
+def test_a_signal_that_a_wrapper_hands_on_is_the_same_one(capfd: pytest.CaptureFixture[str]) -> None:
+    ended = []
     with interruptible():
         try:
             send(signal.SIGINT)
         except KeyboardInterrupt:
             send(signal.SIGINT)  # ends nothing: so soon it is no second Ctrl-C
             send(signal.SIGTERM)
+            ended.append("in order")
+    assert ended == ["in order"]
+    assert capfd.readouterr().err.count("once more exits at once") == 1
 
 
 @pytest.mark.parametrize("number", SIGNALS)
