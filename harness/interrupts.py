@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
 INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 REPEAT_S = 0.5
 """A wrapper may hand on the signal that the terminal has sent to both: so soon, a second one is the first."""
 SHOW_CURSOR = b"\x1b[?25h\n"
@@ -40,13 +42,49 @@ def interruptible() -> Iterator[None]:
         yield
         return
     _state.first_at, _state.waiting = None, False
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, _interrupt) for number in SIGNALS}
     try:
-        yield
+        with _heard_at_once():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         _state.first_at = None
+
+
+@contextmanager
+def _heard_at_once() -> Iterator[None]:
+    """A thread hears the signals too: Python's own handlers wait for as long as the main thread is in Ray's C++."""
+    heard, woken = socket.socketpair()
+    woken.setblocking(False)
+    before = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_listen, args=(heard,), daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        woken.close()
+
+
+def _listen(heard: socket.socket) -> None:
+    """Ends the process at the second signal; itself, when the other end is closed."""
+    first_at: float | None = None
+    with heard:
+        while numbers := heard.recv(64):
+            now = time.monotonic()
+            if any(number in SIGNALS for number in numbers):
+                if first_at is not None and now - first_at > REPEAT_S:
+                    _exit()
+                first_at = first_at or now
+
+
+def _forget() -> None:
+    """What a forked child is sent is not for its parent."""
+    with suppress(ValueError):
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def interrupted() -> bool:

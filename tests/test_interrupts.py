@@ -106,3 +106,24 @@ def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path:
     _, error = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "Traceback" not in error
+
+
+STUCK = """
+import hashlib
+from harness.interrupts import interruptible
+with interruptible():
+    print("up", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2_000_000_000)  # the main thread is in C for many minutes
+"""
+
+
+def test_a_second_signal_is_heard_while_the_main_thread_is_in_c() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == b"up\n"
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.8)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+        finally:
+            process.kill()
