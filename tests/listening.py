@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 
 import psutil
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
 
 
-def own_processes() -> list[psutil.Process]:
-    """This process and all that it started."""
-    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+def started_since(before: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
+    """All living processes that this one started, but those before: an earlier test's fork server may live on."""
+    known = set(before)
+    return [process for process in psutil.Process().children(recursive=True) if process not in known]
 
 
 def command_of(process: psutil.Process) -> str:

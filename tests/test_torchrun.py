@@ -37,7 +37,7 @@ from harness.torchrun_worker import devices_of
 from harness.trial import WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
 from tests.conftest import gpu_cluster, laptop
-from tests.listening import outside
+from tests.listening import outside, started_since
 
 Make = Callable[..., Experiment]
 HERE = Path(__file__).parent
@@ -387,15 +387,16 @@ def test_a_failure_is_a_row_and_ends_the_group(
 @pytest.mark.slow
 def test_closing_the_generator_ends_the_processes(group_of: Any) -> None:
     launcher, group = group_of("hangs")
+    before = started_since()
     messages = launcher.launch(group, deadline=None)
     seen = [next(messages), next(messages)]
     assert isinstance(seen[1], TrialStarted) and all(map(alive, pids_of(seen)))
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
-    assert set(pids_of(seen)) < children
-    reachable = outside([psutil.Process(pid) for pid in children])
+    children = started_since(before)
+    assert set(pids_of(seen)) < {child.pid for child in children}
+    reachable = outside(children)
     messages.close()
     assert not reachable
-    assert not [pid for pid in children if alive(pid)]
+    assert not [child for child in children if alive(child.pid)]
 
 
 @pytest.mark.slow
