@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, chdir, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from harness.printable import printable
 from harness.yaml_source import parse_value
 
 if TYPE_CHECKING:
+    from harness.console import ConsoleSink
     from harness.inventory import Inventory
 
 FAILED, BAD_INPUT = 1, 2
@@ -71,8 +72,7 @@ def run_command(
         file, output, resume = file.absolute(), output.absolute(), resume and resume.absolute()
 
     def work() -> int:
-        with _away() if no_user_code else nullcontext():
-            from harness.console import ConsoleSink
+        with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
             from harness.run import run
             from harness.stage import Request
 
@@ -88,8 +88,7 @@ def run_command(
                 no_user_code=no_user_code,
                 preflight=preflight,
             )
-            with ConsoleSink(Console(), quiet=quiet) as sink:
-                return run(request, sink)
+            return run(request, sink)
 
     raise typer.Exit(guarded(work))
 
@@ -120,15 +119,12 @@ def doctor_command(
         file = file.absolute()
 
     def work() -> int:
-        with _away() if no_user_code else nullcontext():
-            from harness.console import ConsoleSink
+        with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
             from harness.diagnose import diagnose
             from harness.stage import Request
 
             wanted = {} if only is None else parse_only(only)
-            request = Request(file=file, address=address, only=wanted, no_user_code=no_user_code)
-            with ConsoleSink(Console(), quiet=quiet) as sink:
-                return diagnose(request, sink)
+            return diagnose(Request(file=file, address=address, only=wanted, no_user_code=no_user_code), sink)
 
     raise typer.Exit(guarded(work))
 
@@ -217,6 +213,16 @@ def _single(command: Callable[..., None]) -> None:
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(command)
     program()
+
+
+@contextmanager
+def _terminal(*, no_user_code: bool, quiet: bool) -> Iterator[ConsoleSink]:
+    """Where work is told; what it needs is imported inside, away from a folder that may be a stranger's."""
+    with _away() if no_user_code else nullcontext():
+        from harness.console import ConsoleSink
+
+        with ConsoleSink(Console(), quiet=quiet) as sink:
+            yield sink
 
 
 def _away() -> AbstractContextManager[None]:

@@ -1,19 +1,17 @@
 """Trains small models as one rank of a strategy, in a process of its own, and tells what came out.
 
-Used by test_equivalence.py: ``python -m tests.equivalence RANK WORLD_SIZE STORE OUT``.
+Used by test_equivalence.py.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -26,6 +24,7 @@ from harness.workloads.image_classification import ImageClassification
 from harness.workloads.language_model import LanguageModel
 from harness.workloads.mlp import Mlp
 from harness.workloads.padded_sequences import PaddedSequences
+from tests.worlds import be_a_rank
 
 SAMPLES, BATCH, EPOCHS, SEED = 22, 7, 2, 4  # uneven shares; one sample is left for the last batch
 CPU = torch.device("cpu")
@@ -108,10 +107,8 @@ def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fa
     return flat
 
 
-def main(rank: int, world_size: int, store: str, out: str) -> None:
+def main(rank: int, world_size: int, out: Path) -> None:
     """Every strategy of this world size, right and with each planted fault."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
     results: dict[tuple[str, int, str, str], list[float]] = {}
     strategies = ["ddp", "fsdp"] if world_size > 1 else ["single", "dp", "ddp", "fsdp"]
     for strategy in strategies:
@@ -128,12 +125,7 @@ def main(rank: int, world_size: int, store: str, out: str) -> None:
             results["untrained", 1, name, ""] = train("single", rank, world_size, 1, name, "", 0)
     if rank == 0:
         torch.save(results, out)
-    dist.barrier()
-    dist.destroy_process_group()
-    # a thread of torch's may still be there when the interpreter is torn down, and aborts one exit in forty
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    be_a_rank(main)

@@ -1,12 +1,10 @@
 """Accumulation, clipping and checkpoints as one rank of a strategy, in a process of its own.
 
-Used by test_recipe_equivalence.py: ``python -m tests.recipe_ranks RANK WORLD_SIZE STORE OUT``.
+Used by test_recipe_equivalence.py.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from harness.cell import Cell
@@ -23,6 +20,7 @@ from harness.loader import batches, epoch_shares
 from harness.ranks import Ranks
 from harness.training import Training
 from tests.equivalence import BATCH, CPU, EPOCHS, SAMPLES, SEED, Regression
+from tests.worlds import be_a_rank
 
 RECIPES: dict[str, dict[str, Any]] = {
     "accumulated": {"accumulation": 3},
@@ -90,13 +88,11 @@ def go_on(folder: Path, source: str, strategy: str, rank: int, world_size: int, 
     return parameters_of(training)
 
 
-def main(rank: int, world_size: int, store: str, out: str) -> None:
+def main(rank: int, world_size: int, out: Path) -> None:
     """Every strategy of this world size, with each recipe; checkpoints across."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
     results: dict[tuple[str, int, str, str], list[float]] = {}
     strategies = ["ddp", "fsdp"] if world_size > 1 else ["single", "dp", "ddp", "fsdp"]
-    checkpoints = Path(out).parent / "checkpoints"
+    checkpoints = out.parent / "checkpoints"
     placed = [(s, devices) for s in strategies for devices in ([1, 2, 3] if s == "dp" else [world_size])]
     for strategy, devices in placed:
         for unit in ("samples", "tokens"):
@@ -112,12 +108,7 @@ def main(rank: int, world_size: int, store: str, out: str) -> None:
             results[strategy, devices, "samples", f"from {source}"] = found
     if rank == 0:
         torch.save(results, out)
-    dist.barrier()
-    dist.destroy_process_group()
-    # a thread of torch's may still be there when the interpreter is torn down, and aborts one exit in forty
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    be_a_rank(main)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from tests.equivalence import FAULTS, WORKLOADS
+from tests.worlds import run_ranks
 
 pytestmark = pytest.mark.slow
 
 BOUND = 1e-5
 Results = dict[tuple[str, int, str, str], list[float]]
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +20,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("equivalence")
     found: Results = {}
     for world_size in (1, 2, 3):
-        store, out = folder / f"store{world_size}", folder / f"out{world_size}"
-        command = [sys.executable, "-m", "tests.equivalence"]
-        ranks = [
-            subprocess.Popen([*command, str(rank), str(world_size), str(store), str(out)], cwd=ROOT)
-            for rank in range(world_size)
-        ]
-        assert [process.wait(timeout=180) for process in ranks] == [0] * world_size
-        found |= torch.load(out)
+        found |= torch.load(run_ranks("tests.equivalence", world_size, folder))
     return found
 
 

@@ -80,8 +80,9 @@ def examine(subject: Subject, *, epochs: bool) -> Examination:
     found = Examination()
     seen, failed = _by_itself(subject)
     _judge_alone(found, seen, subject.cell, epochs)
-    if failed or any(f.severity == "error" and f.check in STOPS for f in found.findings):
-        found.findings += _could_not(failed, found)
+    if failed and not found.wrong:
+        found.findings += _could_not(failed, real_steps_fail=_fails_in_steps(subject))
+    if any(f.severity == "error" and (f.check in STOPS or failed) for f in found.findings):
         return found
     try:
         _together(subject, found, seen)
@@ -126,20 +127,24 @@ def _judge_alone(found: Examination, seen: dict[str, list[Any]], cell: Cell, epo
             found.findings += judge(seen[name])
 
 
-def _could_not(failed: dict[str, str], found: Examination) -> list[Finding]:
-    """One finding for what raised, unless a check has named the reason already."""
-    if not failed or found.wrong:
-        return []
+def _fails_in_steps(subject: Subject) -> bool:
+    """Whether some rank cannot take real steps, of its own part of the batch, without the others."""
+    try:
+        steps.observe_lonely(subject.fresh())
+    except Exception:
+        return any(subject.ranks.gather(True))
+    return any(subject.ranks.gather(False))
+
+
+def _could_not(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding]:
+    """One finding for what raised: the workload does not run, or only not on the few samples of some checks."""
     check, text = next(iter(failed.items()))
-    return [
-        Finding(
-            RUNS,
-            "error",
-            f"{text}, while looking at: {check}",
-            "the workload fails on a small batch of its own data",
-            "run it as `single` on one device first",
-        )
-    ]
+    if real_steps_fail:
+        means, advice = "the workload fails on its own data", "run it as `single` on one device first"
+        return [Finding(RUNS, "error", f"{text}, while looking at: {check}", means, advice)]
+    means = "it takes steps with the cell's own batch, but not with a few samples: these checks say nothing here"
+    advice = "if a batch of a few samples is no use to this workload, leave it as it is"
+    return [Finding(RUNS, "warning", f"{text}, while looking at: {', '.join(failed)}", means, advice)]
 
 
 def _together(subject: Subject, found: Examination, seen: dict[str, list[Any]]) -> None:
@@ -159,11 +164,10 @@ def _together(subject: Subject, found: Examination, seen: dict[str, list[Any]]) 
         found.findings += divergence.judge(all_steps, cell)
         found.findings += gradients.judge(ranks.gather(gradients.observe(subject.fresh())), cell)
     step_s = [rank.step_s for rank in all_steps]
-    if not found.findings:
-        found.findings += loader_rate.judge(seen[loader_rate.NAME], step_s, cell)
-    found.figures |= loader_rate.figures(seen[loader_rate.NAME], step_s, cell)
-    parameter_bytes = seen[footprint.NAME][0]["parameters"]
-    exchanged = ranks.gather(collectives.observe(subject, parameter_bytes))
+    if rates := seen.get(loader_rate.NAME):
+        found.findings += [] if found.findings else loader_rate.judge(rates, step_s, cell)
+        found.figures |= loader_rate.figures(rates, step_s, cell)
+    exchanged = ranks.gather(collectives.observe(subject, all_steps[0].parameter_bytes))
     found.findings += collectives.judge(exchanged, cell, ranks.gather(socket.gethostname()))
     found.figures |= collectives.figures(exchanged)
 

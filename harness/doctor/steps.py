@@ -34,6 +34,8 @@ class Steps:
     unmoved: dict[str, str] = field(default_factory=dict)
     """Trainable parameters that are as they were: no gradient, zero gradient, or a gradient that nothing uses."""
     trainable: int = 0
+    parameter_bytes: int = 0
+    """Of the whole model, before any sharding."""
     digests: dict[str, str] = field(default_factory=dict)
     """Of every whole parameter at the end."""
     wrapped_by_itself: str = ""
@@ -54,6 +56,7 @@ def observe_lonely(subject: Subject) -> Steps:
 
 def _observed(subject: Subject, training: Training) -> Steps:
     seen = Steps(wrapped_by_itself=_own_wrapper(training))
+    seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     batches = subject.stream(STEPS)
     inner = _inner(training.model)
     before = {name: _local(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}

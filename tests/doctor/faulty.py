@@ -483,6 +483,15 @@ class Raises(Healthy):
         raise ValueError("labels are missing")
 
 
+class NeedsMany(Healthy):
+    """Compares the samples of a batch with each other: a few are no use to it."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        if len(batch[0]) < 8:
+            raise ValueError("too few samples to compare")
+        return super().loss(model, batch)
+
+
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "devices agree": [(MaskNotRegistered, "ddp"), (NoiseOnTheHost, "ddp"), (CudaByName, "single")],
     "wrapped at all": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],

@@ -1,17 +1,14 @@
-"""Examines workloads as one rank, in a process of its own: ``python -m tests.doctor.ranks RANK WORLD STORE OUT``."""
+"""Examines workloads as one rank, in a process of its own."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from harness import workloads
 from harness.cell import Cell
@@ -19,8 +16,9 @@ from harness.config import BUILTIN_DEFAULTS
 from harness.doctor.examine import ExaminationFailed, examine
 from harness.doctor.subject import Subject
 from harness.ranks import Ranks
-from tests.doctor.faulty import FAULTS, HEALTHY, OneSlowRank
+from tests.doctor.faulty import FAULTS, HEALTHY, NeedsMany, OneSlowRank
 from tests.doctor.strangers import SCRIPTS
+from tests.worlds import be_a_rank
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -71,12 +69,10 @@ def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size:
     return told_of(workloads.build(cell), cell, ranks)
 
 
-def main(rank: int, world_size: int, store: str, out: str) -> None:
+def main(rank: int, world_size: int, out: Path) -> None:
     """Every workload whose strategy needs this many processes."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
     pairs: list[tuple[type[Any], str]] = [*HEALTHY, *(pair for pairs in FAULTS.values() for pair in pairs)]
-    pairs += [(script, script.strategy) for script in SCRIPTS]
+    pairs += [*((script, script.strategy) for script in SCRIPTS), (NeedsMany, "ddp"), (NeedsMany, "single")]
     mine = [p for p in dict.fromkeys(pairs) if (p[1] in ("ddp", "fsdp")) == (world_size > 1)]
     mine.sort(key=lambda pair: pair[0] is OneSlowRank)  # it spoils its process
     builtin = {
@@ -88,12 +84,8 @@ def main(rank: int, world_size: int, store: str, out: str) -> None:
         f"{workload.__name__} {strategy}": look(workload, strategy, rank, world_size) for workload, strategy in mine
     }
     if rank == 0:
-        Path(out).write_text(json.dumps(told))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # a thread of torch's may abort an exit
+        out.write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    be_a_rank(main)

@@ -39,6 +39,16 @@ def test_nothing_is_said_of_what_is_built_in(told: Told, name: str, model: str, 
     assert said["findings"] == [] and "raised" not in said, said
 
 
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_what_fails_on_a_few_samples_only_is_no_error_and_its_steps_are_looked_at(told: Told, strategy: str) -> None:
+    said = told[f"NeedsMany {strategy}"]
+    (finding,) = said["findings"]
+    assert (finding["check"], finding["severity"]) == ("it runs", "warning"), finding
+    assert "too few samples to compare" in finding["seen"] and "memory" in finding["seen"]
+    assert "raised" not in said
+    assert strategy == "single" or "all-reduce of a number" in said["figures"]
+
+
 def test_the_confusion_matrix_is_printed(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     planted = [*FAULTY, *((SILENCE, f"{workload.__name__} {strategy}") for workload, strategy in HEALTHY)]
     matrix: dict[tuple[str, str], int] = {}
