@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from harness import redact, topology
+from harness import numa, redact, topology
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
 VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
@@ -43,6 +43,7 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "driver": joined and joined["driver"],
         "topology": joined,
         "iommu": _iommu(),
+        "numa": numa.nodes(),
         "threads": torch.get_num_threads(),
         "variables": redact.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }

@@ -8,6 +8,8 @@ from contextlib import suppress
 from itertools import combinations, permutations
 from typing import Any, Protocol, cast
 
+from harness import numa
+
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """NVML's levels of the common ancestor: one switch, several, a host bridge, a NUMA node, beyond it."""
 MOST_NVLINKS = 36
@@ -37,7 +39,8 @@ class Nvml(Protocol):
 def capture(nvml: Nvml | None = None) -> dict[str, Any] | None:
     """The node's GPUs by UUID, and a square of links between them: NV12, PIX, PXB, PHB, NODE or SYS.
 
-    ``apart``: the pairs of which the first cannot read the other's memory directly; ``driver``: its version.
+    ``apart``: the pairs of which the first cannot read the other's memory directly; ``numa``: each GPU's NUMA
+    node, None where it is not told; ``driver``: its version.
 
     X on the diagonal, None where NVML does not tell. None without NVML.
     """
@@ -89,6 +92,7 @@ def _captured(nvml: Nvml) -> dict[str, Any]:
         "apart": [
             [one, other] for one, other in permutations(range(len(handles)), 2) if _apart(nvml, handles, one, other)
         ],
+        "numa": [numa.of_bus(bus) for bus in buses],
         "driver": _driver(nvml),
     }
 

@@ -95,6 +95,7 @@ def test_gpus_side_by_side_are_joined_by_the_links_that_lead_from_one_to_the_oth
         "gpus": ["GPU-a", "GPU-b", "GPU-c"],
         "links": [["X", "NV2", "NV1"], ["NV2", "X", "PXB"], ["NV1", "PXB", "X"]],
         "apart": [],
+        "numa": [None, None, None],
         "driver": "560.1",
     }
 

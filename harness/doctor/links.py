@@ -1,4 +1,4 @@
-"""Links: how each node's GPUs are joined, whether they reach each other's memory, whether an IOMMU is in between."""
+"""Links: how each node's GPUs are joined, which memory is near, whether an IOMMU is in between."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def _of(node: Mapping[str, Any]) -> list[Finding]:
     slow = [f"{one}-{other} {link}" for one, other, link in pairs if link and not link.startswith("NV")]
     told = ", ".join(dict.fromkeys(str(link) for _, _, link in pairs if link))
     iommu = {True: "an IOMMU is on", False: "no IOMMU is on", None: "whether an IOMMU is on cannot be read"}
-    seen = f"{node['host']}: {count} GPUs joined by {told or 'unknown links'}; {iommu[node.get('iommu')]}"
+    joined = f"{count} GPUs joined by {told or 'unknown links'}"
+    seen = f"{node['host']}: {joined}{_near(node)}; {iommu[node.get('iommu')]}"
     if apart := node["topology"].get("apart"):
         pairs_apart = [f"{one} from {other}" for one, other in apart]
         return [
@@ -54,3 +55,15 @@ def _of(node: Mapping[str, Any]) -> list[Finding]:
             "device_ids in the grid compares pairs" if mixed else "nothing",
         )
     ]
+
+
+def _near(node: Mapping[str, Any]) -> str:
+    """Which GPUs are near which processors' memory: '; NUMA node 0 (processors 0-31) has GPU 0, 1, ...'."""
+    places = node["topology"].get("numa") or ()
+    processors = node.get("numa") or {}
+    told = [
+        f"NUMA node {place} (processors {processors.get(str(place), 'unknown')}) has GPU "
+        + ", ".join(str(gpu) for gpu, other in enumerate(places) if other == place)
+        for place in sorted({place for place in places if place is not None})
+    ]
+    return "".join(f"; {text}" for text in told)

@@ -341,3 +341,11 @@ def test_links_of_a_node() -> None:
     )
     (finding,) = links.judge([node("a", topology=topology("NV12", "NV12", "NV12"), iommu=True)])
     assert finding.severity == "note"
+
+
+def test_the_memory_that_is_near_a_gpu_is_told() -> None:
+    two = {**topology("NV12", "SYS", "SYS"), "numa": [0, 0, 1]}
+    (finding,) = links.judge([node("a", topology=two, numa={"0": "0-31", "1": "32-63"})])
+    assert "NUMA node 0 (processors 0-31) has GPU 0, 1; NUMA node 1 (processors 32-63) has GPU 2" in finding.seen
+    (finding,) = links.judge([node("a", topology={**two, "numa": [None, None, None]})])
+    assert "NUMA" not in finding.seen
