@@ -56,7 +56,7 @@ def doubts(
     for row in records(trials):
         key = (row["trial_id"], row["attempt"])
         names: list[str] = []
-        if row["outcome"] == "ok" and row["throughput_per_s"] is not pd.NA:
+        if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
             names += _own(row, spread.get(key), slow.get(key), by_trial.get(key))
             base = bases.get((row["base_id"], row["block"], row["sitting"]))
             if base is not None and base["trial_id"] != row["trial_id"]:
