@@ -124,8 +124,12 @@ class Cell:
 
     @property
     def subject(self) -> tuple[str, ...]:
-        """What decides whether a strategy trains this cell's model rightly, whatever the devices and the batch."""
-        return (self.strategy, str(self.data), str(self.model), repr(sorted(self.workload_options.items())))
+        """What decides whether a strategy trains this cell's model rightly, whatever the batch and the device count.
+
+        GPUs that are named count: what is copied between some of them may arrive, between others not.
+        """
+        options = repr(sorted(self.workload_options.items()))
+        return (self.strategy, str(self.data), str(self.model), options, str(self.device_ids or ""))
 
     def alone(self) -> Cell:
         """The bare model on one device at this cell's per-device batch: what one device does of its step."""

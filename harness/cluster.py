@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,9 @@ from harness.mailbox import Mailbox
 from harness.node import NodeAgent, describe_node
 from harness.scratch import Scratch
 
-CONNECT_TIMEOUT_S = 25
+CONNECT_TIMEOUT_S, KNOCK_TIMEOUT_S = 25, 5
+TRIES = "5"
+"""How often a process that asks whether a cluster answers asks it, a second between."""
 NOT_CODE = {"__pycache__", "node_modules", "results"}
 LOCAL_ADDRESS = "127.0.0.1"
 LONGEST_PARENT = 16
@@ -187,7 +190,7 @@ def _session(**arguments: Any) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=True, **arguments)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # where it does not come up in time, Ray raises no narrower one
         raise ClusterError(f"Ray did not start: {type(error).__name__}: {error}") from error
     except SystemExit:  # what Ray makes of a SIGTERM until ours is back
         raise KeyboardInterrupt from None
@@ -244,10 +247,12 @@ def _check_reachable(address: str) -> None:
     """Asks in a process of its own, which can be stopped: Ray itself may wait for minutes or end the process."""
     if address.startswith("ray://"):
         raise ClusterError(f"--address {address}: Ray Client is not supported; give the head's HOST:PORT (GCS)")
+    _knock(address)
     script = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
     try:
         done = subprocess.run(
             [sys.executable, "-c", script, address],
+            env={"RAY_NUM_REDIS_GET_RETRIES": TRIES, **os.environ},
             capture_output=True,
             text=True,
             timeout=CONNECT_TIMEOUT_S,
@@ -258,6 +263,16 @@ def _check_reachable(address: str) -> None:
     if done.returncode != 0:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
         raise ClusterError(_nobody(address, lines[-1][:300] if lines else f"exit code {done.returncode}"))
+
+
+def _knock(address: str) -> None:
+    """Whether something listens at HOST:PORT; Ray would try for half a minute. Other forms are for Ray to read."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isascii() and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_TIMEOUT_S).close()
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise ClusterError(_nobody(address, str(error))) from None
 
 
 def _nobody(address: str, reason: str) -> str:

@@ -29,7 +29,7 @@ from harness.events import (
 from harness.plan import Plan
 from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
 from harness.present_belief import belief_lines
-from harness.present_doctor import shared, verdict, where
+from harness.present_doctor import seen, shared, verdict, where
 from harness.printable import printable
 
 LAST_RESULTS = 6
@@ -259,8 +259,8 @@ def diagnosis_lines(findings: Any, figures: Mapping[str, Mapping[str, str]], pla
         first = group.iloc[0]
         head = Text.assemble((f"{first['severity']:<8}", SEVERITY_COLOURS[first["severity"]]), f"{first['check']}: ")
         lines += [Text(""), head.append(printable(where(group)), style="bold")]
-        for title, column in (("seen", "seen"), ("means", "means"), ("do", "advice")):
-            lines.append(Text(f"  {title:<6} {printable(str(first[column]))}"))
+        for title, text in (("seen", seen(group)), ("means", first["means"]), ("do", first["advice"])):
+            lines.append(Text(f"  {title:<6} {printable(str(text))}"))
     return [*lines, Text(""), Text(verdict(findings, len(labels_examined(plan))), style="bold")]
 
 

@@ -12,9 +12,10 @@ from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.interrupts import held
 from harness.launch import Launcher
-from harness.messages import PRECISE, PRUNED, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted, refusal
+from harness.messages import PRECISE, PRUNED, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted
 from harness.plan import Plan
 from harness.record import RunFolder
+from harness.refusal import Refusal, refusals, refused_by
 from harness.resume import attempts, out_of_memory, pending
 from harness.trial import Trial, WorkerGroup
 
@@ -34,7 +35,7 @@ class Execution:
         self._settled: set[str] = set()
         self._out_of_memory = out_of_memory(plan, lines)
         self._lost: dict[str, int] = {}
-        self._refused: dict[tuple[str, ...], str] = {}
+        self._refusals: list[Refusal] = []
         self._needed: dict[str, int] | None = None
         self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
         wall = plan.experiment.limits.wall
@@ -77,7 +78,7 @@ class Execution:
     def _reason_to_skip(self, trial: Trial) -> str | None:
         if self._deadline is not None and time.time() >= self._deadline:
             return TIME_IS_UP
-        if trial.purpose != "doctor" and (refused := self._refused.get(trial.cell.subject)):
+        if trial.purpose != "doctor" and (refused := refused_by(self._refusals, trial.cell)):
             return refused
         if reason := self._precise_enough(trial):
             return reason
@@ -155,9 +156,9 @@ class Execution:
         again = result.outcome == "lost" and self._lost[trial.id] < self._plan.experiment.limits.attempts
         if not again:
             self._settled.add(trial.id)
-        if reason := refusal(result.facts):
-            self._refused[trial.cell.subject] = reason
-        if result.outcome == "oom" and self._plan.experiment.limits.prune_oom:
+        self._refusals += refusals(trial.cell, result.facts)
+        # an examination takes steps that the cell itself does not: it says nothing of what fits
+        if result.outcome == "oom" and trial.purpose != "doctor" and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
         if group:
             self._emit(TrialEnded(trial, line, again))

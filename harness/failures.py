@@ -29,6 +29,7 @@ OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 ENDED_FOR_MEMORY = ("low on memory", "NODE_OUT_OF_MEMORY", "memory pressure")
 """How Ray tells that its memory monitor ended a worker."""
 LOADER_KILLED = "killed by signal: Killed"
+FATAL = "Fatal Python error"
 """What a rank says whose loader worker got a SIGKILL."""
 _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """How torchrun names a rank that died."""
@@ -61,12 +62,17 @@ def explained(row: TrialResult, watch: Watch) -> TrialResult:
     facts = {**row.facts, "freed_s": time.time() - watch.failed_at} if watch.failed_at else row.facts
     if rank is None:
         return replace(row, facts=facts)
-    was_killed = row.outcome == "lost" or LOADER_KILLED in row.reason
+    printed = watch.printed(rank)
+    was_killed = (row.outcome == "lost" and not _ended_otherwise(row.reason, printed)) or LOADER_KILLED in row.reason
     if was_killed and watch.killed_for_memory(rank):
         row = replace(row, outcome="oom", reason=f"the host's memory ran out: {row.reason}")
-    printed = watch.printed(rank)
     detail = f"{row.detail}\n\nrank {rank} printed last:\n{printed}" if printed else row.detail
     return replace(row, facts=facts, detail=detail)
+
+
+def _ended_otherwise(reason: str, printed: str) -> bool:
+    """Whether a process is known to have ended by something else than a SIGKILL: what the kernel killed is no crash."""
+    return "exit code" in reason or ("signal" in reason and "SIGKILL" not in reason) or FATAL in printed
 
 
 def blamed(planned: Sequence[str], finished: Sequence[str], current: str | None, *, connected: bool) -> list[str]:

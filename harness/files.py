@@ -37,7 +37,7 @@ def append_line(path: Path, line: str) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Writes a file whole or not at all; raises WriteError."""
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 @contextlib.contextmanager

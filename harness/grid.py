@@ -15,11 +15,11 @@ from harness.errors import ExperimentError
 from harness.inventory import Machine
 from harness.placement import ONE_PROCESS
 
-MAX_CELLS = 20_000
-MAX_TRIALS = 100_000
+MAX_CELLS = 12_000
+MAX_TRIALS = 60_000
 MAX_VALUES = 1_000_000
 MAX_COMPARISONS = 5_000_000
-"""A plan within them takes seconds and a few hundred megabytes; at a second a trial the most are more than a day."""
+"""A plan within them takes no more than two seconds and 500 MB; at two seconds a trial the most are more than a day."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             _exit()
         return
     _state.first_at = now
-    os.write(2, TOLD)
+    with suppress(OSError):  # a pipe whose reader the same Ctrl-C has ended
+        os.write(2, TOLD)
     if _state.held:
         _state.waiting = True
         return
@@ -121,6 +122,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _exit() -> None:
     """Without a look back; only a live display has hidden the cursor."""
-    if os.isatty(1):
-        os.write(1, SHOW_CURSOR)
+    with suppress(OSError):
+        if os.isatty(1):
+            os.write(1, SHOW_CURSOR)
     os._exit(INTERRUPTED)

@@ -71,9 +71,3 @@ class TrialResult:
 
 
 Message = GroupStarted | TrialStarted | TrialResult
-
-
-def refusal(facts: Row) -> str | None:
-    """Why what was examined is not measured: the first error among the findings; None where there is none."""
-    errors = [finding for finding in facts.get("findings", ()) if finding["severity"] == "error"]
-    return f"{PREFLIGHT}: {errors[0]['check']}: {errors[0]['seen']}" if errors else None

@@ -20,7 +20,7 @@ def findings_table(findings: pd.DataFrame) -> TextTable:
     rows = []
     for group in shared(findings):
         first = group.iloc[0]
-        cells = (first["severity"], first["check"], where(group), first["seen"], first["means"], first["advice"])
+        cells = (first["severity"], first["check"], where(group), seen(group), first["means"], first["advice"])
         rows.append(Line(tuple(map(str, cells)), "base" if first["severity"] == "error" else ""))
     return TextTable(columns, tuple(rows))
 
@@ -29,6 +29,11 @@ def shared(findings: pd.DataFrame) -> list[pd.DataFrame]:
     """Findings that say the same of several cells, together; errors first."""
     groups = [group for _, group in findings.groupby(SAID, sort=False)]
     return sorted(groups, key=lambda group: SEVERITIES.index(group["severity"].iloc[0]))
+
+
+def seen(rows: pd.DataFrame) -> str:
+    """What was seen, each different thing once."""
+    return "; ".join(dict.fromkeys(map(str, rows["seen"])))
 
 
 def where(rows: pd.DataFrame) -> str:

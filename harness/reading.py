@@ -109,6 +109,8 @@ def naming(path: Path, part: str = "") -> Iterator[None]:
 
 def _object(data: bytes) -> dict[str, Any]:
     content = json.loads(data)
+    if b"\\ud" in data.lower():  # perhaps half a surrogate pair, which no table can hold
+        content = json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
     if not isinstance(content, dict):
         raise TypeError(f"expected a JSON object, got a {type(content).__name__}")
     return content

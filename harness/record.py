@@ -83,7 +83,7 @@ class RunFolder:
         try:
             for name in ("raw", "tables", "figures", "logs"):
                 (path / name).mkdir(parents=True)
-            replace_text(path / "experiment.yaml", redact.text(source))
+            replace_text(path / "experiment.yaml", redact.source(source, yaml.safe_load(source)))
             replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
             replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
         except (OSError, WriteError) as error:
@@ -257,7 +257,11 @@ def _resolved(experiment: Experiment) -> str:
 
 def _planned(plan: Plan) -> dict[str, Any]:
     content = plan_content(plan)
-    return {**content, "skipped": [redact.row(row) for row in content["skipped"]]}
+    return {
+        **content,
+        "cells": redact.plain(content["cells"]),
+        "skipped": [redact.row(row) for row in content["skipped"]],
+    }
 
 
 def _cause(error: BaseException) -> str:

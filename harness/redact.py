@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
+
+import yaml
 
 MARK = "<redacted>"  # a plain word in YAML too
 LEAST = 8
@@ -57,7 +60,22 @@ def plain(value: Any) -> Any:
 
 def row(trial: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a trial, the same done to those of free text."""
-    return {**trial, **plain({name: trial[name] for name in FREE_TEXT if name in trial})}
+    told = {name: trial[name] for name in FREE_TEXT if name in trial}
+    if isinstance(options := told.get("options"), str):
+        told["options"] = _options(options, _secret_values())
+    return {**trial, **plain(told)}
+
+
+def source(given: str, content: Any) -> str:
+    """The text of an experiment file; anew from its content where a key in it is named like a secret.
+
+    A text has too many ways to write the value down: in quotes, over lines, behind an anchor.
+    """
+    if not _names_a_secret(content):
+        return text(given)
+    return "# written anew, without what looks like a secret\n" + yaml.safe_dump(
+        plain(content), sort_keys=False, allow_unicode=True
+    )
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -70,6 +88,7 @@ def _text(said: str, values: tuple[str, ...]) -> str:
 
 
 def _without(said: str, values: tuple[str, ...]) -> str:
+    said = said.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair cannot be written
     for value in values:
         said = said.replace(value, MARK)
     said = _SHAPES.sub(lambda found: (found["url"] or found["scheme"] or "") + MARK, said)
@@ -80,6 +99,18 @@ _repeated = lru_cache(maxsize=4096)(_without)
 """Most texts of a run stand in every row of it."""
 
 
+@lru_cache(maxsize=4096)
+def _options(said: str, values: tuple[str, ...]) -> str:
+    """A JSON object, each value by its key: in the text a value may end at a space."""
+    return json.dumps(_plain(json.loads(said), values), sort_keys=True)
+
+
+def _names_a_secret(content: Any) -> bool:
+    if isinstance(content, Mapping):
+        return any(_SECRET_NAME.search(str(key)) or _names_a_secret(value) for key, value in content.items())
+    return isinstance(content, list | tuple) and any(map(_names_a_secret, content))
+
+
 def _assigned(found: re.Match[str]) -> str:
     return found["name"] + found["between"] + MARK if _SECRET_NAME.search(found["name"]) else found[0]
 
@@ -87,6 +118,8 @@ def _assigned(found: re.Match[str]) -> str:
 def _plain(value: Any, values: tuple[str, ...], name: str = "") -> Any:
     if isinstance(value, str):
         return MARK if value and _SECRET_NAME.search(name) else _text(value, values)
+    if isinstance(value, int | float) and not isinstance(value, bool) and _SECRET_NAME.search(name):
+        return MARK
     if isinstance(value, Mapping):
         return {key: _plain(item, values, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):

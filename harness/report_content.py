@@ -12,7 +12,7 @@ import pandas as pd
 from harness.config_sections import Throughput
 from harness.labels import rate_unit, spread_options
 from harness.present import counts, duration, plural, speed
-from harness.present_doctor import shared, verdict, where
+from harness.present_doctor import seen, shared, verdict, where
 from harness.results import Results
 from harness.schema import AXES
 
@@ -68,7 +68,7 @@ def findings(results: Results) -> list[str]:
     if (last["outcome"] == "ok").sum() == 0:
         found.append("Nothing was measured.")
     errors = results.findings[results.findings["severity"] == "error"]
-    found += [f"Preflight, {g['check'].iloc[0]}: {where(g)}: {g['seen'].iloc[0]}." for g in shared(errors)]
+    found += [f"Preflight, {g['check'].iloc[0]}: {where(g)}: {seen(g)}." for g in shared(errors)]
     found += _disagreements(results.agreement) + _noise(results)
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
         found.append("One block was measured: there is no interval, and nothing is known of the spread between runs.")

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from harness.cell import Cell
-from harness.messages import PRECISE, PRUNED, TIME_IS_UP, refusal
+from harness.messages import PRECISE, PRUNED, TIME_IS_UP
 from harness.plan import Plan
+from harness.refusal import errors
 from harness.trial import Trial, WorkerGroup
 
 Lines = Sequence[Mapping[str, Any]]
@@ -35,7 +36,7 @@ def out_of_memory(plan: Plan, lines: Lines) -> list[Cell]:
     if not plan.experiment.limits.prune_oom:
         return []
     found = {line["trial_id"] for line in lines if line["outcome"] == "oom"}
-    return list(dict.fromkeys(trial.cell for trial in plan.trials if trial.id in found))
+    return list(dict.fromkeys(t.cell for t in plan.trials if t.id in found and t.purpose != "doctor"))
 
 
 def attempts(lines: Lines) -> dict[str, int]:
@@ -54,7 +55,7 @@ class _Pairs:
         self._sittings: dict[str, set[int]] = {}
         for line in lines:
             # what the doctor refused may have been mended since: it looks again
-            if line["outcome"] == "ok" and not refusal(line.get("facts", {})):
+            if line["outcome"] == "ok" and not errors(line.get("facts", {})):
                 self._sittings.setdefault(line["trial_id"], set()).add(int(line.get("sitting", 0)))
         self.done = {*self._sittings, *(line["trial_id"] for line in lines if _is_skipped(line, PRECISE))}
         self._failed = {line["trial_id"] for line in lines if _failed(line)} - self.done

@@ -23,8 +23,9 @@ from harness.measure.explain import explain
 from harness.measure.rows import columns_of, joined, step_columns, window_rows
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed, measure_throughput
-from harness.messages import TrialResult, refusal
+from harness.messages import TrialResult
 from harness.ranks import Ranks
+from harness.refusal import Refusal, refusals, refused_by
 from harness.training import Training
 from harness.trial import Trial
 
@@ -51,10 +52,10 @@ class Scene:
             self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
 
     @property
-    def refused(self) -> dict[tuple[str, ...], str]:
-        """Why cells are not measured, by what the doctor examined (Cell.subject), in this process."""
-        refused: dict[tuple[str, ...], str] = self.cache.setdefault("refused", {})
-        return refused
+    def refusals(self) -> list[Refusal]:
+        """Which cells are not measured, after what the doctor found in this process."""
+        found: list[Refusal] = self.cache.setdefault("refusals", [])
+        return found
 
     def workload(self) -> Any:
         """A workload and its data sets, read once a process for all trials that share them."""
@@ -70,7 +71,7 @@ def play(scene: Scene) -> TrialResult:
     """The trial's result, as this rank knows it: rows of all ranks, without times and ranks."""
     if scene.trial.purpose == "doctor":
         return _examination(scene)
-    if reason := scene.refused.get(scene.trial.cell.subject):
+    if reason := refused_by(scene.refusals, scene.trial.cell):
         raise SkipTrial(reason)
     if scene.trial.purpose == "equivalence":
         return _equivalence(scene)
@@ -177,8 +178,7 @@ def _examination(scene: Scene) -> TrialResult:
     with scene.part("examination"):
         found = examine(subject, epochs=scene.experiment.convergence is not None)
     facts = scene.ranks.broadcast(found.facts)
-    if reason := refusal(facts):
-        scene.refused[cell.subject] = reason
+    scene.refusals.extend(refusals(asked, facts))
     return TrialResult(scene.trial.id, "ok", unit=workload.unit, steps_s=scene.parts["examination"], facts=facts)
 
 

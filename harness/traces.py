@@ -41,7 +41,10 @@ def killed_for_memory(traces: Traces) -> bool:
 
 
 def find_kill_counter(proc: Path, cgroups: Path) -> Path | None:
-    """This process's cgroup's (version 2 or 1), else the whole machine's; where /proc and the cgroups are mounted."""
+    """This process's cgroup's (version 2 or 1), where /proc and the cgroups are mounted; None without one.
+
+    The whole machine's count does not serve: a neighbour's death would make a crash here one for memory.
+    """
     return next((file for file in _counters(proc, cgroups) if _killed(file) is not None), None)
 
 
@@ -59,7 +62,6 @@ def _counters(proc: Path, cgroups: Path) -> Iterator[Path]:
         else:
             continue
         yield from (mount / path.lstrip("/") / name, mount / name)
-    yield proc / "vmstat"
 
 
 def _killed(file: Path) -> int | None:

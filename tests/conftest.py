@@ -70,6 +70,20 @@ def no_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, str, str], list[float]]:
+    """What 2, 1 and 3 real processes over gloo trained; each world finds the checkpoints of those before it."""
+    import torch
+
+    from tests.worlds import run_ranks
+
+    folder = tmp_path_factory.mktemp("trained")
+    found: dict[tuple[str, int, str, str], list[float]] = {}
+    for world_size in (2, 1, 3):
+        found |= torch.load(run_ranks("tests.trained", world_size, folder))
+    return found
+
+
 @dataclass(frozen=True)
 class FaultRow:
     """A line of the table that closes a run of the tests with faults in it."""

@@ -1,14 +1,10 @@
-"""Trains small models as one rank of a strategy, in a process of its own, and tells what came out.
-
-Used by test_equivalence.py.
-"""
+"""Trains small models as one rank of a strategy, and tells what came out: for test_equivalence.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +20,6 @@ from harness.workloads.image_classification import ImageClassification
 from harness.workloads.language_model import LanguageModel
 from harness.workloads.mlp import Mlp
 from harness.workloads.padded_sequences import PaddedSequences
-from tests.worlds import be_a_rank
 
 SAMPLES, BATCH, EPOCHS, SEED = 22, 7, 2, 4  # uneven shares; one sample is left for the last batch
 CPU = torch.device("cpu")
@@ -107,25 +102,20 @@ def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fa
     return flat
 
 
-def main(rank: int, world_size: int, out: Path) -> None:
-    """Every strategy of this world size, right and with each planted fault."""
-    results: dict[tuple[str, int, str, str], list[float]] = {}
+def results(rank: int, world_size: int) -> dict[tuple[str, int, str, str], Any]:
+    """All parameters under every strategy of this world size, right and with each planted fault."""
+    found: dict[tuple[str, int, str, str], Any] = {}
     strategies = ["ddp", "fsdp"] if world_size > 1 else ["single", "dp", "ddp", "fsdp"]
     for strategy in strategies:
         for devices in [1, 2, 3] if strategy == "dp" else [world_size]:
             for name in WORKLOADS:
-                results[strategy, devices, name, ""] = train(strategy, rank, world_size, devices, name, "", EPOCHS)
+                found[strategy, devices, name, ""] = train(strategy, rank, world_size, devices, name, "", EPOCHS)
         if world_size > 1:
             for fault in FAULTS:
-                results[strategy, world_size, "samples", fault] = train(
+                found[strategy, world_size, "samples", fault] = train(
                     strategy, rank, world_size, world_size, "samples", fault, EPOCHS
                 )
     if world_size == 1:
         for name in WORKLOADS:
-            results["untrained", 1, name, ""] = train("single", rank, world_size, 1, name, "", 0)
-    if rank == 0:
-        torch.save(results, out)
-
-
-if __name__ == "__main__":
-    be_a_rank(main)
+            found["untrained", 1, name, ""] = train("single", rank, world_size, 1, name, "", 0)
+    return found

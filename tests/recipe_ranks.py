@@ -1,17 +1,13 @@
-"""Accumulation, clipping and checkpoints as one rank of a strategy, in a process of its own.
-
-Used by test_recipe_equivalence.py.
-"""
+"""Accumulation, clipping and checkpoints as one rank of a strategy: for test_recipe_equivalence.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from harness.cell import Cell
@@ -20,7 +16,6 @@ from harness.loader import batches, epoch_shares
 from harness.ranks import Ranks
 from harness.training import Training
 from tests.equivalence import BATCH, CPU, EPOCHS, SAMPLES, SEED, Regression
-from tests.worlds import be_a_rank
 
 RECIPES: dict[str, dict[str, Any]] = {
     "accumulated": {"accumulation": 3},
@@ -88,27 +83,20 @@ def go_on(folder: Path, source: str, strategy: str, rank: int, world_size: int, 
     return parameters_of(training)
 
 
-def main(rank: int, world_size: int, out: Path) -> None:
-    """Every strategy of this world size, with each recipe; checkpoints across."""
-    results: dict[tuple[str, int, str, str], list[float]] = {}
+def results(rank: int, world_size: int, checkpoints: Path) -> dict[tuple[str, int, str, str], Any]:
+    """Every strategy of this world size with each recipe, and going on from each checkpoint that is there."""
+    found: dict[tuple[str, int, str, str], Any] = {}
     strategies = ["ddp", "fsdp"] if world_size > 1 else ["single", "dp", "ddp", "fsdp"]
-    checkpoints = out.parent / "checkpoints"
     placed = [(s, devices) for s in strategies for devices in ([1, 2, 3] if s == "dp" else [world_size])]
     for strategy, devices in placed:
-        for unit in ("samples", "tokens"):
-            for recipe in ("", *RECIPES):
-                results[strategy, devices, unit, recipe] = train(strategy, rank, world_size, devices, unit, recipe)
+        for unit, recipe in product(("samples", "tokens"), RECIPES):
+            found[strategy, devices, unit, recipe] = train(strategy, rank, world_size, devices, unit, recipe)
         keep(checkpoints, strategy, rank, world_size, devices)
     for strategy in strategies if world_size > 1 else []:
         counts = [exchanges(strategy, rank, world_size, recipe) for recipe in ("", "accumulated")]
-        results[strategy, world_size, "samples", "exchanges"] = counts
+        found[strategy, world_size, "samples", "exchanges"] = counts
     for strategy, devices in placed:
         for source in sorted(path.name for path in checkpoints.iterdir()):
-            found = go_on(checkpoints, source, strategy, rank, world_size, devices)
-            results[strategy, devices, "samples", f"from {source}"] = found
-    if rank == 0:
-        torch.save(results, out)
-
-
-if __name__ == "__main__":
-    be_a_rank(main)
+            went_on = go_on(checkpoints, source, strategy, rank, world_size, devices)
+            found[strategy, devices, "samples", f"from {source}"] = went_on
+    return found

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.equivalence import FAULTS, WORKLOADS
-from tests.worlds import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -14,20 +13,10 @@ BOUND = 1e-5
 Results = dict[tuple[str, int, str, str], list[float]]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What 1, 2 and 3 real processes over gloo ended with."""
-    folder = tmp_path_factory.mktemp("equivalence")
-    found: Results = {}
-    for world_size in (1, 2, 3):
-        found |= torch.load(run_ranks("tests.equivalence", world_size, folder))
-    return found
-
-
-def difference(results: Results, strategy: str, devices: int, workload: str, fault: str = "") -> float:
+def difference(trained: Results, strategy: str, devices: int, workload: str, fault: str = "") -> float:
     """Relative difference from one device, norm over norm."""
-    mine = torch.tensor(results[strategy, devices, workload, fault])
-    alone = torch.tensor(results["single", 1, workload, ""])
+    mine = torch.tensor(trained[strategy, devices, workload, fault])
+    alone = torch.tensor(trained["single", 1, workload, ""])
     return float((mine - alone).norm() / alone.norm())
 
 
@@ -36,22 +25,22 @@ def difference(results: Results, strategy: str, devices: int, workload: str, fau
     ("strategy", "devices"),
     [("dp", 1), ("dp", 2), ("dp", 3), ("ddp", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp", 3)],
 )
-def test_every_strategy_trains_as_one_device_does(results: Results, strategy: str, devices: int, workload: str) -> None:
-    assert difference(results, strategy, devices, workload) <= BOUND
+def test_every_strategy_trains_as_one_device_does(trained: Results, strategy: str, devices: int, workload: str) -> None:
+    assert difference(trained, strategy, devices, workload) <= BOUND
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("strategy", "devices"), [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3)])
-def test_planted_faults_are_found(results: Results, strategy: str, devices: int, fault: str) -> None:
-    assert difference(results, strategy, devices, "samples", fault) > 10 * BOUND
+def test_planted_faults_are_found(trained: Results, strategy: str, devices: int, fault: str) -> None:
+    assert difference(trained, strategy, devices, "samples", fault) > 10 * BOUND
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_training_moved_the_parameters(results: Results, workload: str) -> None:
-    assert difference(results, "untrained", 1, workload) > 100 * BOUND
+def test_training_moved_the_parameters(trained: Results, workload: str) -> None:
+    assert difference(trained, "untrained", 1, workload) > 100 * BOUND
 
 
-def test_weights_of_samples_matter(results: Results) -> None:
-    start = torch.tensor(results["single", 1, "samples", ""])
-    other = torch.tensor(results["single", 1, "tokens", ""])
+def test_weights_of_samples_matter(trained: Results) -> None:
+    start = torch.tensor(trained["single", 1, "samples", ""])
+    other = torch.tensor(trained["single", 1, "tokens", ""])
     assert float((start - other).norm() / start.norm()) > 1e-3

@@ -121,6 +121,7 @@ def test_a_second_signal_is_heard_while_the_main_thread_is_in_c() -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout and process.stdout.readline() == b"up\n"
+            time.sleep(0.5)  # until it is there
             process.send_signal(signal.SIGINT)
             time.sleep(0.8)
             process.send_signal(signal.SIGINT)

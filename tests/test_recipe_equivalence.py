@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.recipe_ranks import RECIPES
-from tests.worlds import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -14,25 +13,15 @@ BOUND = 1e-5
 Results = dict[tuple[str, int, str, str], list[float]]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What 2, 1 and 3 real processes over gloo ended with; each world finds the checkpoints of those before it."""
-    folder = tmp_path_factory.mktemp("equivalence")
-    found: Results = {}
-    for world_size in (2, 1, 3):
-        found |= torch.load(run_ranks("tests.recipe_ranks", world_size, folder))
-    return found
-
-
 PLACED = [(strategy, devices) for strategy in ("dp", "ddp", "fsdp") for devices in (1, 2, 3)]
 
 
 def difference(
-    results: Results, strategy: str, devices: int, unit: str, what: str = "", *, of_single: str = ""
+    trained: Results, strategy: str, devices: int, unit: str, what: str = "", *, of_single: str = ""
 ) -> float:
     """Relative difference from one device, norm over norm."""
-    mine = torch.tensor(results[strategy, devices, unit, what])
-    alone = torch.tensor(results["single", 1, unit, of_single])
+    mine = torch.tensor(trained[strategy, devices, unit, what])
+    alone = torch.tensor(trained["single", 1, unit, of_single])
     return float((mine - alone).norm() / alone.norm())
 
 
@@ -40,30 +29,30 @@ def difference(
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), *PLACED])
 def test_every_strategy_accumulates_and_clips_as_one_device_does(
-    results: Results, strategy: str, devices: int, recipe: str, unit: str
+    trained: Results, strategy: str, devices: int, recipe: str, unit: str
 ) -> None:
     plain = "" if recipe == "accumulated" else "clipped"
-    assert difference(results, strategy, devices, unit, recipe, of_single=plain) <= BOUND
+    assert difference(trained, strategy, devices, unit, recipe, of_single=plain) <= BOUND
 
 
-def test_clipping_changed_the_training(results: Results) -> None:
-    assert difference(results, "single", 1, "samples", "clipped") > 1e-3
+def test_clipping_changed_the_training(trained: Results) -> None:
+    assert difference(trained, "single", 1, "samples", "clipped") > 1e-3
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_gradients_are_exchanged_once_a_step_whatever_the_accumulation(
-    results: Results, strategy: str, world_size: int
+    trained: Results, strategy: str, world_size: int
 ) -> None:
-    plain, accumulated = results[strategy, world_size, "samples", "exchanges"]
+    plain, accumulated = trained[strategy, world_size, "samples", "exchanges"]
     assert plain == accumulated >= 4
 
 
-def test_a_checkpoint_of_any_strategy_goes_on_under_any(results: Results) -> None:
-    across = [(key[0], key[1], key[3]) for key in results if key[3].startswith("from ")]
+def test_a_checkpoint_of_any_strategy_goes_on_under_any(trained: Results) -> None:
+    across = [(key[0], key[1], key[3]) for key in trained if key[3].startswith("from ")]
     kept = {f"from {name}" for name in ("single1", "dp2", "ddp2", "fsdp2")}
     assert {(strategy, source) for strategy, _, source in across} >= {
         (strategy, source) for strategy in ("ddp", "fsdp") for source in kept
     } | {(strategy, source) for strategy in ("single", "dp") for source in kept}
-    far = {key: difference(results, key[0], key[1], "samples", key[2]) for key in across}
+    far = {key: difference(trained, key[0], key[1], "samples", key[2]) for key in across}
     assert max(far.values()) <= BOUND, far

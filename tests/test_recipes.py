@@ -84,6 +84,7 @@ def test_the_recipe_trains_on_images_of_its_shape(tmp_path: Path) -> None:
     content |= {
         "workload_options": {"image_size": 32, "width": 4},
         "throughput": None,
+        "equivalence": False,
         "loader": {"workers": 0},
         "device": "cpu",
         "limits": {"trial": "3m"},

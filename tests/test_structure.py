@@ -20,7 +20,7 @@ FLOORS = [
     for line in """
 errors frames guard interrupts lifeline numa stacks traces
 files printable redact inventory schema stats labels config_values yaml_source cell messages peaks scratch topology
-config_problems config_sections schema_text present analyse placement ranks environment loader reading
+config_problems config_sections schema_text present analyse placement ranks environment loader reading refusal
 config present_belief present_cost present_doctor feasible optimizers plots strategies mailbox socket_mailbox watch
 parquet grid workloads trial
 diagnostics training

@@ -133,4 +133,6 @@ def _digest(sample: Any) -> str:
 def _bytes(leaf: Any) -> bytes:
     if isinstance(leaf, Tensor):
         return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return repr(leaf).encode()
+    if isinstance(leaf, str | bytes | int | float | complex | None):
+        return repr(leaf).encode()
+    return type(leaf).__name__.encode()  # its repr may hold its address, which is another each time

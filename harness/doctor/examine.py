@@ -151,7 +151,7 @@ def _together(subject: Subject, found: Examination, seen: dict[str, list[Any]]) 
     """Real steps in the wrapper, gradients against one device's, collectives."""
     cell, ranks = subject.cell, subject.ranks
     lonely = _steps_alone(subject)
-    if any(finding.severity == "error" for finding in lonely) or (lonely and cell.strategy == "ddp"):
+    if any(finding.severity == "error" for finding in lonely):
         found.findings += lonely  # wrapped it would fail, and say less
         return
     mine = steps.observe(subject.fresh())
@@ -165,7 +165,9 @@ def _together(subject: Subject, found: Examination, seen: dict[str, list[Any]]) 
         found.findings += gradients.judge(ranks.gather(gradients.observe(subject.fresh())), cell)
     step_s = [rank.step_s for rank in all_steps]
     if rates := seen.get(loader_rate.NAME):
-        found.findings += [] if found.findings else loader_rate.judge(rates, step_s, cell)
+        found.findings += (
+            [] if any(f.severity != "note" for f in found.findings) else loader_rate.judge(rates, step_s, cell)
+        )
         found.figures |= loader_rate.figures(rates, step_s, cell)
     exchanged = ranks.gather(collectives.observe(subject, all_steps[0].parameter_bytes))
     found.findings += collectives.judge(exchanged, cell, ranks.gather(socket.gethostname()))
@@ -177,4 +179,4 @@ def _steps_alone(subject: Subject) -> Sequence[Finding]:
     if subject.ranks.world_size == 1:
         return []
     mine = steps.observe_lonely(subject.fresh())
-    return movement.still(subject.ranks.gather(mine))
+    return movement.still(subject.ranks.gather(mine), subject.cell)

@@ -31,7 +31,7 @@ def observe(subject: Subject) -> dict[str, Any]:
     """
     if subject.ranks.world_size == 1 and subject.replicas == 1:
         return {}
-    subject = replace(subject, cell=replace(subject.cell, precision="fp32", compile=False))
+    subject = replace(subject, cell=_at_one_devices_batch(subject))
     [(_, whole)] = subject.stream(1, whole=True)
     frozen = Frozen(subject.workload, whole)
     gradients, drew = _gradients(subject.training(frozen), subject.stream(1)[0])
@@ -45,7 +45,18 @@ def observe(subject: Subject) -> dict[str, Any]:
         mine = gradients.get(name)
         mine = torch.zeros_like(one) if mine is None else mine
         products[name] = [float((a * b).sum()) for a, b in ((mine, one), (one, one), (mine, mine))]
-    return {"products": products, "noisy": noisy}
+    return {"products": products, "noisy": noisy, "batch": subject.cell.global_batch_size}
+
+
+def _at_one_devices_batch(subject: Subject) -> Cell:
+    """The cell in float32, its global batch no larger than what it gives one device: rank 0 takes all of it alone."""
+    cell = subject.cell
+    fits = cell.global_batch_size // (cell.devices * subject.micro_batches)
+    each = max(2, fits // cell.devices)
+    batch = min(cell.global_batch_size, each * cell.devices)
+    return replace(
+        cell, precision="fp32", compile=False, per_device_batch_size=batch // cell.devices, global_batch_size=batch
+    )
 
 
 def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
@@ -64,7 +75,7 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
                 NAME,
                 "error",
                 f"{cell.strategy} on {cell.devices} devices: gradients are {times} one device's at the same global "
-                f"batch of {cell.global_batch_size} (factor {factor:.3f})",
+                f"batch of {seen[0]['batch']} (factor {factor:.3f})",
                 "a sum stands where a mean is meant, or the reverse: the learning rate is in effect another one for "
                 "each number of devices",
                 "loss() must return the sum over its batch and the batch's weight (samples or tokens), both unscaled",

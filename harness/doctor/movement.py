@@ -34,15 +34,20 @@ def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
     return [*still(seen), *_apart(seen)]
 
 
-def still(seen: Sequence[Steps]) -> list[Finding]:
-    """What stood still on every rank."""
+def still(seen: Sequence[Steps], cell: Cell | None = None) -> list[Finding]:
+    """What stood still on every rank. ``cell``: under ddp a parameter without a gradient ends its second step."""
+    stops = (
+        cell is not None
+        and cell.strategy == "ddp"
+        and not any(cell.strategy_options.get(option) for option in ("find_unused_parameters", "static_graph"))
+    )
     found = []
     for kind, (what, means, advice) in WHY.items():
         # a shard of fsdp's may be empty on a rank: only what moved on no rank stands still
         names = [name for name, why in seen[0].unmoved.items() if why == kind and all(name in r.unmoved for r in seen)]
         if names:
             every = len(names) == seen[0].trainable
-            severity: Severity = "error" if every or kind == "some" else "warning"
+            severity: Severity = "error" if every or kind == "some" or (kind == "none" and stops) else "warning"
             count = f"all {len(names)}" if every else f"{len(names)} of {seen[0].trainable}"
             seen_text = f"{count} trainable parameters {what} in {STEPS} steps: {some(names)}"
             found.append(Finding(NAME, severity, seen_text, means, advice))

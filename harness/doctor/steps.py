@@ -80,9 +80,13 @@ def _observed(subject: Subject, training: Training) -> Steps:
     after = torch.get_rng_state()
     seen.draws, seen.random_state = not torch.equal(state, after), _digest(after)
     seen.trainable = len(before)
+    rate = max(float(group["lr"]) for group in training.optimizer.param_groups)
     for name, parameter in inner.named_parameters():
         if name in before and torch.equal(before[name], _local(parameter).detach()):
-            seen.unmoved[name] = with_gradient.get(name, "none")
+            kind = with_gradient.get(name, "none")
+            exact = not isinstance(training.optimizer, torch.optim.SGD)  # others make small gradients large
+            if kind != "some" or exact or _would_show(_local(parameter).detach(), _gradient_of(parameter), rate):
+                seen.unmoved[name] = kind
     if subject.cell.strategy != "fsdp":
         seen.digests = {name: _digest(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
     return seen
@@ -92,11 +96,14 @@ def observe_alone(subject: Subject, seen: Steps) -> None:
     """The same global batches on one device, by rank 0 alone, for comparison."""
     if not subject.ranks.first or (subject.ranks.world_size == 1 and subject.replicas == 1):
         return
-    training = subject.alone()
-    for share, batch in subject.stream(STEPS, whole=True):
-        loss, weight = training.step(batch, share)
-        seen.alone.append(float(loss) / max(float(weight), 1.0))
-        subject.advance()
+    try:
+        training = subject.alone()
+        for share, batch in subject.stream(STEPS, whole=True):
+            loss, weight = training.step(batch, share)
+            seen.alone.append(float(loss) / max(float(weight), 1.0))
+            subject.advance()
+    except torch.OutOfMemoryError:  # all devices' batch is more than one was made for: there is no comparison
+        seen.alone.clear()
 
 
 def mean_losses(seen: Sequence[Steps]) -> list[float]:
@@ -140,6 +147,18 @@ def _note_gradients(model: nn.Module, noted: dict[str, str]) -> None:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and noted.get(name) != "some":
             noted[name] = "some" if bool(_local(parameter.grad).any()) else "zero"
+
+
+def _gradient_of(parameter: nn.Parameter) -> Tensor | None:
+    return None if parameter.grad is None else _local(parameter.grad)
+
+
+def _would_show(parameter: Tensor, gradient: Tensor | None, rate: float) -> bool:
+    """Whether a step along the gradient is more than rounding: a bias before BatchNorm gets nothing but noise."""
+    if gradient is None or not parameter.numel():
+        return True
+    spacing = torch.finfo(parameter.dtype).eps * parameter.abs().clamp_min(torch.finfo(parameter.dtype).tiny)
+    return rate == 0.0 or bool((rate * gradient.abs() > spacing).any())
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ def experiment_of(trials: int) -> dict[str, Any]:
     batches = list(range(1, trials // BLOCKS // 4 + 1))
     return {
         "name": "growth",
-        "grid": {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": batches},
-        "exclude": [{"strategy": "single", "devices": [2, 4]}],
+        "grid": {"strategy": "ddp", "devices": [1, 2, 4], "per_device_batch_size": batches},
+        "cells": [{"strategy": "single", "devices": 1, "per_device_batch_size": batches}],
         "throughput": {"blocks": BLOCKS, "twin": False, "explain": False},
         "equivalence": False,
         "preflight": False,

@@ -161,7 +161,7 @@ def test_divergence_of_one_strategy_alone_is_its_own_fault() -> None:
 
 def products(factor: float, unlike: float = 0.0) -> list[dict[str, Any]]:
     """One parameter whose gradient is ``factor`` times one device's, and ``unlike`` beside it."""
-    return [{"products": {"w": [factor, 1.0, factor**2 + unlike**2]}, "noisy": False}]
+    return [{"products": {"w": [factor, 1.0, factor**2 + unlike**2]}, "noisy": False, "batch": 64}]
 
 
 def test_a_factor_of_n_is_a_sum_for_a_mean() -> None:

@@ -1,0 +1,42 @@
+"""Which cells are not measured after what the doctor found in one of their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.cell import Cell
+from harness.messages import PREFLIGHT
+
+BY_BATCH = "memory"
+"""The check whose error holds for the examined batch and larger ones; any other holds for every batch."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """``least_batch``: the smallest batch per device that it holds for."""
+
+    subject: tuple[str, ...]
+    least_batch: int
+    reason: str
+
+
+def errors(facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The errors among an examination's findings."""
+    return [finding for finding in facts.get("findings", ()) if finding["severity"] == "error"]
+
+
+def refusals(examined: Cell, facts: Mapping[str, Any]) -> list[Refusal]:
+    """What an examination's errors refuse."""
+    found = []
+    for finding in errors(facts):
+        least = (examined.per_device_batch_size or 0) if finding["check"] == BY_BATCH else 0
+        found.append(Refusal(examined.subject, least, f"{PREFLIGHT}: {finding['check']}: {finding['seen']}"))
+    return found
+
+
+def refused_by(found: Iterable[Refusal], cell: Cell) -> str | None:
+    """Why a cell is not measured; None where nothing refuses it."""
+    batch = cell.per_device_batch_size or 0
+    return next((one.reason for one in found if one.subject == cell.subject and batch >= one.least_batch), None)
