@@ -20,6 +20,8 @@ ALIKE = 0.005
 """Largest relative difference (norm over norm) of gradients that are the same but for the order of sums."""
 SHARE = 0.02
 """How near a factor must come to the number of devices."""
+ENOUGH = 64
+"""Samples of a global batch that show it."""
 NOISY = 0.4
 """The largest difference where loss or model draw random numbers even when the model only evaluates."""
 
@@ -38,7 +40,10 @@ def observe(subject: Subject) -> dict[str, Any]:
     noisy = any(subject.ranks.gather(drew))
     if not subject.ranks.first:
         return {}
-    expected, _ = _gradients(subject.alone(frozen), subject.stream(1, whole=True)[0])
+    try:
+        expected, _ = _gradients(subject.alone(frozen), subject.stream(1, whole=True)[0])
+    except torch.OutOfMemoryError:  # all devices' batch on one: there is no comparison
+        return {}
     subject.advance()
     products = {}
     for name, one in expected.items():
@@ -49,11 +54,10 @@ def observe(subject: Subject) -> dict[str, Any]:
 
 
 def _at_one_devices_batch(subject: Subject) -> Cell:
-    """The cell in float32, its global batch no larger than what it gives one device: rank 0 takes all of it alone."""
+    """The cell in float32, its global batch no larger than what it gives one device, or ENOUGH: one takes all of it."""
     cell = subject.cell
-    fits = cell.global_batch_size // (cell.devices * subject.micro_batches)
-    each = max(2, fits // cell.devices)
-    batch = min(cell.global_batch_size, each * cell.devices)
+    fits = max(ENOUGH, cell.global_batch_size // (cell.devices * subject.micro_batches))
+    batch = min(cell.global_batch_size, max(1, fits // cell.devices) * cell.devices)
     return replace(
         cell, precision="fp32", compile=False, per_device_batch_size=batch // cell.devices, global_batch_size=batch
     )
