@@ -72,7 +72,8 @@ def explained(row: TrialResult, watch: Watch) -> TrialResult:
 
 def _ended_otherwise(reason: str, printed: str) -> bool:
     """Whether a process is known to have ended by something else than a SIGKILL: what the kernel killed is no crash."""
-    return "exit code" in reason or ("signal" in reason and "SIGKILL" not in reason) or FATAL in printed
+    signals = re.findall(r"signal (\d+)", reason)
+    return "exit code" in reason or any(number != "9" for number in signals) or FATAL in printed
 
 
 def blamed(planned: Sequence[str], finished: Sequence[str], current: str | None, *, connected: bool) -> list[str]:

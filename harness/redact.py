@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -71,11 +71,12 @@ def source(given: str, content: Any) -> str:
 
     A text has too many ways to write the value down: in quotes, over lines, behind an anchor.
     """
-    if not _names_a_secret(content):
+    if not any(_secrets(content, short=True)):
         return text(given)
-    return "# written anew, without what looks like a secret\n" + yaml.safe_dump(
-        plain(content), sort_keys=False, allow_unicode=True
-    )
+    written = yaml.safe_dump(plain(content), sort_keys=False, allow_unicode=True)
+    for value in sorted(_secrets(content), key=len, reverse=True):  # it may stand under another key too
+        written = written.replace(value, MARK)
+    return f"# written anew, without what looks like a secret\n{written}"
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -105,10 +106,17 @@ def _options(said: str, values: tuple[str, ...]) -> str:
     return json.dumps(_plain(json.loads(said), values), sort_keys=True)
 
 
-def _names_a_secret(content: Any) -> bool:
+def _secrets(content: Any, name: str = "", *, short: bool = False) -> Iterator[str]:
+    """The values whose key is named like a secret; those that are ``short`` may stand in any word."""
     if isinstance(content, Mapping):
-        return any(_SECRET_NAME.search(str(key)) or _names_a_secret(value) for key, value in content.items())
-    return isinstance(content, list | tuple) and any(map(_names_a_secret, content))
+        for key, value in content.items():
+            # what is below such a key is secret too, whatever its own keys
+            yield from _secrets(value, name if _SECRET_NAME.search(name) else str(key), short=short)
+    elif isinstance(content, list | tuple):
+        for value in content:
+            yield from _secrets(value, name, short=short)
+    elif content is not None and _SECRET_NAME.search(name) and (short or len(str(content)) >= LEAST):
+        yield str(content)
 
 
 def _assigned(found: re.Match[str]) -> str:

@@ -128,6 +128,20 @@ def test_after_out_of_memory_the_same_cell_at_as_large_a_batch_is_skipped(plan: 
     assert reasons == {"a batch of 8 per device of the same cell ran out of memory (limits.prune_oom)"}
 
 
+def test_an_examination_that_runs_out_of_memory_keeps_no_cell_from_being_tried(
+    make_experiment: Make, tmp_path: Path
+) -> None:
+    examined = make_plan(make_experiment(GRID, preflight=True, throughput={"blocks": 2}), laptop())
+
+    def script(trial: Trial, tries: int) -> Outcome:
+        return "oom" if trial.purpose == "doctor" else "ok"
+
+    for _ in range(2):  # nor when the run goes on
+        _, folder = execute(examined, tmp_path, script)
+        found = outcomes(folder)
+        assert all(found[trial.id] == ["ok"] for trial in examined.trials if trial.purpose != "doctor")
+
+
 def test_what_ran_out_of_memory_stays_so_when_the_run_is_resumed(plan: Plan, tmp_path: Path) -> None:
     bad = trial_of(plan, "ddp", 2, 8)
 

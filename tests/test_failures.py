@@ -191,6 +191,9 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
     [
         ("lost", "a worker process died (rank 1)", True, "oom"),
         ("lost", "a worker process died (rank 1)", False, "lost"),
+        ("lost", "a worker process died (rank 1: exit code 9)", True, "lost"),
+        ("lost", "a worker process died (rank 1: signal 11)", True, "lost"),
+        ("lost", "a worker process died (rank 1: signal 9)", True, "oom"),
         ("error", "RuntimeError on rank 1: DataLoader worker (pid 3) is killed by signal: Killed.", True, "oom"),
         ("error", "ValueError on rank 1: bad", True, "error"),
     ],

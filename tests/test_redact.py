@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness import redact
 
@@ -129,3 +131,35 @@ def test_a_worker_takes_out_what_its_own_node_knows(monkeypatch: pytest.MonkeyPa
         told = failure("t-b0", 0, error)
     assert told.reason == "ValueError on rank 0: cannot log in with <redacted>"
     assert "correct-horse" not in told.detail and "<redacted>" in told.detail
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "workload_options:\n  hub_token:     abc123def456\n",
+        "workload_options:\n  password: |\n    abc123def456\n    more\n",
+        "workload_options:\n  password: &a abc123def456\n  other: *a\n",
+        "workload_options: {password: 'correct abc123def456'}\n",
+        "workload_options:\n  api_key: [1, abc123def456]\n",
+        "workload_options: {password: 123}\n",
+        "workload_options: {secret: abc}\n",
+    ],
+)
+def test_a_value_goes_by_its_key_however_the_file_writes_it(text: str) -> None:
+    told = redact.source(text, yaml.safe_load(text))
+    assert not any(part in told for part in ("abc", "123", "correct"))
+    assert "<redacted>" in told and "workload_options" in told
+
+
+def test_a_file_without_a_secret_is_kept_as_it_was_written() -> None:
+    text = "name: x  # why\ngrid: {devices: [1]}\n"
+    assert redact.source(text, yaml.safe_load(text)) == text
+
+
+def test_options_are_redacted_value_by_value() -> None:
+    options = json.dumps({"workload.password": "correct horse", "width": 8})
+    assert json.loads(redact.row({"options": options})["options"]) == {"width": 8, "workload.password": "<redacted>"}
+
+
+def test_half_a_surrogate_pair_can_be_written() -> None:
+    assert redact.text("cannot open \udcff.txt").encode() == b"cannot open \\udcff.txt"

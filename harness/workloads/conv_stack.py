@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
 from harness.workloads.image_data import read_digits, split_digits
-from harness.workloads.options import SYNTHETIC, data_named, size_named, whole_number
+from harness.workloads.options import SYNTHETIC, data_named, made_up, size_named, whole_number
 
 CHANNELS = {"small": (16, 32), "medium": (64, 128), "large": (128, 256, 256)}
 """Of the layers between 3 channels and 3 channels: 5,955, 79,107 and 895,747 parameters."""
@@ -65,9 +65,8 @@ class ConvStack:
         if self.data == "digits":
             train, validation = _clean_digits(self.image_size)
             return Noisy(train, self.noise), Noisy(validation, self.noise, fixed=True)
-        held = max(1, self.samples // 10)
         shape = (3, self.image_size, self.image_size)
-        return _Synthetic(self.samples, shape, self.noise), _Synthetic(held, shape, self.noise)
+        return made_up(lambda samples: _Synthetic(samples, shape, self.noise), self.samples)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """The squared error of each image, its mean over pixels and channels, summed over the batch."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
+from harness.workloads.options import made_up
 
 Split = tuple[Dataset[Any], Dataset[Any]]
 NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")
@@ -117,8 +118,7 @@ def _digits_table() -> np.ndarray:
 
 
 def _synthetic(source: Source) -> Split:
-    samples = source.synthetic_samples
-    return SyntheticImages(samples, source), SyntheticImages(max(1, samples // 10), source)
+    return made_up(lambda samples: SyntheticImages(samples, source), source.synthetic_samples)
 
 
 def _cifar10(source: Source) -> Split:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
 from harness.workloads.gpt import Gpt, Shape
-from harness.workloads.options import SYNTHETIC, data_named, size_named, whole_number
+from harness.workloads.options import SYNTHETIC, data_named, made_up, size_named, whole_number
 from harness.workloads.text_data import STDLIB, read_texts
 
 SHAPES = {
@@ -66,7 +66,7 @@ class LanguageModel:
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
         length = self.shape.context + 1
         if self.data in SYNTHETIC:
-            return _Synthetic(self.samples, length), _Synthetic(max(1, self.samples // 10), length)
+            return made_up(lambda samples: _Synthetic(samples, length), self.samples)
         train, validation = _texts(self.data, self.text_bytes)
         return self._windows(train, "training"), self._windows(validation, "validation")
 

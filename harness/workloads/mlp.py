@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 from harness.workloads.image_data import read_digits, split_digits
-from harness.workloads.options import SYNTHETIC, data_named, size_named, whole_number
+from harness.workloads.options import SYNTHETIC, data_named, made_up, size_named, whole_number
 
 SIZES = {"small": (20, 200), "medium": (50, 1_250), "large": (100, 5_000)}
 """Side of the image, whose square is the number of inputs, and hidden units: 400 inputs and 200 units (122,410
@@ -64,7 +64,7 @@ class Mlp:
     def datasets(self) -> Split:
         if self.data == "digits":
             return _digits(self.side)
-        return _Synthetic(self.samples, self.side**2), _Synthetic(max(1, self.samples // 10), self.side**2)
+        return made_up(lambda samples: _Synthetic(samples, self.side**2), self.samples)
 
     def shard_units(self, model: nn.Module) -> list[nn.Module]:
         """The layers that hold parameters."""

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
 from harness.workloads.code_text import TAGS, passages, tags
-from harness.workloads.options import SYNTHETIC, data_named, size_named, whole_number
+from harness.workloads.options import SYNTHETIC, data_named, made_up, size_named, whole_number
 from harness.workloads.text_data import STDLIB, read_texts
 
 
@@ -74,7 +74,7 @@ class PaddedSequences:
 
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
         if self.data in SYNTHETIC:
-            return _Synthetic(self.samples, self.longest), _Synthetic(max(1, self.samples // 10), self.longest)
+            return made_up(lambda samples: _Synthetic(samples, self.longest), self.samples)
         return _passages(self.data, self.text_bytes, self.longest)
 
     def collate(self, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,6 +58,14 @@ class Healthy:
         return cross_entropy(model(x), y, reduction="sum"), torch.tensor(float(len(y)))
 
 
+class BiasBeforeNorm(Healthy):
+    """Healthy: what a bias adds the norm after it takes away, so that its gradient is nothing but rounding."""
+
+    def build_model(self) -> nn.Module:
+        first = nn.Linear(8, 16)
+        return nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
 class HandUpdated(Healthy):
     """Healthy: one parameter is no optimizer's business and is moved by hand, alike on every rank."""
 
@@ -525,6 +533,7 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "it runs": [(Raises, "ddp")],
 }
 """The check that must name the fault -> workloads that have it, and under which strategy."""
-HEALTHY: list[tuple[type[Healthy], str]] = list(
-    itertools.product((Healthy, HandUpdated, Sequences), ("single", "dp", "ddp", "fsdp"))
-)
+HEALTHY: list[tuple[type[Healthy], str]] = [
+    *itertools.product((Healthy, HandUpdated, Sequences), ("single", "dp", "ddp", "fsdp")),
+    *itertools.product((BiasBeforeNorm,), ("single", "ddp")),
+]

@@ -1,0 +1,40 @@
+"""What an examination's errors refuse, and what they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.cell import Cell
+from harness.refusal import refusals, refused_by
+
+EXAMINED = Cell("w", "digits", "small", "dp", "cuda", 2, 1, "weak", 64, 128)
+
+
+def facts(check: str, severity: str = "error") -> dict[str, Any]:
+    return {"findings": [{"check": check, "severity": severity, "seen": "something"}]}
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "is_refused"),
+    [
+        ("shapes survive", {}, True),
+        ("shapes survive", {"per_device_batch_size": 8}, True),
+        ("shapes survive", {"devices": 4}, True),
+        ("shapes survive", {"strategy": "ddp"}, False),
+        ("shapes survive", {"model": "large"}, False),
+        ("memory", {}, True),
+        ("memory", {"per_device_batch_size": 128}, True),
+        ("memory", {"per_device_batch_size": 63}, False),
+        ("copies arrive", {"device_ids": (1, 2)}, False),
+    ],
+)
+def test_a_cell_is_refused_for_what_holds_for_it_too(check: str, change: dict[str, Any], *, is_refused: bool) -> None:
+    reason = refused_by(refusals(EXAMINED, facts(check)), replace(EXAMINED, **change))
+    assert reason == (f"preflight: {check}: something" if is_refused else None)
+
+
+def test_a_warning_refuses_nothing() -> None:
+    assert refusals(EXAMINED, facts("memory", "warning")) == [] and refusals(EXAMINED, {}) == []
