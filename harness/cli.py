@@ -219,9 +219,9 @@ def _single(command: Callable[..., None]) -> None:
 def _terminal(*, no_user_code: bool, quiet: bool) -> Iterator[ConsoleSink]:
     """Where work is told; what it needs is imported inside, away from a folder that may be a stranger's."""
     with _away() if no_user_code else nullcontext():
-        from harness.console import ConsoleSink
+        from harness.console import ConsoleSink, Lasting
 
-        with ConsoleSink(Console(), quiet=quiet) as sink:
+        with ConsoleSink(Lasting(), quiet=quiet) as sink:
             yield sink
 
 

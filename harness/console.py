@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
@@ -40,6 +42,16 @@ WHY = {
     "doctor": "to examine cells before they are measured",
 }
 COLOURS = {"ok": "green", "skipped": "yellow"}
+
+
+class Lasting(Console):
+    """A terminal whose reader may go away, as a pipe's does at Ctrl-C: what was measured is still worth a report."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 class ConsoleSink:

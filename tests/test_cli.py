@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -241,6 +242,15 @@ def test_an_address_nobody_answers_at(write_experiment: Write, address: str, rea
     result = call("run", write_experiment(SMALL), "--address", address)
     assert result.exit_code == 2
     assert "no Ray cluster answers there" in result.stderr and reason in result.stderr
+
+
+def test_a_reader_that_goes_away_ends_nothing(write_experiment: Write) -> None:
+    command = [sys.executable, "-m", "harness.run", str(write_experiment(SMALL)), "--dry-run"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
 
 
 def test_an_error_shows_no_secret_and_no_control_character(capsys: pytest.CaptureFixture[str]) -> None:
