@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 import harness
+from harness.code_files import python_files
 from harness.errors import ClusterError
 from harness.guard import guarded
 from harness.inventory import Inventory, Node
@@ -28,7 +29,6 @@ from harness.scratch import Scratch
 CONNECT_TIMEOUT_S, KNOCK_TIMEOUT_S = 25, 5
 TRIES = "5"
 """How often a process that asks whether a cluster answers asks it, a second between."""
-NOT_CODE = {"__pycache__", "node_modules", "results"}
 LOCAL_ADDRESS = "127.0.0.1"
 LONGEST_PARENT = 16
 """Of Ray's folder: a socket's name has 107 characters, of which 25 go to our folder and 66 to Ray's names in it."""
@@ -171,16 +171,10 @@ def _variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingPr
 
 def copy_code(folder: Path, target: Path) -> None:
     """Copies the Python files below a folder: data and results beside them may be large and stay behind."""
-    for here, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in NOT_CODE]
-        if "pyvenv.cfg" in files:
-            folders.clear()
-            continue
-        for name in files:
-            if name.endswith(".py"):
-                copy = target / Path(here).relative_to(folder) / name
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(Path(here) / name, copy)
+    for file in python_files(folder):
+        copy = target / file.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 @contextlib.contextmanager

@@ -6,15 +6,19 @@ import hashlib
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import harness
+from harness.code_files import python_files
 from harness.environment import PACKAGES, cpu_model, git_commit, package_version
 from harness.inventory import Node
 from harness.plan import Plan
 
 GIB = 2**30
+MOST_FILES = 2000
+"""Of a workload's own folder, which may be anything: looking at it is to take no time."""
 COMPARED = {
     "git_commit": "git commit",
     "harness": "harness",
@@ -36,7 +40,7 @@ def sitting_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
         "blocks": timed and timed.most_blocks,
         "git_commit": home and git_commit(home),
         "harness": f"{package_version('harness') or 'not installed'}, source {_digest(_harness_sources())}",
-        "workload_code": _digest(sorted(home.glob("*.py"))) if home and plan.experiment.own_workload else None,
+        "workload_code": _own_code(home) if home and plan.experiment.own_workload else None,
         "python": sys.version.split()[0],
         "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},
         "driver": f"{platform.node()}, {cpu_model()}",
@@ -80,6 +84,10 @@ def _described(node: Node) -> str:
 
 def _harness_sources() -> list[Path]:
     return sorted(Path(harness.__file__).parent.rglob("*.py"))
+
+
+def _own_code(home: Path) -> str:
+    return _digest(islice(python_files(home), MOST_FILES))
 
 
 def _digest(files: Iterable[Path]) -> str:

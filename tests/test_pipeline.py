@@ -11,11 +11,13 @@ import pytest
 from harness import run as pipeline
 from harness.config import Experiment
 from harness.errors import RunFolderError, WorkloadError
+from harness.events import Event, Note, RunStarted
 from harness.messages import Outcome, TrialResult
 from harness.plan import Plan, make_plan
 from harness.preflight import check_target, data_paths, download_data, missing_data
 from harness.record import RunFolder
 from tests.conftest import laptop
+from tests.test_execute import ScriptedLauncher
 
 Make = Callable[..., Experiment]
 
@@ -47,6 +49,29 @@ def test_exit_codes(plan: Plan, tmp_path: Path, outcomes: list[Outcome | None], 
         if outcome:
             folder.append(trial, TrialResult(trial.id, outcome), facts)
     assert pipeline._exit_code(folder, plan) == code
+
+
+def test_what_differs_since_the_last_sitting_is_shown_before_anything_is_measured(
+    make_experiment: Make, tmp_path: Path
+) -> None:
+    (home := tmp_path / "home" / "package").mkdir(parents=True)
+    (home / "own.py").write_text("WIDTH = 8\n")
+    own = make_plan(make_experiment({"per_device_batch_size": 8}, workload="package.own:Own"), laptop())
+    folder = RunFolder.create(tmp_path, own.experiment, own, "x")
+
+    def told() -> list[Event]:
+        events: list[Event] = []
+        launcher = ScriptedLauncher(lambda trial, tries: "error")
+        pipeline._measure(own, folder, launcher, home.parent, 0.0, events.append)
+        return events
+
+    assert not [event for event in told() if isinstance(event, Note)]
+    assert not [event for event in told() if isinstance(event, Note)]
+    (home / "own.py").write_text("WIDTH = 16\n")
+    note, started, *_ = told()
+    assert isinstance(note, Note) and note.text.startswith("since the last sitting: the workload's code ")
+    assert isinstance(started, RunStarted)
+    assert folder.environment()["sittings"][2]["differs"] == [note.text.removeprefix("since the last sitting: ")]
 
 
 def test_a_trial_that_was_lost_and_then_measured_is_fine(plan: Plan, tmp_path: Path) -> None:

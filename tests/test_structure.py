@@ -18,7 +18,7 @@ MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 FLOORS = [
     line.split()
     for line in """
-errors frames guard interrupts lifeline numa stacks traces
+code_files errors frames guard interrupts lifeline numa stacks traces
 files printable redact inventory schema stats labels config_values yaml_source cell messages peaks scratch topology
 config_problems config_sections schema_text present analyse placement ranks environment loader reading refusal
 config present_belief present_cost present_doctor feasible optimizers plots strategies mailbox socket_mailbox watch
