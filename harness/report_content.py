@@ -106,7 +106,7 @@ def preflight_words(results: Results) -> str:
     """How many cells the doctor examined before the run measured them, and what came of it."""
     trials = results.trials
     examined = trials[trials["purpose"] == "doctor"]["trial_id"].nunique()
-    return f"Before anything was measured, {verdict(results.findings, examined)}" if examined else ""
+    return f"Before cells of their kind were measured, {verdict(results.findings, examined)}" if examined else ""
 
 
 def noise_words(noise: pd.DataFrame) -> str:
@@ -129,7 +129,7 @@ def asked(results: Results) -> list[tuple[str, str]]:
         if axis in ("workload", "options", "emulated", "oversubscribed", "device"):
             continue
         distinct = [value for value in trials[axis].drop_duplicates().tolist() if not pd.isna(value)]
-        if axis == "global_batch_size" and trials["scaling"].eq("weak").all():
+        if not distinct or (axis == "global_batch_size" and trials["scaling"].eq("weak").all()):
             continue
         asked.append((axis.replace("_", " "), ", ".join(str(value) for value in _sorted(distinct))))
     for name, values in spread_options(trials).items():
