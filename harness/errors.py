@@ -4,6 +4,7 @@ HarnessError
 ├── ExperimentError     the experiment file is wrong            (exit code 2, nothing was started)
 ├── WorkloadError       the workload cannot be used as asked    (exit code 2 before the run)
 ├── ClusterError        no cluster, or not the one asked for    (exit code 2 before the run)
+├── ClusterLostError    the cluster was lost in mid-run           (exit code 1, what is recorded is kept)
 ├── RunFolderError      a run folder cannot be made, read or resumed  (exit code 2, nothing was started)
 ├── WriteError          a file of the run cannot be written: a full disk  (exit code 1, what is recorded is kept)
 └── SkipTrial           a trial that cannot run here, with its reason (a row, never an exit code)
@@ -42,6 +43,10 @@ class WorkloadError(HarnessError):
 
 class ClusterError(HarnessError):
     """No cluster answered, or it is not the one that was asked for."""
+
+
+class ClusterLostError(HarnessError):
+    """Ray, or a process of ours on it that all need, is gone in mid-run."""
 
 
 class RunFolderError(HarnessError):

@@ -16,6 +16,7 @@ from ray.train.torch import TorchTrainer
 
 from harness.cluster import Cluster
 from harness.config import Experiment
+from harness.errors import ClusterLostError
 from harness.failures import (
     blamed,
     ended_by_themselves,
@@ -71,7 +72,7 @@ class RayLauncher:
             yield from (TrialResult(trial.id, "lost", reason) for trial in group.trials)
             return
         number = next(self._launches)
-        ray.get(self.cluster.mailbox.open.remote(number, deadline))
+        _answer(self.cluster.mailbox.open.remote(number, deadline))
         fit = Fit(self._trainer(group, nodes, number))
         watch = Watch(partial(ask_agents, self.cluster), self.experiment.limits.trial)
         failures: list[TrialResult] = []
@@ -127,7 +128,7 @@ class RayLauncher:
             watch.clear()
 
     def _take(self, wait_s: float) -> list[Any]:
-        messages: list[Any] = ray.get(self.cluster.mailbox.take.remote(wait_s))
+        messages: list[Any] = _answer(self.cluster.mailbox.take.remote(wait_s))
         return messages
 
     def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
@@ -181,6 +182,16 @@ class RayLauncher:
             return set(names)
         answers = ask_agents(self.cluster, "alive", [(name, 1) for name in names])
         return {name for name, answer in zip(names, answers, strict=True) if answer is not None}
+
+
+def _answer(reference: Any) -> Any:
+    """What the mailbox answers; raises ClusterLostError where it is gone, without which no rank is heard."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayError as error:
+        raise ClusterLostError(
+            f"the run's mailbox on Ray is gone ({type(error).__name__}): it was killed, or Ray or its node ended"
+        ) from error
 
 
 def _rows(left: Sequence[str], failures: Sequence[TrialResult], fit: Fit, watch: Watch) -> Iterator[TrialResult]:

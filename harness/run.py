@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.cluster import Cluster
 from harness.config import Experiment, load
-from harness.errors import ExperimentError, RunFolderError, WriteError
+from harness.errors import ClusterLostError, ExperimentError, RunFolderError, WriteError
 from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
 from harness.interrupts import INTERRUPTED, held
@@ -61,7 +61,7 @@ def run(request: Request, emit: Emit) -> int:
                 launcher = launcher_for(plan, ready, home, launched)
                 known = None if request.no_user_code else home  # git runs what a repository's own settings name
                 _measure(plan, folder, launcher, known, began, emit)
-        except (KeyboardInterrupt, WriteError) as end:
+        except (KeyboardInterrupt, WriteError, ClusterLostError) as end:
             return _ended_early(end, folder, began, emit)
         return _report(folder, began, emit, _exit_code(folder, plan))
 
@@ -95,6 +95,9 @@ def _ended_early(end: BaseException, folder: RunFolder, began: float, emit: Emit
     if isinstance(end, WriteError):
         emit(Note(f"{_how_to_go_on(folder)}\n{_how_to_report(folder)}"))
         raise end
+    if isinstance(end, ClusterLostError):
+        emit(Note(f"{end}. What was finished is kept; {_how_to_go_on(folder)}\n{_how_to_report(folder)}"))
+        return _report(folder, began, emit, FAILED)
     emit(Note(f"interrupted: what was finished is kept; {_how_to_go_on(folder)}\n{_how_to_report(folder)}"))
     return _report(folder, began, emit, INTERRUPTED)
 

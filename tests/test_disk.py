@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import harness
+from harness.errors import ClusterLostError
 from harness.stage import Request
 from tests.scripted import TEXT, command, start
 
@@ -173,6 +174,27 @@ def filling(request: Request, witness: Path, said: Path) -> None:
 
     _tell(said)
     command(request, witness, before=before)
+
+
+def lost(request: Request, witness: Path, said: Path) -> None:
+    """Ray is gone at the sixth trial."""
+
+    def before(count: int) -> None:
+        if count == AT:
+            raise ClusterLostError("the mailbox is gone")
+
+    _tell(said)
+    command(request, witness, before=before)
+
+
+def test_a_cluster_that_is_lost_leaves_a_report_and_a_run_that_can_go_on(tmp_path: Path) -> None:
+    code, said = call(tmp_path, lost)
+    folder = folder_of(tmp_path)
+    assert code == 1 and "Traceback" not in said
+    assert "the mailbox is gone. What was finished is kept" in said and f"go on with --resume {folder}" in said
+    results = harness.load(folder)
+    assert results.folder.report.exists() and len(results.missing) == TRIALS - AT
+    assert call(tmp_path, plain, resume=folder)[0] == 0
 
 
 def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
