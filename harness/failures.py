@@ -29,8 +29,9 @@ OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 ENDED_FOR_MEMORY = ("low on memory", "NODE_OUT_OF_MEMORY", "memory pressure")
 """How Ray tells that its memory monitor ended a worker."""
 LOADER_KILLED = "killed by signal: Killed"
-FATAL = "Fatal Python error"
 """What a rank says whose loader worker got a SIGKILL."""
+FATAL = "Fatal Python error"
+"""How Python's fault handler begins, which a SIGKILL leaves no time for."""
 _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """How torchrun names a rank that died."""
 

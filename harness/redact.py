@@ -110,7 +110,6 @@ def _secrets(content: Any, name: str = "", *, short: bool = False) -> Iterator[s
     """The values whose key is named like a secret; those that are ``short`` may stand in any word."""
     if isinstance(content, Mapping):
         for key, value in content.items():
-            # what is below such a key is secret too, whatever its own keys
             yield from _secrets(value, name if _SECRET_NAME.search(name) else str(key), short=short)
     elif isinstance(content, list | tuple):
         for value in content:
@@ -129,7 +128,8 @@ def _plain(value: Any, values: tuple[str, ...], name: str = "") -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool) and _SECRET_NAME.search(name):
         return MARK
     if isinstance(value, Mapping):
-        return {key: _plain(item, values, str(key)) for key, item in value.items()}
+        below = name if _SECRET_NAME.search(name) else ""  # secret too, whatever its own keys
+        return {key: _plain(item, values, below or str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, values, name) for item in value]
     return value

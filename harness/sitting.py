@@ -17,6 +17,7 @@ from harness.inventory import Node
 from harness.plan import Plan
 
 GIB = 2**30
+OURS = Path(harness.__file__).parent
 MOST_FILES = 2000
 """Of a workload's own folder, which may be anything: looking at it is to take no time."""
 COMPARED = {
@@ -39,7 +40,7 @@ def sitting_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
     return {
         "blocks": timed and timed.most_blocks,
         "git_commit": home and git_commit(home),
-        "harness": f"{package_version('harness') or 'not installed'}, source {_digest(_harness_sources())}",
+        "harness": f"{package_version('harness') or 'not installed'}, source {_digest(python_files(OURS))}",
         "workload_code": _own_code(home) if home and plan.experiment.own_workload else None,
         "python": sys.version.split()[0],
         "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},
@@ -80,10 +81,6 @@ def _described(node: Node) -> str:
     gpus = f", {node.gpus} x {node.gpu_model}" if node.gpus else ""
     memory = f", {node.memory_bytes / GIB:.0f} GiB" if node.memory_bytes else ""
     return f"{node.host} ({node.cores} cores{gpus}{memory})"
-
-
-def _harness_sources() -> list[Path]:
-    return sorted(Path(harness.__file__).parent.rglob("*.py"))
 
 
 def _own_code(home: Path) -> str:

@@ -18,7 +18,8 @@ from harness.present import (
     speed,
 )
 from harness.present_cost import communication_table, compute_table
-from harness.schema import CELLS, TRIALS, WATERFALL
+from harness.present_doctor import findings_table
+from harness.schema import CELLS, FINDINGS, TRIALS, WATERFALL
 from tests.records import epochs_of, line, steps_of
 
 
@@ -147,3 +148,10 @@ def test_compute_and_communication_stand_beside_what_they_are_compared_with() ->
     waterfall = WATERFALL.frame([{**row, "part": "exposed communication", "part_s": 0.004}])
     trials = TRIALS.frame([{**row, "ddp_exposed_s": 0.001, "ddp_communication_s": None}])
     assert communication_table(waterfall, trials).rows[0].cells[1:] == ("2", "4.00", "1.00", "-")
+
+
+def test_findings_that_mean_the_same_show_each_thing_that_was_seen() -> None:
+    said = {"check": "versions", "severity": "error", "means": "m", "advice": "a", "model": None, "strategy": "ddp"}
+    rows = [{**said, "devices": 2, "seen": seen} for seen in ("torch", "torch", "harness")]
+    (row,) = findings_table(FINDINGS.frame(rows)).rows
+    assert "torch; harness" in row.cells

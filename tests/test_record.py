@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import harness
 from harness.config import Experiment
 from harness.errors import RunFolderError
 from harness.files import append_line, replace_text
@@ -207,3 +208,17 @@ def test_a_link_in_the_place_of_a_new_folder_is_refused(plan: Plan, tmp_path: Pa
     with pytest.raises(RunFolderError, match="is a link, which may lead anywhere"):
         RunFolder.create(tmp_path / "results", plan.experiment, plan, "")
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_half_a_surrogate_pair_ends_nothing(plan: Plan, tmp_path: Path) -> None:
+    """Python makes one of a file name that is no UTF-8; another's folder may hold it as JSON does."""
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    first, second = plan.trials[:2]
+    said = "cannot open \udcff.txt"
+    line = folder.append(first, TrialResult(first.id, "error", said, detail=said), FACTS)
+    assert (folder.path / line["log"]).read_text() == "cannot open \\udcff.txt"
+    with (folder.path / "trials.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "trial_id": second.id, "reason": said}) + "\n")
+    for row in folder.lines():
+        row["reason"].encode()
+    harness.load(folder.path).trials.to_csv()

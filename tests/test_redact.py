@@ -143,6 +143,7 @@ def test_a_worker_takes_out_what_its_own_node_knows(monkeypatch: pytest.MonkeyPa
         "workload_options:\n  api_key: [1, abc123def456]\n",
         "workload_options: {password: 123}\n",
         "workload_options: {secret: abc}\n",
+        "workload_options: {credentials: {user: abc, lines: [123]}}\n",
     ],
 )
 def test_a_value_goes_by_its_key_however_the_file_writes_it(text: str) -> None:

@@ -129,11 +129,12 @@ def _judge_alone(found: Examination, seen: dict[str, list[Any]], cell: Cell, epo
 
 def _fails_in_steps(subject: Subject) -> bool:
     """Whether some rank cannot take real steps, of its own part of the batch, without the others."""
+    fails = False
     try:
         steps.observe_lonely(subject.fresh())
     except Exception:
-        return any(subject.ranks.gather(True))
-    return any(subject.ranks.gather(False))
+        fails = True
+    return any(subject.ranks.gather(fails))
 
 
 def _could_not(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding]:
@@ -165,9 +166,8 @@ def _together(subject: Subject, found: Examination, seen: dict[str, list[Any]]) 
         found.findings += gradients.judge(ranks.gather(gradients.observe(subject.fresh())), cell)
     step_s = [rank.step_s for rank in all_steps]
     if rates := seen.get(loader_rate.NAME):
-        found.findings += (
-            [] if any(f.severity != "note" for f in found.findings) else loader_rate.judge(rates, step_s, cell)
-        )
+        if all(finding.severity == "note" for finding in found.findings):
+            found.findings += loader_rate.judge(rates, step_s, cell)
         found.figures |= loader_rate.figures(rates, step_s, cell)
     exchanged = ranks.gather(collectives.observe(subject, all_steps[0].parameter_bytes))
     found.findings += collectives.judge(exchanged, cell, ranks.gather(socket.gethostname()))

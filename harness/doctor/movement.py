@@ -31,16 +31,13 @@ WHY = {
 
 
 def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
-    return [*still(seen), *_apart(seen)]
+    return [*still(seen, cell), *_apart(seen)]
 
 
-def still(seen: Sequence[Steps], cell: Cell | None = None) -> list[Finding]:
-    """What stood still on every rank. ``cell``: under ddp a parameter without a gradient ends its second step."""
-    stops = (
-        cell is not None
-        and cell.strategy == "ddp"
-        and not any(cell.strategy_options.get(option) for option in ("find_unused_parameters", "static_graph"))
-    )
+def still(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
+    """What stood still on every rank. Without a gradient it ends ddp's second step, unless an option of ddp's is on."""
+    allowed = any(cell.strategy_options.get(option) for option in ("find_unused_parameters", "static_graph"))
+    stops = cell.strategy == "ddp" and not allowed
     found = []
     for kind, (what, means, advice) in WHY.items():
         # a shard of fsdp's may be empty on a rank: only what moved on no rank stands still

@@ -80,12 +80,10 @@ def _observed(subject: Subject, training: Training) -> Steps:
     after = torch.get_rng_state()
     seen.draws, seen.random_state = not torch.equal(state, after), _digest(after)
     seen.trainable = len(before)
-    rate = max(float(group["lr"]) for group in training.optimizer.param_groups)
     for name, parameter in inner.named_parameters():
         if name in before and torch.equal(before[name], _local(parameter).detach()):
             kind = with_gradient.get(name, "none")
-            exact = not isinstance(training.optimizer, torch.optim.SGD)  # others make small gradients large
-            if kind != "some" or exact or _would_show(_local(parameter).detach(), _gradient_of(parameter), rate):
+            if kind != "some" or not _is_rounding(parameter, training.optimizer):
                 seen.unmoved[name] = kind
     if subject.cell.strategy != "fsdp":
         seen.digests = {name: _digest(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
@@ -149,16 +147,14 @@ def _note_gradients(model: nn.Module, noted: dict[str, str]) -> None:
             noted[name] = "some" if bool(_local(parameter.grad).any()) else "zero"
 
 
-def _gradient_of(parameter: nn.Parameter) -> Tensor | None:
-    return None if parameter.grad is None else _local(parameter.grad)
-
-
-def _would_show(parameter: Tensor, gradient: Tensor | None, rate: float) -> bool:
-    """Whether a step along the gradient is more than rounding: a bias before BatchNorm gets nothing but noise."""
-    if gradient is None or not parameter.numel():
-        return True
-    spacing = torch.finfo(parameter.dtype).eps * parameter.abs().clamp_min(torch.finfo(parameter.dtype).tiny)
-    return rate == 0.0 or bool((rate * gradient.abs() > spacing).any())
+def _is_rounding(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether SGD's step is below the parameter's last digit: a bias before BatchNorm gets nothing but noise."""
+    rate = max(float(group["lr"]) for group in optimizer.param_groups)
+    if parameter.grad is None or not rate or not isinstance(optimizer, torch.optim.SGD):
+        return False  # other optimizers make a small gradient a large step
+    number = torch.finfo(parameter.dtype)
+    digit = number.eps * _local(parameter).detach().abs().clamp_min(number.tiny)
+    return bool((rate * _local(parameter.grad).abs() <= digit).all())
 
 
 def _local(tensor: Tensor) -> Tensor:

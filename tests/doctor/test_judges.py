@@ -101,9 +101,21 @@ def test_a_wrapper_that_is_never_called_is_named() -> None:
     assert "net: DataParallel" in finding.seen
 
 
-@pytest.mark.parametrize(("why", "severity"), [("none", "warning"), ("zero", "warning"), ("some", "error")])
-def test_what_stands_still_is_named_with_its_reason(why: str, severity: str) -> None:
-    (finding,) = movement.judge([steps(unmoved={"head.weight": why})] * 2, cell())
+@pytest.mark.parametrize(
+    ("why", "strategy", "options", "severity"),
+    [
+        ("none", "ddp", {}, "error"),  # its second step would fail
+        ("none", "ddp", {"find_unused_parameters": True}, "warning"),
+        ("none", "ddp", {"static_graph": True}, "warning"),
+        ("none", "fsdp", {}, "warning"),
+        ("zero", "ddp", {}, "warning"),
+        ("some", "ddp", {}, "error"),
+    ],
+)
+def test_what_stands_still_is_named_with_its_reason(
+    why: str, strategy: str, options: dict[str, Any], severity: str
+) -> None:
+    (finding,) = movement.judge([steps(unmoved={"head.weight": why})] * 2, cell(strategy, strategy_options=options))
     assert (finding.severity, "1 of 2" in finding.seen, "head.weight" in finding.seen) == (severity, True, True)
 
 
@@ -271,6 +283,7 @@ def test_a_pair_whose_copies_do_not_arrive_blocks_it() -> None:
     wrong = copies.corrupt_pairs(devices, [8, 64], 2, moved_wrongly(("cpu", "cpu:0")))
     assert wrong == [("cpu", "cpu:0", "directly")]
     assert copies.corrupt_pairs(devices, [8], 1, lambda tensor, to: tensor.clone()) == []
+    assert [found.severity for found in copies.judge([wrong, []], cell("ddp"))] == ["warning"]
     (finding,) = copies.judge([wrong, []], cell("dp"))
     assert finding.severity == "error" and "cpu to cpu:0 directly" in finding.seen
     assert "NCCL_P2P_DISABLE does not help dp" in finding.advice and "IOMMU" in finding.advice
