@@ -187,23 +187,30 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason", "killed", "becomes"),
+    ("outcome", "reason", "killed", "becomes", "printed"),
     [
-        ("lost", "a worker process died (rank 1)", True, "oom"),
-        ("lost", "a worker process died (rank 1)", False, "lost"),
-        ("lost", "a worker process died (rank 1: exit code 9)", True, "lost"),
-        ("lost", "a worker process died (rank 1: signal 11)", True, "lost"),
-        ("lost", "a worker process died (rank 1: signal 9)", True, "oom"),
-        ("error", "RuntimeError on rank 1: DataLoader worker (pid 3) is killed by signal: Killed.", True, "oom"),
-        ("error", "ValueError on rank 1: bad", True, "error"),
+        ("lost", "a worker process died (rank 1)", True, "oom", "last words"),
+        ("lost", "a worker process died (rank 1)", False, "lost", "last words"),
+        ("lost", "a worker process died (rank 1: exit code 9)", True, "lost", "last words"),
+        ("lost", "a worker process died (rank 1: signal 11)", True, "lost", "last words"),
+        ("lost", "a worker process died (rank 1: signal 9)", True, "oom", "last words"),
+        (
+            "error",
+            "RuntimeError on rank 1: DataLoader worker (pid 3) is killed by signal: Killed.",
+            True,
+            "oom",
+            "last words",
+        ),
+        ("error", "ValueError on rank 1: bad", True, "error", "last words"),
+        ("lost", "a worker process died (rank 1)", True, "lost", "Fatal Python error: Segmentation fault"),
     ],
 )
 def test_a_sigkill_is_out_of_memory_where_the_kernel_counted_one(
-    outcome: Outcome, reason: str, killed: bool, becomes: str
+    outcome: Outcome, reason: str, killed: bool, becomes: str, printed: str
 ) -> None:
     def ask(question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:
         assert [(node, what.kill_counter) for node, what in things] == [("n0", "zero"), ("n1", "one")]
-        answers = {"killed_for_memory": [False, killed], "printed": ["no", "last words"]}
+        answers = {"killed_for_memory": [False, killed], "printed": ["no", printed]}
         return list(answers[question])
 
     watch = Watch(ask, 8.0)
@@ -213,7 +220,7 @@ def test_a_sigkill_is_out_of_memory_where_the_kernel_counted_one(
         )
     row = explained(TrialResult("t", outcome, reason, error_rank=1, detail="trace"), watch)
     assert row.outcome == becomes and reason in row.reason
-    assert row.detail == "trace\n\nrank 1 printed last:\nlast words"
+    assert row.detail == f"trace\n\nrank 1 printed last:\n{printed}"
 
 
 def test_an_exception_that_cannot_say_what_it_is_still_has_a_row() -> None:

@@ -128,3 +128,23 @@ def test_a_second_signal_is_heard_while_the_main_thread_is_in_c() -> None:
             assert process.wait(10) == 130
         finally:
             process.kill()
+
+
+ORDERLY = """
+import time
+from harness.interrupts import interruptible
+try:
+    with interruptible():
+        print("up", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("ended in order", flush=True)
+"""
+
+
+def test_a_reader_of_errors_that_is_gone_changes_no_interruption() -> None:
+    with subprocess.Popen([sys.executable, "-c", ORDERLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr and process.stdout.readline() == b"up\n"
+        process.stderr.close()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"ended in order\n"

@@ -177,8 +177,8 @@ def secret_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_secret_reaches_a_file_by_any_door(make_experiment: Make, tmp_path: Path, secret_variable: None) -> None:
     options = {"hub_token": SECRET, "address": URL, "other": GITHUB, "width": 8}
-    experiment = make_experiment({"strategy": ["single", "ddp"], "devices": [1, 4], "per_device_batch_size": 8},
-                                 workload="own:Own", workload_options=options)  # fmt: skip
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 4], "per_device_batch_size": 8, "model": GITHUB}
+    experiment = make_experiment(grid, workload="own:Own", workload_options=options)  # fmt: skip
     plan = make_plan(experiment, laptop())
     source = f"name: test  # {GITHUB}\nworkload_options: {{hub_token: {SECRET}, address: '{URL}', other: {GITHUB}}}\n"
     folder = RunFolder.create(tmp_path, experiment, plan, source)

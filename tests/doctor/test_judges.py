@@ -208,6 +208,11 @@ def seen(**more: Any) -> dict[str, Any]:
     return {"samples": 256, "first": names, "again": names, "samplers": [], **more}
 
 
+def test_a_sample_of_things_without_numbers_is_the_same_when_it_is_read_again() -> None:
+    one, other = [object(), torch.ones(2), "a"], [object(), torch.ones(2), "a"]
+    assert data._digest(one) == data._digest(other) != data._digest([object(), torch.ones(2), "b"])
+
+
 def test_data_that_ranks_do_not_share() -> None:
     assert data.judge([seen(), seen()], cell()) == []
     (finding,) = data.judge([seen(), seen(samples=128)], cell())
