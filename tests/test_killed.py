@@ -73,9 +73,9 @@ class Killed:
     def tear(self) -> None:
         """What a crash of the machine may leave besides: a last line without its end, a file half written."""
         if self.folder and self.lines:
-            line = json.dumps(self.lines[-1])
-            with (self.folder / "trials.jsonl").open("a") as file:
-                file.write(line[: self.chance.randint(1, len(line))])
+            line, file = json.dumps(self.lines[-1]).encode(), self.folder / "trials.jsonl"
+            whole, _, _ = file.read_bytes().rpartition(b"\n")  # a line takes the place of what the last crash left
+            file.write_bytes(whole + b"\n" + line[: self.chance.randint(1, len(line))])
             (self.folder / "raw" / "half.parquet.partial").write_bytes(b"PAR1 half")
 
 
