@@ -154,7 +154,7 @@ class Cell:
 
     def check(self, batch: int) -> Cell:
         """The cell whose few steps show that this one trains as one device does, at a global batch for all."""
-        share = batch // self.devices if batch % self.devices == 0 else None
+        share = share_of(batch, self.devices)
         # of the training options those that a small batch can have: others would split it, or shrink the step
         kept = {name: value for name, value in self.training.items() if name.startswith("clip_")}
         return replace(
@@ -172,7 +172,7 @@ class Cell:
 
     def at_global_batch_size(self, batch: int) -> Cell:
         """The same cell at a global batch size (strong scaling)."""
-        share = batch // self.devices if batch % self.devices == 0 else None
+        share = share_of(batch, self.devices)
         return replace(self, scaling="strong", global_batch_size=batch, per_device_batch_size=share)
 
     def matches(self, wanted: Mapping[str, Any]) -> bool:
@@ -192,6 +192,11 @@ class Cell:
         launcher = self.launcher if self.launcher != "ray" else None
         parts = [f"{self.strategy} x{self.devices}{nodes}{which}", self.model, batch, self.precision, launcher]
         return " · ".join(part for part in parts if part)
+
+
+def share_of(global_batch_size: int, devices: int) -> int | None:
+    """Each device's part of a global batch; None where it does not divide."""
+    return None if global_batch_size % devices else global_batch_size // devices
 
 
 def numbers(device_ids: tuple[int, ...]) -> str:

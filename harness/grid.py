@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from harness.cell import Cell
+from harness.cell import Cell, Options, share_of
 from harness.config import BUILTIN_DEFAULTS, Experiment
 from harness.config_sections import Grid
 from harness.config_values import as_axis, leaves
@@ -16,10 +16,10 @@ from harness.inventory import Machine
 from harness.placement import ONE_PROCESS
 
 MAX_CELLS = 12_000
-MAX_TRIALS = 60_000
+MAX_TRIALS = 30_000
 MAX_VALUES = 1_000_000
 MAX_COMPARISONS = 5_000_000
-"""A plan within them takes no more than two seconds and 500 MB; at two seconds a trial the most are more than a day."""
+"""A plan within them takes no more than two seconds and 500 MB; at two seconds a trial that is over half a day."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,21 @@ def _weight(grid: Grid, experiment: Experiment) -> int:
 def _cells(grid: Grid, experiment: Experiment, machine: Machine) -> Iterator[Cell]:
     fixed, options = _fixed_axes(grid, experiment), _axes(grid, experiment)
     weak = grid.per_device_batch_size is not None
-    for values in product(*fixed.values(), *options.values()):
-        point = dict(zip([*fixed, *options], values, strict=True))
-        yield _cell(point, weak, experiment, machine)
+    sections = [_sections(dict(zip(options, values, strict=True))) for values in product(*options.values())]
+    for values in product(*fixed.values()):
+        point = dict(zip(fixed, values, strict=True))
+        for chosen in sections:
+            yield _cell(point, chosen, weak, experiment, machine)
 
 
-def _cell(point: Mapping[str, Any], weak: bool, experiment: Experiment, machine: Machine) -> Cell:
+def _cell(
+    point: Mapping[str, Any], options: Mapping[str, Options], weak: bool, experiment: Experiment, machine: Machine
+) -> Cell:
     strategy, batch, ids = point["strategy"], point["batch"], point["device_ids"]
     devices = len(ids) or point["devices"]
     nodes, oversubscribed = (1, False) if ids else _nodes(strategy, devices, point["nodes"], experiment, machine)
-    cell = Cell(
+    share = batch if weak else share_of(batch, devices)
+    return Cell(
         workload=experiment.workload,
         data=point["data"],
         model=point["model"],
@@ -130,22 +135,21 @@ def _cell(point: Mapping[str, Any], weak: bool, experiment: Experiment, machine:
         device=machine.device,
         devices=devices,
         nodes=nodes,
-        scaling="weak",
-        per_device_batch_size=batch,
-        global_batch_size=batch * devices,
+        scaling="weak" if weak else "strong",
+        per_device_batch_size=share,
+        global_batch_size=batch * devices if weak else batch,
         precision=point["precision"],
         compile=point["compile"],
         oversubscribe=oversubscribed,
         launcher=point["launcher"],
         device_ids=ids,
-        strategy_options=_section(point, strategy),
-        workload_options=_section(point, "workload"),
-        optimizer=_section(point, "optimizer"),
-        schedule=_section(point, "schedule"),
-        training=_section(point, "training"),
-        loader=_section(point, "loader"),
+        strategy_options=options.get(strategy, {}),
+        workload_options=options.get("workload", {}),
+        optimizer=options.get("optimizer", {}),
+        schedule=options.get("schedule", {}),
+        training=options.get("training", {}),
+        loader=options.get("loader", {}),
     )
-    return cell if weak else cell.at_global_batch_size(batch)
 
 
 def _nodes(
@@ -158,13 +162,13 @@ def _nodes(
     return nodes, experiment.oversubscribe and not fits and possible
 
 
-def _section(point: Mapping[str, Any], section: str) -> dict[str, Any]:
-    prefix = section + "."
-    return {
-        key.removeprefix(prefix): list(value) if isinstance(value, tuple) else value
-        for key, value in point.items()
-        if key.startswith(prefix)
-    }
+def _sections(point: Mapping[str, Any]) -> Mapping[str, Options]:
+    """Options by their section: ``{'optimizer.lr': 0.1}`` -> ``{'optimizer': {'lr': 0.1}}``."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in point.items():
+        section, _, key = name.partition(".")
+        sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
+    return sections
 
 
 def _unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:

@@ -81,7 +81,8 @@ def _with_diagnostics(trials: list[Trial], experiment: Experiment, machine: Mach
         more += twins(cells, settings.most_blocks, experiment.seed)
     if settings and settings.explain:
         more += explaining(cells, settings.most_blocks, experiment.seed)
-    trials = trials + [trial for trial in more if reason_to_skip(trial.cell, machine) is None]
+    impossible = {cell for cell in {trial.cell for trial in more} if reason_to_skip(cell, machine)}
+    trials = trials + [trial for trial in more if trial.cell not in impossible]
     trials = with_checks(trials, experiment.seed) if experiment.equivalence else trials
     return trials + examinations(trials, experiment.seed) if experiment.preflight else trials
 
@@ -135,12 +136,14 @@ def _batch(cell: Cell) -> int | None:
 def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...]:
     """Blocks in order; inside each, worker groups and their trials in random order (``seed`` decides it)."""
     groups: list[WorkerGroup] = []
-    for block, in_block in groupby(sorted(trials, key=lambda t: t.block), key=lambda t: t.block):
+    trials = sorted(trials, key=lambda t: t.block)
+    placements = {cell: place(cell) for cell in {trial.cell for trial in trials}}
+    for block, in_block in groupby(trials, key=lambda t: t.block):
         order = random.Random(f"{seed}:{block}")
         by_placement: dict[tuple[Placement, bool, str, bool], list[Trial]] = {}
         for trial in in_block:
             cell = trial.cell
-            key = (place(cell), cell.oversubscribe, cell.launcher, trial.purpose == "twin")
+            key = (placements[cell], cell.oversubscribe, cell.launcher, trial.purpose == "twin")
             by_placement.setdefault(key, []).append(trial)
         keys = sorted(by_placement)
         order.shuffle(keys)

@@ -97,6 +97,20 @@ ANYTHING = st.recursive(
 )
 
 
+def optimizers() -> SearchStrategy[dict[str, Any]]:
+    """An optimizer of some name with options of some kind."""
+    names = st.sampled_from(["SGD", "Adam", "AdamW", "LBFGS", "lr_scheduler", "__name__", "os:system", ""])
+    options = st.dictionaries(st.sampled_from(["lr", "momentum", "betas", "params", "foreach"]), ANYTHING)
+    return st.builds(lambda name, given: {"name": name, **given}, names, options)
+
+
+def schedules() -> SearchStrategy[dict[str, Any]]:
+    """The same of a schedule."""
+    names = st.sampled_from(["CosineAnnealingLR", "StepLR", "LambdaLR", "MultiStepLR", "ReduceLROnPlateau"])
+    options = st.dictionaries(st.sampled_from(["T_max", "step_size", "milestones", "lr_lambda", "gamma"]), ANYTHING)
+    return st.builds(lambda name, given: {"name": name, **given}, names, options)
+
+
 @st.composite
 def mistaken(draw: DrawFn) -> str:
     """The text of a valid file in which one to three values or keys are replaced, repeated or gone."""

@@ -93,7 +93,7 @@ def test_an_absurd_grid_is_refused_with_its_size(make_experiment: Make) -> None:
 FOUR_THOUSAND = list(range(1, 4001))
 MANY_CELLS = {"per_device_batch_size": FOUR_THOUSAND}
 TOO_LARGE: dict[str, tuple[dict[str, Any], str]] = {
-    "blocks": ({"throughput": {"blocks": 1000}}, "4000 cells in 1000 blocks are 4000000 trials; at most 60000"),
+    "blocks": ({"throughput": {"blocks": 1000}}, "4000 cells in 1000 blocks are 4000000 trials; at most 30000"),
     "a rule for blocks": (
         {"throughput": {"blocks": {"at_most": 500, "halfwidth": 0.1}}},
         "4000 cells in 500 blocks are 2000000 trials",
