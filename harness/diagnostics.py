@@ -62,10 +62,13 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
 
 
 def examinations(trials: Iterable[Trial], seed: int) -> list[Trial]:
-    """The doctor's: each strategy with each model on its most devices, and each number of devices once."""
-    trials = [trial for trial in trials if trial.kind != "diagnostic" and trial.cell.launcher == "ray"]
-    cells = list(dict.fromkeys(trial.cell for trial in trials))
-    largest = sorted(cells, key=lambda cell: (cell.devices, cell.global_batch_size), reverse=True)
+    """The doctor's: each strategy with each model on its most devices, and each number of devices once.
+
+    The ranks are the same under either launcher: where there is a choice, under Ray, which starts them once for all.
+    """
+    trials = [trial for trial in trials if trial.kind != "diagnostic"]
+    cells = sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
+    largest = sorted(cells, key=lambda cell: (-cell.devices, -cell.global_batch_size))
     chosen: dict[tuple[object, ...], Cell] = {}
     for cell in largest:
         chosen.setdefault(cell.subject, cell)

@@ -43,7 +43,9 @@ def where(rows: pd.DataFrame) -> str:
 
 
 def named(row: Mapping[Any, Any]) -> str:
-    """``ddp x2 resnet8``."""
+    """``ddp x2 resnet8``; what no cell in particular shows is the nodes'."""
+    if pd.isna(row["strategy"]):
+        return "the nodes"
     model = "" if pd.isna(row["model"]) else f" {row['model']}"
     return f"{shown_strategy(row)} x{row['devices']}{model}"
 

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from harness.cell import Cell
 from harness.doctor.finding import Finding
-from harness.doctor.subject import Subject
+
+if TYPE_CHECKING:  # what needs no rank needs no torch either
+    from harness.doctor.subject import Subject
 
 NAME = "batches divide"
 
 
-def observe(subject: Subject) -> int:
-    return subject.training_samples
+def observe(subject: Subject) -> tuple[int, int]:
+    """Training samples, and those of a step."""
+    return subject.training_samples, subject.cell.global_batch_size * subject.micro_batches
 
 
-def judge(seen: Sequence[int], cell: Cell, *, epochs: bool) -> list[Finding]:
+def judge(seen: Sequence[tuple[int, int]], cell: Cell, *, epochs: bool) -> list[Finding]:
     """``epochs``: whether the cell is trained for whole epochs, whose last batch is what is left."""
-    uneven = uneven_batch(cell)
-    left = seen[0] % cell.global_batch_size
+    samples, batch = seen[0]
+    uneven = uneven_batch(cell.strategy, cell.devices, cell.global_batch_size)
+    left = samples % batch
     if uneven or not epochs or not left or left >= cell.devices:
         return uneven
     return [
         Finding(
             NAME,
             "note",
-            f"the last batch of an epoch has {left} of {cell.global_batch_size} samples for {cell.devices} devices "
-            f"({seen[0]:,} training samples)",
+            f"the last batch of an epoch has {left} of {batch} samples for {cell.devices} devices "
+            f"({samples:,} training samples)",
             f"{cell.devices - left} devices sit idle in that step; its weight is that of its samples",
             "a batch size that leaves more, if that step matters",
         )
     ]
 
 
-def uneven_batch(cell: Cell) -> list[Finding]:
+def uneven_batch(strategy: str, devices: int, batch: int) -> list[Finding]:
     """A global batch that does not divide by the devices: what each would get. Needs no rank."""
-    batch, devices = cell.global_batch_size, cell.devices
     if batch % devices == 0:
         return []
-    sizes = part_sizes(cell.strategy, batch, devices)
+    sizes = part_sizes(strategy, batch, devices)
     idle = sizes.count(0)
     gets = ", ".join(map(str, sizes))
     nearest = max(devices, round(batch / devices) * devices)
@@ -46,7 +50,7 @@ def uneven_batch(cell: Cell) -> list[Finding]:
         Finding(
             NAME,
             "error" if batch < devices else "warning",
-            f"{cell.strategy} on {devices} devices would split a global batch of {batch} into {gets}"
+            f"{strategy} on {devices} devices would split a global batch of {batch} into {gets}"
             + (f": {idle} sit idle" if idle else ""),
             "such a cell is skipped: its devices would not do equal work; in an epoch what is left over makes a last, "
             "smaller batch",

@@ -20,6 +20,8 @@ NAME = "collectives"
 REPEATS, ROUNDS = 5, 8
 SLOW = 2.5
 """How much longer than on the fastest rank the same small work may take."""
+SIDE, SIDE_ON_GPU = 128, 2048
+"""Of the matrices that a rank's own speed is seen by; on a GPU so large that its launch does not count."""
 MEBI = 2**20
 
 
@@ -46,7 +48,13 @@ def observe(
         if not bool((copied == 1.0).all()):
             wrong.append(f"broadcast of {size:,} bytes")
         times[size] = _median(lambda own=own: reduce(own), ranks.barrier, subject)  # type: ignore[misc]
-    return {"wrong": wrong, "latency_s": times[4], "bucket": bucket, "bucket_s": times[bucket], "own_s": _own_speed()}
+    return {
+        "wrong": wrong,
+        "latency_s": times[4],
+        "bucket": bucket,
+        "bucket_s": times[bucket],
+        "own_s": _own_speed(subject.device),
+    }
 
 
 def judge(seen: Sequence[dict[str, Any]], cell: Cell, hosts: Sequence[str]) -> list[Finding]:
@@ -115,14 +123,17 @@ def _median(work: Callable[[], Any], barrier: Callable[[], None], subject: Subje
     return statistics.median(times)
 
 
-def _own_speed() -> float:
-    """Seconds of a small matrix product on this rank's host: the best of many, so that passing load does not count."""
-    a = torch.ones(128, 128)
+def _own_speed(device: torch.device) -> float:
+    """Seconds of a small matrix product on the rank's device: the best of many, so that passing load does not count."""
+    side = SIDE_ON_GPU if device.type == "cuda" else SIDE
+    a = torch.ones(side, side, device=device)
     best = float("inf")
     for _ in range(ROUNDS):
         time.sleep(0.005)  # gives the core back: what comes after begins with a slice of its own
         for _ in range(20):
+            synchronize((device,))
             start = time.perf_counter()
             a @ a
+            synchronize((device,))
             best = min(best, time.perf_counter() - start)
     return best

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from harness.cell import Cell
 from harness.doctor.finding import Finding
+from harness.doctor.hidden import hidden_tensors, name_of
 from harness.doctor.subject import SMALL, Subject
 
 NAME = "devices agree"
@@ -27,8 +28,8 @@ class DeviceWatch(TorchDispatchMode):
     def __init__(self, where: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._where = where
-        self.found: tuple[str, str, list[str], int] | None = None
-        """Module, operator, the devices, and the id of the tensor that is elsewhere."""
+        self.found: tuple[str, str, list[str], Tensor] | None = None
+        """Module, operator, the devices, and the tensor that is elsewhere."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.split(".")[0]
@@ -36,7 +37,7 @@ class DeviceWatch(TorchDispatchMode):
         devices = list(dict.fromkeys(str(tensor.device) for tensor in tensors if tensor.dim()))
         if self.found is None and len(devices) > 1 and name not in MIXING:
             stranger = next(t for t in tensors if t.dim() and str(t.device) != _main(tensors))
-            self.found = (self._where(), name, devices, id(stranger))
+            self.found = (self._where(), name, devices, stranger)
         return func(*args, **(kwargs or {}))
 
 
@@ -55,7 +56,7 @@ def observe(subject: Subject) -> dict[str, Any]:
     except Exception as error:
         return {"by_name": _by_name(error)}
     stand_in = subject.device if subject.device.type == "cuda" else torch.device("meta")
-    plain = _plain_tensors(model)
+    hidden = hidden_tensors(model)  # .to() leaves them where they are
     model = model.to(stand_in)
     batch = tree_map(lambda leaf: leaf.to(stand_in) if isinstance(leaf, Tensor) else leaf, batch)
     by_name = ""
@@ -69,7 +70,7 @@ def observe(subject: Subject) -> dict[str, Any]:
     module, operator, devices, stranger = watch.found
     own = "the model's device" if stand_in.type == "meta" else str(stand_in)
     elsewhere = next((device for device in devices if device != str(stand_in)), devices[0])
-    tensor = plain.get(stranger, "a tensor made in forward")
+    tensor = name_of(stranger, hidden) or "a tensor made in forward"
     return {"module": module, "operator": operator, "tensor": tensor, "own": own, "elsewhere": elsewhere}
 
 
@@ -106,16 +107,6 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
 def _by_name(error: BaseException) -> str:
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     return text if any(sign in text.lower() for sign in BY_NAME) else ""
-
-
-def _plain_tensors(model: nn.Module) -> dict[int, str]:
-    """Tensors that are neither parameters nor buffers, so that .to() leaves them where they are: id -> name."""
-    return {
-        id(value): f"{path + '.' if path else ''}{name} (a plain attribute of {type(module).__name__})"
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, Tensor)
-    }
 
 
 @contextmanager

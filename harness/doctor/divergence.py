@@ -10,15 +10,15 @@ from harness.doctor.finding import Finding
 from harness.doctor.steps import Steps, mean_losses
 
 NAME = "divergence"
-GROWTH = 3.0
-"""How much larger than the first a loss may be."""
+GROWTH, LEAST = 4.0, 0.5
+"""How many times the first a loss may be, and how much larger in any case: one may begin near zero."""
 
 
 def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
     losses, alone = mean_losses(seen), seen[0].alone
     if not diverges(losses):
         return []
-    here = f"{cell.strategy} x{cell.devices}: losses {_told(losses)} at a learning rate of {cell.optimizer.get('lr')}"
+    here = f"{cell.strategy} x{cell.devices}: losses {_told(losses)} at a learning rate of {seen[0].lr:g}"
     if alone and not diverges(alone):
         return [
             Finding(
@@ -42,10 +42,10 @@ def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
 
 
 def diverges(losses: Sequence[float]) -> bool:
-    """Not finite, or grown beyond GROWTH times the first."""
+    """Not finite, or grown beyond GROWTH times the first and LEAST."""
     if not all(map(math.isfinite, losses)):
         return True
-    return losses[-1] > GROWTH * abs(losses[0]) + 1.0
+    return losses[-1] > GROWTH * abs(losses[0]) + LEAST
 
 
 def _told(losses: Sequence[float]) -> str:

@@ -31,29 +31,34 @@ def observe(subject: Subject) -> dict[str, Any]:
         "per_sample": max(0, kept[1] - kept[0]) // (MORE - FEW),
         "has": _memory(subject.device),
         "node": subject.ranks.node_rank,
-        "pieces": subject.micro_batches,
+        "micro_batches": subject.micro_batches,
     }
 
 
 def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
-    needs = [estimate(rank, cell) for rank in seen]
-    # ranks on one node share its memory; each GPU has its own
-    shared = cell.device == "cpu"
-    here = [need for need, rank in zip(needs, seen, strict=True) if rank["node"] == seen[0]["node"]]
-    together = sum(here) if shared else needs[0]
-    has = seen[0]["has"]
+    shared = cell.device == "cpu"  # ranks on one node share its memory; each GPU has its own
+    needs: dict[Any, int] = {}
+    there: dict[Any, int] = {}
+    for number, rank in enumerate(seen):
+        place = rank["node"] if shared else number
+        needs[place] = needs.get(place, 0) + estimate(rank, cell)
+        there[place] = rank["has"]
+    tightest = max(needs, key=lambda place: needs[place] / there[place])
+    together, has = needs[tightest], there[tightest]
     if together <= has:
         return []
     most = int(cell.per_device_batch_size * has / together) if cell.per_device_batch_size else 0
     where = "the node" if shared else "a device"
+    parts = seen[0]["micro_batches"]
+    kind = "micro-batch" if parts > 1 else "batch"
     return [
         Finding(
             NAME,
             "error",
-            f"a batch of {cell.per_device_batch_size} per device needs about {together / GIB:.1f} GiB "
+            f"a {kind} of {cell.per_device_batch_size} per device needs about {together / GIB:.1f} GiB "
             f"({seen[0]['per_sample'] / 2**20:.2f} MiB of activations a sample); {where} has {has / GIB:.1f} GiB",
             "it will run out of memory",
-            f"a batch of {most} may fit; or accumulate gradients, use bf16, or shard with fsdp"
+            f"a batch of {most * parts} may fit; or accumulate gradients, use bf16, or shard with fsdp"
             if most
             else "a smaller model, or fsdp over more devices",
         )
@@ -66,7 +71,7 @@ def estimate(rank: dict[str, Any], cell: Cell) -> int:
     on_one_device = cell.strategy == "dp" and cell.device == "cpu"
     samples = cell.global_batch_size if on_one_device else -(-cell.global_batch_size // cell.devices)
     state = copies * rank["parameters"] // (cell.devices if cell.strategy == "fsdp" else 1)
-    return int(state + rank["fixed"] + -(-samples // rank["pieces"]) * rank["per_sample"])
+    return int(state + rank["fixed"] + samples * rank["per_sample"])
 
 
 def _kept(subject: Subject, model: torch.nn.Module, samples: int) -> int:

@@ -56,10 +56,15 @@ def observe(subject: Subject) -> dict[str, Any]:
 def _at_one_devices_batch(subject: Subject) -> Cell:
     """The cell in float32, its global batch no larger than what it gives one device, or ENOUGH: one takes all of it."""
     cell = subject.cell
-    fits = max(ENOUGH, cell.global_batch_size // (cell.devices * subject.micro_batches))
+    fits = max(ENOUGH, cell.global_batch_size // cell.devices)
     batch = min(cell.global_batch_size, max(1, fits // cell.devices) * cell.devices)
     return replace(
-        cell, precision="fp32", compile=False, per_device_batch_size=batch // cell.devices, global_batch_size=batch
+        cell,
+        precision="fp32",
+        compile=False,
+        training={},  # clipping makes gradients alike that are not
+        per_device_batch_size=batch // cell.devices,
+        global_batch_size=batch,
     )
 
 

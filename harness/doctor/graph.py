@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from harness.cell import Cell
 from harness.doctor.finding import Finding, some
+from harness.doctor.hidden import hidden_tensors, name_of
 from harness.doctor.movement import NAME
 from harness.doctor.subject import SMALL, Subject
 
@@ -16,11 +17,11 @@ from harness.doctor.subject import SMALL, Subject
 def observe(subject: Subject) -> list[str]:
     """The names, or the shapes, of parameters in the loss's graph that model.parameters() does not give."""
     model = subject.bare_model()
-    hidden = _in_plain_containers(model)
+    hidden = hidden_tensors(model)
     loss, _ = subject.workload.loss(model, subject.first_samples(SMALL))
     own = {id(parameter) for parameter in model.parameters()}
     strangers = [leaf for leaf in _leaves(loss) if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
-    return [hidden.get(id(leaf), f"one of shape {tuple(leaf.shape)} made in forward") for leaf in strangers]
+    return [name_of(leaf, hidden) or f"one of shape {tuple(leaf.shape)} made in forward" for leaf in strangers]
 
 
 def judge(seen: Sequence[list[str]], cell: Cell) -> list[Finding]:
@@ -49,24 +50,3 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         waiting += [following for following, _ in node.next_functions]
-
-
-def _in_plain_containers(model: nn.Module) -> dict[int, str]:
-    """Parameters of modules that are kept in plain lists, tuples and dictionaries: id -> name."""
-    names: dict[int, str] = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name.startswith("_") and name in vars(nn.Module()):
-                continue
-            for key, item in _items(value):
-                if isinstance(item, nn.Module):
-                    kept = f"{path + '.' if path else ''}{name}[{key!r}]"
-                    kind = type(value).__name__
-                    names |= {id(p): f"{kept}.{inner} (in a plain {kind})" for inner, p in item.named_parameters()}
-    return names
-
-
-def _items(value: object) -> Iterable[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        return value.items()
-    return enumerate(value) if isinstance(value, list | tuple) else ()

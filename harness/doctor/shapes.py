@@ -85,7 +85,8 @@ def _gathered(shapes: dict[str, Any]) -> list[Finding]:
                     "pad to a length that the whole batch shares: pad_packed_sequence(..., total_length=x.size(1))",
                 )
             ]
-        if shape and sum(item[0] for item in column) != shape[0]:
+        a_number_each = {tuple(shape), *map(tuple, column)} == {(1,)}  # what is made of them, the gradients show
+        if shape and not a_number_each and sum(item[0] for item in column) != shape[0]:
             return [
                 Finding(
                     NAME,

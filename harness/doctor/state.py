@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.cell import Cell
+from harness.doctor import movement
 from harness.doctor.finding import Finding, some
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.equivalence import NORMS
@@ -18,32 +19,38 @@ _OWN = frozenset(vars(nn.Module()))
 """What every module holds."""
 
 
-def observe(subject: Subject) -> list[str]:
-    """The names of what two forward passes of the bare model changed: parameters, buffers, attributes."""
+def observe(subject: Subject) -> dict[str, bool]:
+    """What two forward passes of the bare model changed: parameters, buffers, attributes; and whether it is trained."""
     if subject.cell.strategy != "dp":
-        return []
+        return {}
     model, batch = subject.bare_model(), subject.first_samples(SMALL)
     before = _state(model)
     with torch.no_grad():
         for _ in range(2):
             subject.workload.loss(model, batch)
     after = _state(model)
-    return sorted(name for name in before.keys() | after.keys() if not _same(before.get(name), after.get(name)))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = sorted(name for name in before.keys() | after.keys() if not _same(before.get(name), after.get(name)))
+    return {name: name in trained for name in names}
 
 
-def judge(seen: Sequence[list[str]], cell: Cell) -> list[Finding]:
-    names = seen[0]
-    if cell.strategy != "dp" or not names:
-        return []
+def judge(seen: Sequence[dict[str, bool]], cell: Cell) -> list[Finding]:
+    written = seen[0] if cell.strategy == "dp" else {}
+    names = {
+        movement.NAME: [name for name, trained in written.items() if trained],
+        NAME: [name for name, trained in written.items() if not trained],
+    }
     return [
         Finding(
-            NAME,
+            check,
             "warning",
-            f"forward writes {some(names)}",
+            f"forward writes {'the trainable parameters ' if check == movement.NAME else ''}{some(names[check])}",
             f"dp copies the model to its {cell.devices} devices at every step: what replicas write is lost (the first "
             "device keeps what is changed in place, from its part of the batch)",
             "return it from forward and keep it outside, or use ddp, where each process owns its module",
         )
+        for check in names
+        if names[check]
     ]
 
 

@@ -42,6 +42,8 @@ class Steps:
     draws: bool = False
     random_state: str = ""
     step_s: float = 0.0
+    lr: float = 0.0
+    """The rate that the steps were taken at."""
 
 
 def observe(subject: Subject) -> Steps:
@@ -55,7 +57,8 @@ def observe_lonely(subject: Subject) -> Steps:
 
 
 def _observed(subject: Subject, training: Training) -> Steps:
-    seen = Steps(wrapped_by_itself=_own_wrapper(training))
+    training.set_first_rate()
+    seen = Steps(wrapped_by_itself=_own_wrapper(training), lr=float(training.optimizer.param_groups[0]["lr"]))
     seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     batches = subject.stream(STEPS)
     inner = _inner(training.model)
@@ -96,6 +99,7 @@ def observe_alone(subject: Subject, seen: Steps) -> None:
         return
     try:
         training = subject.alone()
+        training.set_first_rate()
         for share, batch in subject.stream(STEPS, whole=True):
             loss, weight = training.step(batch, share)
             seen.alone.append(float(loss) / max(float(weight), 1.0))

@@ -21,6 +21,22 @@ SMALL = 4
 """Samples of a batch on which only the shape of things is looked at."""
 
 
+def as_examined(cell: Cell) -> Cell:
+    """The cell as it is looked at: a micro-batch a step, at the rate of the whole batch, not compiled."""
+    parts = cell.micro_batches
+    recipe = {name: value for name, value in cell.training.items() if name != "accumulation"}
+    if base := cell.training.get("lr_base_batch_size"):
+        recipe["lr_base_batch_size"] = base / parts
+    share = cell.per_device_batch_size
+    return replace(
+        cell,
+        compile=False,
+        training=recipe,
+        per_device_batch_size=share // parts if share else None,
+        global_batch_size=cell.global_batch_size // parts,
+    )
+
+
 @dataclass(frozen=True)
 class Subject:
     """``advance`` tells that something moves; the workload's data sets are read already."""
@@ -32,7 +48,7 @@ class Subject:
     ranks: Ranks
     advance: Callable[[], None] = lambda: None
     micro_batches: int = 1
-    """Pieces in which a rank's part of a batch goes through."""
+    """How many of the cell's batches the training that it stands for takes before it steps."""
 
     def fresh(self) -> Subject:
         """The same with a workload that holds nothing of what an earlier look left in it."""
@@ -62,9 +78,10 @@ class Subject:
         return Training(self.cell, workload or self.workload, self.seed, self.ranks)
 
     def alone(self, workload: Any | None = None) -> Training:
-        """The same on one device, by this rank alone."""
+        """The same on one device, by this rank alone; at the rate that goes with the cell's own global batch."""
+        cell = replace(self.cell.base(), global_batch_size=self.cell.global_batch_size)
         ranks = replace(self.ranks, rank=0, world_size=1, local_rank=0, node_rank=0, devices=self.ranks.devices[:1])
-        return Training(self.cell.base(), workload or self.workload, self.seed, ranks)
+        return Training(cell, workload or self.workload, self.seed, ranks)
 
     def first_samples(self, count: int) -> Any:
         """A batch of the first samples, on the device."""

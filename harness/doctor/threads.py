@@ -11,6 +11,7 @@ import torch
 from harness.cell import Cell
 from harness.doctor.finding import Finding
 from harness.doctor.subject import Subject
+from harness.present import plural
 
 NAME = "threads"
 
@@ -29,9 +30,11 @@ def observe(subject: Subject) -> dict[str, Any]:
 def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
     if cell.oversubscribe:  # asked for, and its rows say so
         return []
-    mine = [rank for rank in seen if rank["node"] == seen[0]["node"]]
+    by_node = [[rank for rank in seen if rank["node"] == node] for node in dict.fromkeys(r["node"] for r in seen)]
+    loaders_each = int(cell.loader.get("workers", 0))
+    mine = max(by_node, key=lambda ranks: sum(r["threads"] + loaders_each for r in ranks) / ranks[0]["processors"])
     threads = sum(rank["threads"] for rank in mine)
-    workers = int(cell.loader.get("workers", 0)) * len(mine)
+    workers = loaders_each * len(mine)
     processors = mine[0]["processors"]
     if threads + workers <= processors:
         return []
@@ -41,7 +44,7 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
             NAME,
             "warning",
             f"{threads} computing threads{loaders} on a node with {processors} processors "
-            f"({mine[0]['threads']} threads in rank 0 of {len(mine)})",
+            f"({mine[0]['threads']} threads in the first of its {plural(len(mine), 'rank')})",
             "they take turns: steps are slower and uneven, and the more so the more ranks there are",
             "leave torch.set_num_threads to the harness" if threads > processors else "fewer loader.workers",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.doctor.finding import Finding
+from harness.doctor.finding import Finding, some
 
 NAME = "versions"
 
@@ -19,6 +19,22 @@ def judge(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
     for name in sorted(names):
         found += _compare(name, {str(node["host"]): node.get("packages", {}).get(name, "missing") for node in nodes})
     return found
+
+
+def cannot_import(failing: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """``failing``: by node, the modules that cannot be imported there, and why."""
+    told = [f"{module} on {node}: {why}" for node, modules in failing.items() for module, why in modules.items()]
+    if not told:
+        return []
+    return [
+        Finding(
+            NAME,
+            "error",
+            f"what the ranks need cannot be imported: {some(told)}",
+            "every worker group on such a node fails",
+            "install what is missing there, or start Ray there in the environment that has it",
+        )
+    ]
 
 
 def _compare(what: str, versions: Mapping[str, Any]) -> list[Finding]:

@@ -40,6 +40,11 @@ class Workload(Protocol):
         ...
 
 
+def module_of(name: str) -> str:
+    """The module of a built-in workload or of ``package.module:ClassName``."""
+    return BUILTIN_WORKLOADS.get(name, name).partition(":")[0]
+
+
 def load_class(name: str) -> type[Any]:
     """The class of a built-in workload or of ``package.module:ClassName``; raises WorkloadError."""
     module_name, _, class_name = BUILTIN_WORKLOADS.get(name, name).partition(":")

@@ -184,6 +184,23 @@ class UpdatesItsReplica(Healthy):
         return self.Net()
 
 
+class TrainsItsReplica(Healthy):
+    """The same with a centre that counts as trained: no optimizer reaches it, since forward assigns it."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.centre = nn.Parameter(torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.centre.data = 0.9 * self.centre.data + 0.1 * x.mean(dim=0).detach()
+            return super().forward(x - self.centre.detach())
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
 class UpdatesByRank(Healthy):
     """An update by hand from each rank's own batch."""
 
@@ -295,6 +312,29 @@ class MeanForSum(Healthy):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch
         return cross_entropy(model(x), y), torch.tensor(float(len(y)))
+
+
+class MeanOverReplicas(Healthy):
+    """The loss inside forward, as it is advised to keep outputs off the first device; then a mean over devices."""
+
+    class Net(Net):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+            return cross_entropy(super().forward(x), y, reduction="sum").unsqueeze(0)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return model(x, y).mean(), torch.tensor(float(len(y)))
+
+
+class SumOverReplicas(MeanOverReplicas):
+    """Healthy: the same with a sum."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return model(x, y).sum(), torch.tensor(float(len(y)))
 
 
 class NormalisedOverTheBatch(Healthy):
@@ -508,6 +548,7 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
         (UnusedHead, "single"),
         (DetachedFeatures, "ddp"),
         (TrainsACopy, "ddp"),
+        (TrainsItsReplica, "dp"),
         (UpdatesByRank, "ddp"),
     ],
     "state in forward": [(CountsItsSteps, "dp"), (RunningMean, "dp"), (UpdatesItsReplica, "dp")],
@@ -520,6 +561,7 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "loss and gradients scale": [
         (MeanForSum, "ddp"),
         (MeanForSum, "fsdp"),
+        (MeanOverReplicas, "dp"),
         (NormalisedOverTheBatch, "ddp"),
         (PaddingCounts, "ddp"),
     ],
@@ -536,4 +578,5 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
 HEALTHY: list[tuple[type[Healthy], str]] = [
     *itertools.product((Healthy, HandUpdated, Sequences), ("single", "dp", "ddp", "fsdp")),
     *itertools.product((BiasBeforeNorm,), ("single", "ddp")),
+    (SumOverReplicas, "dp"),
 ]

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
+import torch
 
+from harness.doctor import batches, copies, links, versions
+from harness.doctor.finding import Finding
 from tests.doctor.conftest import Told
 from tests.doctor.faulty import FAULTS, HEALTHY
-from tests.doctor.ranks import BUILTIN
+from tests.doctor.ranks import BUILTIN, cell_for
+from tests.doctor.test_judges import moved_wrongly, node, topology
 
 pytestmark = pytest.mark.slow
 
 SILENCE = "(silence)"
 FAULTY = [(check, f"{workload.__name__} {strategy}") for check, pairs in FAULTS.items() for workload, strategy in pairs]
+
+
+OF_NO_WORKLOAD: dict[str, tuple[Callable[[], list[Finding]], Callable[[], list[Finding]]]] = {
+    "batches divide": (
+        lambda: batches.uneven_batch("dp", 4, 10),
+        lambda: batches.uneven_batch("dp", 4, 12),
+    ),
+    "versions": (
+        lambda: versions.judge([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})]),
+        lambda: versions.judge([node("a"), node("b")]),
+    ),
+    "links": (
+        lambda: links.judge([node("a", topology=topology("SYS", "SYS", "SYS"), iommu=True)]),
+        lambda: links.judge([node("a", topology=None)]),
+    ),
+    "copies arrive": (
+        lambda: copies.judge([copied(moved_wrongly(("cpu", "cpu:0")))], cell_for("dp", 2)),
+        lambda: copies.judge([copied(lambda tensor, to: tensor.clone())], cell_for("dp", 2)),
+    ),
+}
+"""What lies in the plan, the nodes or the devices: with the fault, and without. No GPU is needed: see the judges."""
+
+
+def copied(move: copies.Move) -> list[tuple[str, str, str]]:
+    """What is wrong among the copies between two GPUs, for which two names of the host stand."""
+    return copies.corrupt_pairs([torch.device("cpu"), torch.device("cpu", 0)], [8, 64], 2, move)
 
 
 def checks(told: Told, name: str) -> list[str]:
@@ -51,14 +83,19 @@ def test_what_fails_on_a_few_samples_only_is_no_error_and_its_steps_are_looked_a
 
 def test_the_confusion_matrix_is_printed(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     planted = [*FAULTY, *((SILENCE, f"{workload.__name__} {strategy}") for workload, strategy in HEALTHY)]
-    matrix: dict[tuple[str, str], int] = {}
-    for wanted, name in planted:
-        for got in checks(told, name):
-            matrix[wanted, got] = matrix.get((wanted, got), 0) + 1
+    named = [(wanted, got) for wanted, name in planted for got in checks(told, name)]
+    for check, (faulty, healthy) in OF_NO_WORKLOAD.items():
+        named += [(wanted, got) for wanted, found in ((check, faulty()), (SILENCE, healthy())) for got in said(found)]
+    matrix = Counter(named)
     lines = [f"{wanted:26} {got:26} {count}" for (wanted, got), count in matrix.items()]
     with capsys.disabled():
         sys.stdout.write("\n\n" + "\n".join([f"{'planted':26} {'named':26} workloads", *lines]) + "\n")
     assert all(wanted == got for wanted, got in matrix)
+    assert {wanted for wanted, _ in matrix} == {*FAULTS, *OF_NO_WORKLOAD, SILENCE}
+
+
+def said(findings: list[Finding]) -> list[str]:
+    return sorted({finding.check for finding in findings}) or [SILENCE]
 
 
 def test_names_and_numbers_are_told(told: Told) -> None:
@@ -67,6 +104,8 @@ def test_names_and_numbers_are_told(told: Told) -> None:
 
     assert "mask (a plain attribute of Net) lies on cpu" in seen("MaskNotRegistered ddp")
     assert "auxiliary.weight, auxiliary.bias" in seen("UnusedHead ddp")
+    assert "trainable parameters centre" in seen("TrainsItsReplica dp")
+    assert "factor 0.5" in seen("MeanOverReplicas dp")
     assert "factor 2.0" in seen("MeanForSum ddp") and "2 times" in seen("MeanForSum ddp")
     assert "64 of 256 samples" in seen("SamplerInside dp")
     assert "rank 1" in seen("OneSlowRank ddp")

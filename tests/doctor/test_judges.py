@@ -29,8 +29,9 @@ from harness.doctor import (
 )
 from harness.doctor.finding import some
 from harness.doctor.steps import Steps
-from harness.doctor.subject import Subject
+from harness.doctor.subject import Subject, as_examined
 from harness.ranks import Ranks
+from tests.doctor.faulty import Healthy
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -74,19 +75,21 @@ def test_the_sizes_each_replica_gets(strategy: str, batch: int, devices: int, si
 
 
 def test_dp_leaves_devices_idle_where_its_chunks_run_out() -> None:
-    (finding,) = batches.uneven_batch(cell("dp", 4, 5))
+    (finding,) = batches.uneven_batch("dp", 4, 5)
     assert (finding.severity, "2, 2, 1, 0: 1 sit idle" in finding.seen) == ("warning", True)
-    (finding,) = batches.uneven_batch(cell("ddp", 4, 3))
+    (finding,) = batches.uneven_batch("ddp", 4, 3)
     assert finding.severity == "error" and "a global batch of 4" in finding.advice
-    assert batches.uneven_batch(cell("ddp", 4, 64)) == []
+    assert batches.uneven_batch("ddp", 4, 64) == []
 
 
 def test_a_last_batch_that_leaves_devices_idle_is_told_where_epochs_are_trained() -> None:
-    (finding,) = batches.judge([129], cell("ddp", 4, 64), epochs=True)
+    (finding,) = batches.judge([(129, 64)], cell("ddp", 4, 64), epochs=True)
     assert finding.severity == "note" and "the last batch of an epoch has 1 of 64 samples" in finding.seen
-    assert batches.judge([129], cell("ddp", 4, 64), epochs=False) == []
-    assert batches.judge([128], cell("ddp", 4, 64), epochs=True) == []
-    assert batches.judge([128 + 4], cell("ddp", 4, 64), epochs=True) == []
+    assert batches.judge([(129, 64)], cell("ddp", 4, 64), epochs=False) == []
+    assert batches.judge([(128, 64)], cell("ddp", 4, 64), epochs=True) == []
+    assert batches.judge([(128 + 4, 64)], cell("ddp", 4, 64), epochs=True) == []
+    (finding,) = batches.judge([(129, 128)], cell("ddp", 4, 64), epochs=True)  # two micro-batches a step
+    assert "1 of 128 samples" in finding.seen
 
 
 # -- wrapped, movement, randomness, divergence: of the observed steps
@@ -154,6 +157,8 @@ def test_different_initial_weights_are_named() -> None:
         ([1.0, math.nan, 0.5], True),
         ([1.0, math.inf, 0.5], True),
         ([-2.0, -2.5, -3.0], False),
+        ([1e-4, 1e-2, 0.6], True),
+        ([0.0, 0.1, 0.4], False),
     ],
 )
 def test_what_counts_as_diverging(losses: list[float], *, diverges: bool) -> None:
@@ -161,7 +166,7 @@ def test_what_counts_as_diverging(losses: list[float], *, diverges: bool) -> Non
 
 
 def test_divergence_of_one_strategy_alone_is_its_own_fault() -> None:
-    wild = steps(losses=[64.0, 640.0, 6400.0, 64000.0])
+    wild = steps(losses=[64.0, 640.0, 6400.0, 64000.0], lr=0.1)
     (finding,) = divergence.judge([replace(wild, alone=[1.0, 0.9, 0.8, 0.7])] * 2, cell())
     assert finding.severity == "error" and "not the learning rate" in finding.means
     (finding,) = divergence.judge([replace(wild, alone=[1.0, 10.0, 100.0, 1000.0])] * 2, cell())
@@ -239,7 +244,15 @@ def test_a_loader_that_limits_is_told_with_both_rates() -> None:
 
 
 def memory(**more: Any) -> dict[str, Any]:
-    return {"parameters": GIB, "fixed": 0, "per_sample": GIB // 8, "has": 16 * GIB, "node": 0, "pieces": 1, **more}
+    return {
+        "parameters": GIB,
+        "fixed": 0,
+        "per_sample": GIB // 8,
+        "has": 16 * GIB,
+        "node": 0,
+        "micro_batches": 1,
+        **more,
+    }
 
 
 def test_memory_on_a_cpu_is_shared_by_the_ranks_of_a_node() -> None:
@@ -249,13 +262,38 @@ def test_memory_on_a_cpu_is_shared_by_the_ranks_of_a_node() -> None:
     (finding,) = footprint.judge([memory(has=10 * GIB)] * 2, cell())
     assert "14.0 GiB" in finding.seen and "has 10.0 GiB" in finding.seen and "a batch of 22 may fit" in finding.advice
     assert footprint.judge([memory(has=10 * GIB), memory(has=10 * GIB, node=1)], cell()) == []
+    (finding,) = footprint.judge([memory(), memory(has=6 * GIB, node=1)], cell())  # the smallest node decides
+    assert "7.0 GiB" in finding.seen and "has 6.0 GiB" in finding.seen
+    (finding,) = footprint.judge([memory(has=10 * GIB, micro_batches=4)] * 2, cell())
+    assert "a micro-batch of 32 per device" in finding.seen and "a batch of 88 may fit" in finding.advice
+    gpus = [memory(), memory(has=6 * GIB)]
+    (finding,) = footprint.judge(gpus, replace(cell(), device="cuda"))
+    assert "a device has 6.0 GiB" in finding.seen
 
 
-def test_memory_of_shards_replicas_and_micro_batches() -> None:
+def test_memory_of_shards_and_replicas() -> None:
     assert footprint.estimate(memory(), cell("fsdp")) == 3 * GIB // 2 + 4 * GIB
     assert footprint.estimate(memory(), cell("dp")) == 3 * GIB + 8 * GIB
-    assert footprint.estimate(memory(pieces=4), cell()) == 4 * GIB
     assert footprint.estimate(memory(), replace(cell(), optimizer={"name": "AdamW"})) == 8 * GIB
+
+
+def test_a_cell_is_examined_a_micro_batch_at_a_time_at_its_own_rate() -> None:
+    scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32, "warmup_epochs": 2}
+    asked = replace(cell("ddp", 2, 128), compile=True, training={**scaled, "accumulation": 4, "clip_grad_norm": 1.0})
+    seen = as_examined(asked)
+    assert (seen.micro_batches, seen.compile, seen.per_device_batch_size, seen.global_batch_size) == (1, False, 16, 32)
+    assert seen.lr_factor == asked.lr_factor == 4.0
+    assert (seen.training["clip_grad_norm"], seen.training["warmup_epochs"]) == (1.0, 2)
+    plain = cell("ddp", 2, 128)
+    assert as_examined(plain) == plain
+
+
+def test_one_device_is_compared_at_the_rate_of_the_whole_batch() -> None:
+    scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32}
+    weak = replace(cell("dp", 2, 128), scaling="weak", training=scaled)
+    subject = Subject(weak, Healthy(), Healthy().datasets(), 0, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU, CPU)))
+    rates = [made.optimizer.param_groups[0]["lr"] for made in (subject.training(), subject.alone())]
+    assert rates == [0.4, 0.4]
 
 
 def test_threads_beyond_the_processors() -> None:
@@ -267,6 +305,8 @@ def test_threads_beyond_the_processors() -> None:
     assert "16 computing threads" in finding.seen
     assert threads.judge([{**rank, "threads": 8}] * 2, cell(oversubscribe=True)) == []
     assert threads.judge([rank, {**rank, "node": 1}, {**rank, "node": 1}], cell(devices=3, batch=63)) == []
+    (finding,) = threads.judge([rank, {**rank, "node": 1, "threads": 4}], cell())  # not the first one's node
+    assert "4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)" in finding.seen
 
 
 # -- links, copies, collectives, versions
@@ -292,6 +332,14 @@ def test_a_pair_whose_copies_do_not_arrive_blocks_it() -> None:
     (finding,) = copies.judge([wrong, []], cell("dp"))
     assert finding.severity == "error" and "cpu to cpu:0 directly" in finding.seen
     assert "NCCL_P2P_DISABLE does not help dp" in finding.advice and "IOMMU" in finding.advice
+
+
+@pytest.mark.gpu
+def test_copies_between_the_gpus_of_this_machine_arrive() -> None:
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    host_and_gpus = [CPU, *gpus]
+    assert copies.corrupt_pairs(host_and_gpus, copies.SIZES, 2, lambda tensor, to: tensor.to(to)) == []
+    assert copies.corrupt_pairs(gpus, copies.SIZES, 2, copies.directly) == []
 
 
 def group(**more: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import harness
+from harness import premises
 from harness import run as pipeline
 from harness.config import Experiment
 from harness.diagnostics import examinations
@@ -18,6 +19,7 @@ from harness.events import Event
 from harness.execute import Execution
 from harness.launch import InlineLauncher
 from harness.plan import examined, make_plan, unexamined
+from harness.present_doctor import findings_table, where
 from harness.record import RunFolder
 from harness.report import write_report
 from tests.conftest import gpu_cluster, laptop
@@ -70,6 +72,70 @@ def test_what_the_doctor_finds_wrong_is_not_measured(make_experiment: Make, tmp_
     assert "2 cells examined: 1 error." in report and "0 times, and the model inside it 4 times" in report
 
 
+def test_what_needs_no_rank_is_among_the_verdicts_of_a_run(make_experiment: Make, tmp_path: Path) -> None:
+    grid = {"strategy": "dp", "devices": [2, 3], "global_batch_size": 64}
+    sections = {"workload": "tests.doctor.faulty:Healthy", "optimizer": SGD, "throughput": {**SHORT, "explain": False}}
+    experiment = make_experiment(grid, preflight=True, **sections)
+    plan = make_plan(experiment, laptop())
+    for name, kept in (("with", plan), ("without", unexamined(plan))):
+        folder = RunFolder.create(tmp_path / name, experiment, kept, "name: test\n")
+        Execution(kept, folder, InlineLauncher(experiment), lambda event: None).run()
+        first = folder.environment()["groups"][0]
+        (node,) = first["nodes"]
+        other = {**node, "host": "b", "packages": {**node["packages"], "torch": "2.11.0"}}
+        folder.add_environment({**first, "nodes": [node, other]})
+        findings = harness.load(folder.path).findings
+        if name == "without":
+            assert findings.empty
+            continue
+        assert findings["check"].tolist() == ["batches divide", "versions"]
+        assert where(findings.iloc[:1]).startswith("dp (emulated) x3") and where(findings.iloc[1:]) == "the nodes"
+        assert "22, 22, 20" in findings["seen"].iloc[0] and "2.11.0 on b" in findings["seen"].iloc[1]
+        assert "the nodes torch: " in folder_report(folder)
+
+
+def folder_report(folder: RunFolder) -> str:
+    table = findings_table(harness.load(folder.path).findings)
+    return "\n".join(" ".join(line.cells) for line in table.rows)
+
+
+@pytest.mark.parametrize("more", [{"accumulation": 2, "clip_grad_norm": 100.0}, {"warmup_epochs": 1}])
+def test_a_recipe_is_examined_at_the_rate_that_it_begins_with(
+    make_experiment: Make, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    wild = {"lr_scaling": "linear", "lr_base_batch_size": 1, **more}
+    experiment = make_experiment(
+        {"strategy": "single", "per_device_batch_size": 32},
+        workload="tests.doctor.faulty:Healthy",
+        optimizer={"name": "SGD", "lr": 0.5},
+        training=wild,
+        throughput={**SHORT, "explain": False},
+        preflight=True,
+    )
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    findings = harness.load(folder.path).findings.to_dict("records")
+    if "warmup_epochs" in more:
+        assert findings == []
+        return
+    (finding,) = findings
+    assert (finding["check"], finding["severity"]) == ("divergence", "warning")
+    assert "at a learning rate of 16" in finding["seen"]
+
+
+def test_versions_are_compared_among_nodes_that_worked_together_and_told_once() -> None:
+    def group(*nodes: tuple[str, str]) -> dict[str, Any]:
+        return {"nodes": [{"host": host, "packages": {"torch": version}} for host, version in nodes]}
+
+    plan: dict[str, Any] = {"skipped": []}
+    moved = [group(("a", "2.14.0")), group(("b", "2.15.0"))]  # resumed elsewhere
+    assert premises.findings(plan, {"groups": moved}).empty
+    mixed = group(("a", "2.14.0"), ("b", "2.15.0"))
+    told = premises.findings(plan, {"groups": [mixed, mixed]})
+    assert told["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
+
+
 def test_a_warning_forbids_nothing(make_experiment: Make, tmp_path: Path) -> None:
     plan, folder = measured(make_experiment, tmp_path, "CountsItsSteps", ["dp"])
     assert {line["outcome"] for line in folder.lines()} == {"ok"}
@@ -109,6 +175,15 @@ def test_each_kind_of_cell_is_examined_once_on_its_most_devices(make_experiment:
         ("single", 1, "resnet8", 16),
     ]
     assert {trial.block for trial in plan.trials if trial.purpose == "doctor"} == {0}
+
+
+@pytest.mark.parametrize(("launcher", "examines"), [(["ray", "torchrun"], {"ray"}), ("torchrun", {"torchrun"})])
+def test_what_torchrun_alone_starts_is_examined_there(make_experiment: Make, launcher: Any, examines: set[str]) -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, preflight=True, launcher=launcher), laptop())
+    cells = [trial.cell for trial in plan.trials if trial.purpose == "doctor"]
+    assert {cell.launcher for cell in cells} == examines
+    assert sorted((cell.strategy, cell.devices) for cell in cells) == [("ddp", 1), ("ddp", 2), ("single", 1)]
 
 
 def test_a_plan_and_its_examinations_are_told_apart(make_experiment: Make) -> None:

@@ -1,0 +1,56 @@
+"""Tensors that a model holds and does not know: neither parameters nor buffers of its own, in whatever attribute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+_OWN = frozenset(vars(nn.Module()))
+"""What every module holds."""
+
+
+def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
+    """Each with its name: plain attributes, and what lies in plain lists, tuples and dictionaries, modules' too."""
+    found: list[tuple[Tensor, str]] = []
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in _OWN:
+                continue
+            place = f"{path + '.' if path else ''}{name}"
+            if isinstance(value, Tensor):
+                found.append((value, f"{place} (a plain attribute of {type(module).__name__})"))
+            for key, item in _items(value):
+                kept = f"(in a plain {type(value).__name__})"
+                found += [(tensor, f"{place}[{key!r}]{inner} {kept}") for tensor, inner in _tensors(item)]
+    return found
+
+
+def name_of(tensor: Tensor, hidden: Iterable[tuple[Tensor, str]]) -> str | None:
+    """The name of a hidden tensor, given it or a view of it."""
+    for other, name in hidden:
+        if other is tensor or (_address(other) and _address(other) == _address(tensor)):
+            return name
+    return None
+
+
+def _address(tensor: Tensor) -> int:
+    """Where its numbers are; 0 where they are in no one place, as on the "meta" device or in a sparse tensor."""
+    has_one = tensor.device.type != "meta" and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if has_one else 0
+
+
+def _tensors(item: object) -> Iterator[tuple[Tensor, str]]:
+    if isinstance(item, Tensor):
+        yield item, ""
+    elif isinstance(item, nn.Module):
+        for inner, tensor in chain(item.named_parameters(), item.named_buffers()):
+            yield tensor, f".{inner}"
+
+
+def _items(value: object) -> Iterable[tuple[object, object]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()

@@ -1,0 +1,68 @@
+"""What a model holds without knowing it, by name."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from harness.doctor import devices
+from harness.doctor.hidden import hidden_tensors, name_of
+from harness.doctor.subject import Subject
+from harness.ranks import Ranks
+from tests.doctor.faulty import Healthy, Net
+from tests.doctor.ranks import CPU, cell_for
+
+
+class Hoarder(Net):
+    """Has a tensor of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.ones(16)
+        self.blocks = [nn.Linear(16, 16), nn.BatchNorm1d(16)]
+        self.tables = {"sin": torch.ones(4), "size": 4, "links": torch.eye(2).to_sparse()}
+        self.known = nn.ModuleList([nn.Linear(1, 1)])
+        self.register_buffer("kept", torch.ones(3))
+
+
+def test_every_hidden_tensor_has_a_name_and_no_other() -> None:
+    model = Hoarder()
+    hidden = hidden_tensors(model)
+    assert {name for _, name in hidden} == {
+        "mask (a plain attribute of Hoarder)",
+        "tables['sin'] (in a plain dict)",
+        "tables['links'] (in a plain dict)",
+        *(f"blocks[0].{name} (in a plain list)" for name in ("weight", "bias")),
+        *(
+            f"blocks[1].{name} (in a plain list)"
+            for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        ),
+    }
+    assert name_of(model.blocks[0].weight.t(), hidden) == "blocks[0].weight (in a plain list)"  # type: ignore[operator]
+    assert name_of(model.mask[2:], hidden) == "mask (a plain attribute of Hoarder)"
+    for other in (model.kept, torch.ones(16), torch.ones(16, device="meta"), next(model.parameters())):
+        assert name_of(other, hidden) is None
+
+
+class InAList(Healthy):
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = [torch.ones(16), torch.ones(16)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.first(x)) * self.scales[1].view(1, -1)
+            return self.last(hidden)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+def test_a_tensor_in_a_list_is_named_where_devices_meet() -> None:
+    workload = InAList()
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    subject = Subject(cell_for("single", 1), workload, workload.datasets(), 0, ranks)
+    (finding,) = devices.judge([devices.observe(subject)], subject.cell)
+    assert finding.seen.startswith(
+        "scales[1] (in a plain list) lies on cpu, the input on the model's device: they meet"
+    )
