@@ -13,6 +13,7 @@ from harness.errors import WriteError
 PARTIAL = ".partial"
 """What a file is called until it is whole; a crash may leave one behind."""
 _CHUNK = 4096
+_SYNC = getattr(os, "fdatasync", os.fsync)  # not everywhere
 
 
 def append_line(path: Path, line: str) -> None:
@@ -21,13 +22,11 @@ def append_line(path: Path, line: str) -> None:
     It was never counted, so it must not count now: what it tells may have been measured again.
     """
     with writing(path), path.open("a+b", buffering=0) as file:
-        end = _end_of_lines(file)
-        file.truncate(end)
+        end, size = _end_of_lines(file)
+        if end < size:
+            file.truncate(end)
         try:
-            left = line.encode() + b"\n"
-            while left:
-                left = left[file.write(left) :]
-            os.fsync(file.fileno())
+            _write(file, line.encode() + b"\n")
         except OSError:
             with contextlib.suppress(OSError):
                 file.truncate(end)
@@ -36,19 +35,30 @@ def append_line(path: Path, line: str) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Writes a file whole or not at all; raises WriteError."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+    replace_bytes(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def replace_bytes(path: Path, data: bytes | memoryview) -> None:
+    """The same of bytes."""
+    with _in_place_of(path) as partial, partial.open("wb", buffering=0) as file:
+        _write(file, data)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write beside ``path``, which takes its place, on disk, at the end of the block; raises WriteError."""
+    with _in_place_of(path) as partial:
+        yield partial
+        with partial.open("rb") as file:
+            to_disk(file.fileno())
+
+
+@contextlib.contextmanager
+def _in_place_of(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + PARTIAL)
     with writing(path):
         try:
             yield partial
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
             os.replace(partial, path)
         except OSError:
             with contextlib.suppress(OSError):  # on a full disk it takes the room that others need
@@ -68,13 +78,25 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _end_of_lines(file: io.FileIO) -> int:
-    """Where the last whole line ends; looks at no more than what follows it."""
-    end = file.seek(0, os.SEEK_END)
-    start, tail = end, b""
+def to_disk(number: int) -> None:
+    """Waits until what was written to an open file is on disk, with as much of its inode as reading it needs."""
+    _SYNC(number)
+
+
+def _write(file: io.FileIO, data: bytes | memoryview) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    to_disk(file.fileno())
+
+
+def _end_of_lines(file: io.FileIO) -> tuple[int, int]:
+    """Where the last whole line ends, and the file; looks at no more than what follows that line."""
+    size = file.seek(0, os.SEEK_END)
+    start, tail = size, b""
     while start and b"\n" not in tail:
-        step = 1 if start == end else min(_CHUNK, start)  # nearly always the last byte tells
+        step = 1 if start == size else min(_CHUNK, start)  # nearly always the last byte tells
         start -= step
         file.seek(start)
         tail = file.read(step) + tail
-    return start + tail.rfind(b"\n") + 1
+    return start + tail.rfind(b"\n") + 1, size

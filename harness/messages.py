@@ -1,10 +1,12 @@
-"""What a worker group tells the driver, one message at a time. Plain values only: no tensors."""
+"""What a worker group tells the driver, one message at a time. Plain values and arrays of them: no tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy.typing as npt
 
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
 PRECISE = "precise enough"
@@ -16,7 +18,7 @@ TIME_IS_UP = "time is up: limits.wall was reached"
 PRUNED = "of the same cell ran out of memory (limits.prune_oom)"
 """How the reason ends of a trial that would need no less memory than one that ran out of it."""
 Row = Mapping[str, Any]
-Columns = Mapping[str, Sequence[Any]]
+Columns = Mapping[str, Sequence[Any] | npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)

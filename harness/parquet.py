@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.messages import Columns
 from harness.reading import read_table
 from harness.schema import Table
 
@@ -22,16 +24,21 @@ Part = tuple[str, int, Path]
 """A trial's id, its attempt, and the file with its rows."""
 
 
-def in_parquet(table: Table, columns: Mapping[str, Sequence[Any]]) -> pa.Buffer:
+def in_parquet(table: Table, columns: Columns) -> pa.Buffer:
     """One trial's columns, with the types of the table; columns that it does not know get those of their values.
 
     Plain values without statistics: such files are small, written between trials and read whole.
     """
-    types = {column.name: ARROW[column.dtype] for column in table.columns}
+    types = _types(table)
     arrays = {name: pa.array(values, type=types.get(name)) for name, values in columns.items()}
     file = pa.BufferOutputStream()
     pq.write_table(pa.table(arrays), file, use_dictionary=False, write_statistics=False, store_schema=False)
     return file.getvalue()
+
+
+@cache
+def _types(table: Table) -> dict[str, pa.DataType]:
+    return {column.name: ARROW[column.dtype] for column in table.columns}
 
 
 def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:

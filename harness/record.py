@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from harness import redact
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError, WriteError
-from harness.files import PARTIAL, append_line, replace_text, replacing, writing
+from harness.files import PARTIAL, append_line, replace_bytes, replace_text, replacing, writing
 from harness.frames import csv_text
 from harness.messages import TrialResult
 from harness.parquet import gather, in_parquet, write_frame
@@ -160,8 +160,7 @@ class RunFolder:
         attempt = int(facts["attempt"])
         rows = ((STEPS, result.steps), (EPOCHS, result.epochs), (CHECKS, result.checks))
         for table, columns in [(table, columns) for table, columns in rows if columns][:1]:
-            with replacing(self._raw(trial.id, attempt)) as partial:
-                partial.write_bytes(in_parquet(table, columns))
+            replace_bytes(self._raw(trial.id, attempt), memoryview(in_parquet(table, columns)))
         log = self._write_log(trial.id, attempt, result.detail)
         line = redact.row({**trial_columns(trial), **facts, **_result_columns(result), "log": log})
         append_line(self._lines, json.dumps(line, allow_nan=True))

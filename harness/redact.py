@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -15,6 +15,8 @@ MARK = "<redacted>"  # a plain word in YAML too
 LEAST = 8
 """Characters of a variable's value: a shorter one, such as a flag, would be taken out of words that it stands in."""
 OFTEN = 2000
+MARGIN = 1 << 14
+"""Bytes that are read before the end of a text that is wanted: longer than any key, so that none is cut in two."""
 FREE_TEXT = ("workload", "data", "model", "options", "reason", "error_type", "facts")
 """The columns of a trial that may hold what a user or an exception wrote, and so a secret."""
 
@@ -42,6 +44,7 @@ _SHAPES = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_LINE_END = re.compile(r"[\r\n]")
 _ASSIGNED = re.compile(
     r"""(?P<name>[A-Za-z0-9_.-]{1,64})(?P<between>["']?\s?[=:]\s?["']?)(?!<redacted)[^\s"'\\,;&)\]}]{6,}"""
 )
@@ -53,6 +56,21 @@ def text(said: str) -> str:
     return _text(said, _secret_values())
 
 
+def end_of(file: IO[bytes], most: int) -> str:
+    """The last so many characters of an open file at most, what looks like a secret taken out before they are cut off.
+
+    Read from a line's beginning: the end of a secret alone does not look like one.
+    """
+    number = file.fileno()
+    start = max(0, os.fstat(number).st_size - most - MARGIN)
+    read = os.pread(number, most + MARGIN, start).decode(errors="replace")
+    if start:
+        cut = _LINE_END.search(read)
+        key = read.find("-----BEGIN ", 0, cut.end()) if cut else -1  # which goes on over the next lines
+        read = read[key:] if key >= 0 else read[cut.end() :] if cut else read[MARGIN:]
+    return text(read)[-most:]
+
+
 def plain(value: Any) -> Any:
     """The same for every text in mappings and lists, and for a text whose key says that it is secret."""
     return _plain(value, _secret_values())
@@ -60,10 +78,11 @@ def plain(value: Any) -> Any:
 
 def row(trial: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a trial, the same done to those of free text."""
+    values = _secret_values()
     told = {name: trial[name] for name in FREE_TEXT if name in trial}
     if isinstance(options := told.get("options"), str):
-        told["options"] = _options(options, _secret_values())
-    return {**trial, **plain(told)}
+        told["options"] = _options(options, values)
+    return {**trial, **_plain(told, values)}
 
 
 def source(given: str, content: Any) -> str:

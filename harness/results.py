@@ -10,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness import analyse
+from harness import analyse, premises
 from harness.config import Experiment
 from harness.record import RunFolder
+from harness.schema import FINDINGS
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,13 @@ class Results:
 
     @cached_property
     def findings(self) -> pd.DataFrame:
-        return analyse.findings(self.lines, self.trials)
+        """The doctor's: of the cells that were examined, of the plan, and of the nodes; none where it was not asked."""
+        found = analyse.findings(self.lines, self.trials)
+        asked = self.experiment.preflight and not self.lines
+        if not (asked or any(line["purpose"] == "doctor" for line in self.lines)):
+            return found
+        rest = premises.findings(self.folder.plan(), self.environment)
+        return FINDINGS.typed(pd.concat([found, rest], ignore_index=True)) if len(rest) else found
 
     @cached_property
     def noise(self) -> pd.DataFrame:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import redact
+
 PRINTED_BYTES = 20_000
 RAYS_OWN = (":job_id:", ":actor_name:", ":task_name:")
 """How the lines begin that Ray writes into its workers' files for itself."""
@@ -30,7 +32,7 @@ def of_this_process() -> Traces:
 
 
 def what_it_printed(traces: Traces) -> str:
-    """The end of each of its files."""
+    """The end of each of its files, without what is secret here."""
     return "\n".join(text for file in traces.printed if (text := _tail(Path(file))))
 
 
@@ -88,8 +90,7 @@ def _outputs(descriptors: Path) -> tuple[str, ...]:
 def _tail(file: Path) -> str:
     try:
         with file.open("rb") as opened:
-            opened.seek(max(0, file.stat().st_size - PRINTED_BYTES))
-            lines = opened.read().decode(errors="replace").splitlines()
+            lines = redact.end_of(opened, PRINTED_BYTES).splitlines()
     except OSError:
         return ""
     return "\n".join(line for line in lines if not line.startswith(RAYS_OWN)).strip()

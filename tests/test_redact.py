@@ -164,3 +164,23 @@ def test_options_are_redacted_value_by_value() -> None:
 
 def test_half_a_surrogate_pair_can_be_written() -> None:
     assert redact.text("cannot open \udcff.txt").encode() == b"cannot open \\udcff.txt"
+
+
+@pytest.mark.parametrize("said", ["said ", "said\n", "\u2588\r"])
+@pytest.mark.parametrize("shown", [70, 90])
+@pytest.mark.parametrize(
+    ("before", "secret"),
+    [("", "ghp_" + "a1B2" * 9), ("password=", "hunter2" * 5), ("", KEY.replace("abc", "Zm9vYmFy\n" * 200))],
+)
+def test_the_end_of_a_file_begins_with_no_rest_of_a_secret(
+    tmp_path: Path, before: str, secret: str, shown: int, said: str
+) -> None:
+    (tmp_path / "printed").write_text(said * 9000 + before + secret + "\n" + "." * (shown - 1))
+    with (tmp_path / "printed").open("rb") as file:
+        end = redact.end_of(file, 100)
+    assert len(end) <= 100 and end.endswith("." * (shown - 1))
+    assert not [at for at in range(len(secret) - 8) if secret[at : at + 8] in end]
+    with (tmp_path / "printed").open("wb+") as file:
+        file.write(b"all of it")
+        file.flush()
+        assert redact.end_of(file, 100) == "all of it"

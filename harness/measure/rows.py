@@ -1,13 +1,16 @@
-"""What was measured, as rows and columns of plain values."""
+"""What was measured, as rows and columns of plain values; steps, of which there are many, as arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from harness.measure.stepper import Stretch
 
-Columns = dict[str, list[Any]]
+StepColumns = dict[str, npt.NDArray[Any]]
 STEPPED = ("warmup", "timed")
 """The windows whose single steps are recorded."""
 
@@ -29,31 +32,34 @@ def window_rows(rank: int, stretches: Sequence[Stretch]) -> list[dict[str, Any]]
     ]
 
 
-def step_columns(rank: int, stretches: Sequence[Stretch]) -> Columns:
+def step_columns(rank: int, stretches: Sequence[Stretch]) -> StepColumns:
     """One row a step of one rank, in columns; ``loss`` is the mean over the rank's own batch."""
-    columns: Columns = {name: [] for name in ("rank", "window", "step", "warmup", "step_s", "wait_s", "loss")}
-    for index, stretch in enumerate(stretches):
-        if stretch.kind not in STEPPED:
-            continue
-        window = stretch.window
-        count = window.steps
-        columns["rank"] += [rank] * count
-        columns["window"] += [index] * count
-        columns["step"] += range(count)
-        columns["warmup"] += [stretch.kind == "warmup"] * count
-        columns["step_s"] += window.step_s
-        columns["wait_s"] += window.wait_s
-        pairs = zip(window.losses, window.weights, strict=True)
-        columns["loss"] += [float(loss) / max(float(weight), 1.0) for loss, weight in pairs]
-    return columns
+    return joined(
+        [_of_window(rank, index, stretch) for index, stretch in enumerate(stretches) if stretch.kind in STEPPED]
+    )
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
+def _of_window(rank: int, index: int, stretch: Stretch) -> StepColumns:
+    window = stretch.window
+    losses = np.array([float(loss) for loss in window.losses])
+    weights = np.array([float(weight) for weight in window.weights])
+    return {
+        "rank": np.full(window.steps, rank),
+        "window": np.full(window.steps, index),
+        "step": np.arange(window.steps),
+        "warmup": np.full(window.steps, stretch.kind == "warmup"),
+        "step_s": np.array(window.step_s, dtype=float),
+        "wait_s": np.array(window.wait_s, dtype=float),
+        "loss": losses / np.maximum(weights, 1.0),
+    }
+
+
+def joined(parts: Sequence[StepColumns]) -> StepColumns:
     """The rows of every part under each other."""
-    return {name: [value for part in parts for value in part[name]] for name in parts[0]} if parts else {}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> Columns:
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Rows as columns; None where a row lacks a value."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
