@@ -42,8 +42,15 @@ class Training:
         self._clip = make_clip(cell.training)
         self.unit = workload.unit
         self._cell, self._workload, self._ranks = cell, workload, ranks
+        self._micro_batches, self._counts_samples = cell.micro_batches, workload.unit == "samples"
+        self._precision = _autocast(cell.precision, ranks.devices[0].type)
         self._alone = False
         torch.manual_seed(seed * 1_000_003 + ranks.rank)  # dropout: each rank its own stream
+
+    def set_first_rate(self) -> None:
+        """The rate of a training's first steps, where it warms up: at the scaled rate it may diverge at once."""
+        if self._cell.training.get("warmup_epochs") and self._cell.lr_factor > 1:
+            scale_rate(self.optimizer, 1 / self._cell.lr_factor)
 
     def step(self, batch: Any, share: Share, mark: Callable[[int], None] = _no_mark) -> tuple[Tensor, Tensor]:
         """One optimizer step; the sum of this rank's losses and its weight, detached and unread.
@@ -56,7 +63,7 @@ class Training:
         """
         self.optimizer.zero_grad(set_to_none=True)
         mark(3)
-        if self._cell.micro_batches == 1:
+        if self._micro_batches == 1:
             loss, weight = self._backward(batch, share, mark)
         else:
             loss, weight = self._accumulate(batch, share, mark)
@@ -69,8 +76,11 @@ class Training:
 
     def _backward(self, batch: Any, share: Share, mark: Callable[[int], None]) -> tuple[Tensor, Tensor]:
         """Adds the gradient of one batch to that of the step."""
-        with self.autocast():
+        if self._precision is None:
             loss, weight = self._workload.loss(self.model, batch)
+        else:
+            with self._precision:
+                loss, weight = self._workload.loss(self.model, batch)
         if share.samples == 0:
             loss, weight = loss * 0.0, weight * 0
         scale = self._ranks.world_size / self._global_weight(weight, share)
@@ -108,7 +118,7 @@ class Training:
 
     def evaluate(self, batch: Any, share: Share) -> dict[str, tuple[float, float]]:
         """This rank's sums and weights of the loss and of each metric on one batch; nothing is learnt."""
-        with torch.no_grad(), self.autocast():
+        with torch.no_grad(), self._precision or nullcontext():
             totals: dict[str, tuple[Any, Any]] = {"loss": self._workload.loss(self.model, batch)}
             metrics: Callable[..., Mapping[str, tuple[Any, Any]]] | None
             if metrics := getattr(self._workload, "metrics", None):
@@ -145,12 +155,6 @@ class Training:
         # a copy: the optimizer keeps the tensors that it is given, and steps in them
         self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """bfloat16 where the cell asks for it; weights and gradient reduction stay in float32."""
-        if self._cell.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(self._ranks.devices[0].type, dtype=torch.bfloat16)
-
     def finite(self, losses: list[Tensor]) -> bool:
         """Whether these losses and every parameter on this rank are finite numbers."""
         values = [loss.float() for loss in losses] + [_local(p).detach().sum() for p in self.model.parameters()]
@@ -158,9 +162,9 @@ class Training:
 
     def _global_weight(self, weight: Tensor, share: Share) -> Tensor | float:
         """The weight of the global batch: known beforehand for samples, summed over the ranks for tokens."""
-        if self._workload.unit == "samples":
-            return float(share.global_samples)
-        if self._cell.micro_batches > 1:
+        if self._counts_samples:
+            return share.global_samples
+        if self._micro_batches > 1:
             return 1.0  # the other micro-batches' is not known yet: the gradient is divided when it is
         return self._over_ranks(weight)
 
@@ -179,6 +183,14 @@ def set_precision(precision: str) -> None:
     """TF32 off everywhere, or on everywhere; autocast is set at each step."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def _autocast(precision: str, device: str) -> torch.autocast | None:
+    """What each forward pass is in: bfloat16 where it is asked for; weights and gradient reduction stay in float32.
+
+    The object is entered again and again, never inside itself.
+    """
+    return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else None
 
 
 def _on_host(leaf: Any) -> Any:

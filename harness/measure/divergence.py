@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 KEPT = 5
 """Finite losses that are told."""
@@ -22,13 +25,16 @@ class Divergence:
     """The last finite losses, the latest at the end."""
 
 
-def first_in(losses: Sequence[float], rank: int, steps_before: int = 0) -> Divergence | None:
+def first_in(losses: npt.ArrayLike, rank: int, steps_before: int = 0) -> Divergence | None:
     """The first of one rank's losses that is not finite; None where all are."""
-    for place, loss in enumerate(losses):
-        if not math.isfinite(loss):
-            before = tuple(losses[max(0, place - KEPT) : place])
-            return Divergence(rank, steps_before + place + 1, loss, before)
-    return None
+    seen = np.asarray(losses, dtype=float)
+    bad = np.flatnonzero(~np.isfinite(seen))
+    if not bad.size:
+        return None
+    place = int(bad[0])
+    return Divergence(
+        rank, steps_before + place + 1, float(seen[place]), tuple(seen[max(0, place - KEPT) : place].tolist())
+    )
 
 
 def earliest(found: Iterable[Divergence | None]) -> Divergence | None:

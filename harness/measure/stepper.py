@@ -13,7 +13,6 @@ from harness.errors import SkipTrial, WorkloadError
 from harness.loader import Share, batches, copier, endless_shares, resident_batch
 from harness.measure.marks import marks_for
 from harness.measure.window import Window, measure_window, synchronize
-from harness.optimizers import scale_rate
 from harness.ranks import Ranks
 from harness.training import Training
 
@@ -46,9 +45,7 @@ class Stepper:
     ) -> None:
         self.training, self.ranks, self._advance = training, ranks, advance
         self.micro_batches = cell.micro_batches
-        if cell.training.get("warmup_epochs") and cell.lr_factor > 1:
-            # as a training begins: at the scaled rate it may diverge at once
-            scale_rate(training.optimizer, 1 / cell.lr_factor)
+        training.set_first_rate()
         self.share = _full_share(dataset, cell, ranks)
         shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)  # type: ignore[arg-type]
         device = ranks.devices[0]

@@ -41,8 +41,7 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     ranks = stepper.ranks
     rounds, steady = _warm_up(stepper, settings)
     pace_s = _pace(rounds[-1].window.step_s)
-    cost_s = marks.cost_s(ranks.devices[0]) * stepper.micro_batches
-    detailed = cost_s <= marks.DEAR * pace_s and ranks.devices[0].type != "cuda"
+    detailed = marks.phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
     watch = Watch(stepper, shared)
     timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import platform
 import resource
 import subprocess
@@ -23,17 +22,19 @@ from rich.console import Console
 from rich.table import Table
 
 RANKS, STEPS, BLOCKS = 8, 100, 5
+PLANNED_BLOCKS = 3
+"""Of the plan of so many cells as there are trials."""
 SIZES = (1000, 3000, 10_000)
 
 
-def experiment_of(trials: int) -> dict[str, Any]:
-    """A grid with so many runnable cells and BLOCKS blocks, on an assumed cluster of 8-GPU nodes."""
-    batches = list(range(1, trials // BLOCKS // 4 + 1))
+def experiment_of(cells: int, blocks: int) -> dict[str, Any]:
+    """A grid of so many cells that can run, on an assumed cluster of 8-GPU nodes, in so many blocks."""
+    batches = list(range(1, cells // 4 + 1))
     return {
         "name": "growth",
         "grid": {"strategy": "ddp", "devices": [1, 2, 4], "per_device_batch_size": batches},
         "cells": [{"strategy": "single", "devices": 1, "per_device_batch_size": batches}],
-        "throughput": {"blocks": BLOCKS, "twin": False, "explain": False},
+        "throughput": {"blocks": blocks, "twin": False, "explain": False},
         "equivalence": False,
         "preflight": False,
     }
@@ -41,6 +42,7 @@ def experiment_of(trials: int) -> dict[str, Any]:
 
 def measure(trials: int, folder: Path) -> dict[str, float]:
     """Seconds of each stage at a size, and the peak of memory in GiB."""
+    from harness import files
     from harness.config import parse
     from harness.inventory import Inventory
     from harness.plan import make_plan
@@ -56,20 +58,20 @@ def measure(trials: int, folder: Path) -> dict[str, float]:
         seconds[stage] = time.perf_counter() - start
         return result
 
-    many = {**experiment_of(trials * BLOCKS)}
+    many = experiment_of(trials, PLANNED_BLOCKS)
     timed("plan", lambda: make_plan(parse(many, source="growth"), Inventory.assume(1, 8)))
-    experiment = parse(experiment_of(trials), source="growth")
+    experiment = parse(experiment_of(trials // BLOCKS, BLOCKS), source="growth")
     plan = make_plan(experiment, Inventory.assume(1, 8))
     run = RunFolder.create(folder, experiment, plan, "name: growth\n")
     waited = [0.0]
-    os.fsync = _timed_fsync(os.fsync, waited)  # how much of recording is the disk's own
+    files.to_disk = _timed_sync(files.to_disk, waited)  # how much of recording is the disk's own
     rest = iter(plan.trials)
     halves = [[next(rest) for _ in range(len(plan.trials) // 2)], list(rest)]
     told = told_by_a_worker_group()  # made before the clock runs: making it is no part of recording
     for name, half in zip(("record first half", "record second half"), halves, strict=True):
         timed(name, lambda half=half: [record(run, trial, told) for trial in half])  # type: ignore[misc]
     seconds["record"] = seconds["record first half"] + seconds["record second half"]
-    seconds["fsync"] = waited[0]
+    seconds["to disk"] = waited[0]
     results = load(run.path)
     timed("read", lambda: (results.lines, results.steps, results.epochs, results.checks))
     timed("analyse", lambda: [getattr(results, name) for name in ("trials", "cells", "scaling", "waterfall", "ledger")])
@@ -78,10 +80,10 @@ def measure(trials: int, folder: Path) -> dict[str, float]:
     return {**seconds, "peak_gib": peak, "trials": float(len(plan.trials)), "cells": float(trials)}
 
 
-def _timed_fsync(fsync: Callable[[Any], None], waited: list[float]) -> Callable[[Any], None]:
-    def timed(file: Any) -> None:
+def _timed_sync(to_disk: Callable[[int], None], waited: list[float]) -> Callable[[int], None]:
+    def timed(number: int) -> None:
         start = time.perf_counter()
-        fsync(file)
+        to_disk(number)
         waited[0] += time.perf_counter() - start
 
     return timed
@@ -89,18 +91,21 @@ def _timed_fsync(fsync: Callable[[Any], None], waited: list[float]) -> Callable[
 
 def told_by_a_worker_group() -> Any:
     """The result of a trial, but for its id: steps, windows and ranks as a worker group would tell them."""
+    import numpy as np
+
     from harness.messages import TrialResult
 
     ranks = RANKS
     count = ranks * STEPS
+    noise = np.random.default_rng(0)  # numbers that no compression makes small
     steps = {
-        "rank": [rank for rank in range(ranks) for _ in range(STEPS)],
-        "window": [1] * count,
-        "step": list(range(STEPS)) * ranks,
-        "warmup": [False] * count,
-        "step_s": [0.01 + 0.0001 * (i % 7) for i in range(count)],
-        "wait_s": [0.001] * count,
-        "loss": [1.0] * count,
+        "rank": np.repeat(np.arange(ranks), STEPS),
+        "window": np.ones(count, dtype=int),
+        "step": np.tile(np.arange(STEPS), ranks),
+        "warmup": np.zeros(count, dtype=bool),
+        "step_s": 0.01 * noise.lognormal(sigma=0.05, size=count),
+        "wait_s": 0.001 * noise.lognormal(sigma=0.05, size=count),
+        "loss": noise.lognormal(size=count),
     }
     windows = tuple(
         {"rank": rank, "window": 1, "window_kind": "timed", "duration_s": 1.0, "steps": STEPS, "weight": 3200.0}
@@ -143,7 +148,7 @@ def main() -> None:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         rows.append(json.loads(done.stdout))
     table = Table(title=f"Seconds by size: trials of {STEPS} steps on {RANKS} ranks; {platform.processor() or 'CPU'}")
-    columns = ("plan", "record first half", "record second half", "record", "fsync", "read", "analyse", "report")
+    columns = ("plan", "record first half", "record second half", "record", "to disk", "read", "analyse", "report")
     for title in ("trials (cells planned)", *columns, "peak GiB"):
         table.add_column(title, justify="right")
     for row in rows:

@@ -57,6 +57,7 @@ def experiment_of(batches: list[int]) -> Experiment:
             "explain": False,
         },
         "equivalence": False,
+        "preflight": False,
     }
     return parse(content, source="run_time")
 

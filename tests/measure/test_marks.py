@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 
-from harness.measure.marks import DEVICE, HOST, POINTS, HostMarks, cost_s, marks_for
+from harness.measure.marks import DEAR, DEVICE, HOST, POINTS, HostMarks, cost_s, marks_for, phases_are_cheap
 
 
 def ticking(*, detailed: bool, steps: int = 2) -> HostMarks:
@@ -43,6 +43,16 @@ def test_marking_costs_little_and_is_measured_once() -> None:
     cpu = torch.device("cpu")
     assert 0 < cost_s(cpu) == cost_s(cpu) < 1e-3
     assert isinstance(marks_for((cpu,), 3), HostMarks)
+
+
+def test_phases_are_marked_where_that_is_next_to_nothing_of_a_step() -> None:
+    cpu = torch.device("cpu")
+    longest = cost_s(cpu) / DEAR
+    assert phases_are_cheap(cpu, 1, 1.01 * longest) and not phases_are_cheap(cpu, 1, 0.99 * longest)
+    assert phases_are_cheap(cpu, 4, 4.01 * longest) and not phases_are_cheap(
+        cpu, 4, 1.01 * longest
+    )  # each micro-batch is marked
+    assert not phases_are_cheap(torch.device("cuda"), 1, 3600.0)  # events are read after the window
 
 
 def test_with_accumulation_a_phase_is_the_sum_over_micro_batches() -> None:
