@@ -6,29 +6,26 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import harness
 from harness.code_files import python_files
 from harness.errors import ClusterError
-from harness.guard import guarded
+from harness.guard import end_holders, guarded
 from harness.inventory import Inventory, Node
 from harness.mailbox import Mailbox
 from harness.node import NodeAgent, describe_node
+from harness.ray_session import as_ray_reads, session
+from harness.reach import check_reachable
 from harness.scratch import Scratch
 
-CONNECT_TIMEOUT_S, KNOCK_TIMEOUT_S = 25, 5
-TRIES = "5"
-"""How often a process that asks whether a cluster answers asks it, a second between."""
+ANSWER_TIMEOUT_S = 120
+"""How long a node's agent has to come up and say what its machine is."""
 LOCAL_ADDRESS = "127.0.0.1"
 LONGEST_PARENT = 16
 """Of Ray's folder: a socket's name has 107 characters, of which 25 go to our folder and 66 to Ray's names in it."""
@@ -56,17 +53,37 @@ class Cluster:
 
     inventory: Inventory
     mailbox: Any
-    agents: Mapping[str, Any]
+    agents: dict[str, Any]
     embedded: bool
 
-    def missing_paths(self, paths: Iterable[str]) -> dict[str, list[str]]:
-        """Which of these paths each node lacks, by host."""
+    def replace_agents(self, node_ids: Iterable[str]) -> list[str]:
+        """Puts new agents on those of these nodes that live, and gives them: a process dies without its node."""
         import ray
 
-        wanted, nodes = list(paths), self.inventory.nodes
-        answers = ray.get([self.agents[node.node_id].missing.remote(wanted) for node in nodes], timeout=60)
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        replaced = [node_id for node_id in node_ids if node_id in alive]
+        self.agents.update({node_id: _actor(NodeAgent, node_id) for node_id in replaced})
+        return replaced
+
+    def missing_paths(self, paths: Iterable[str]) -> dict[str, list[str]]:
+        """Which of these paths each node lacks, by host; raises ClusterError where one does not answer."""
+        return self._of_every_node("missing", list(paths))
+
+    def failing_imports(self, modules: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Which of these modules cannot be imported on each node, by host, and why; raises ClusterError likewise."""
+        return self._of_every_node("failing_imports", list(modules))
+
+    def _of_every_node(self, question: str, about: list[str]) -> dict[str, Any]:
+        """By host, what is an answer and not empty."""
+        nodes = self.inventory.nodes
         named = [f"{node.host} ({node.address})" for node in nodes]
-        return {name: missing for name, missing in zip(named, answers, strict=True) if missing}
+        answers = _answers(
+            {
+                name: getattr(self.agents[node.node_id], question).remote(about)
+                for name, node in zip(named, nodes, strict=True)
+            }
+        )
+        return {name: answer for name, answer in answers.items() if answer}
 
 
 def local_inventory() -> Inventory:
@@ -90,10 +107,11 @@ def embedded(inventory: Inventory) -> Iterator[Cluster]:
     node = inventory.nodes[0]
     ours = {"address": "local", "include_dashboard": False, "num_cpus": node.cores, "num_gpus": node.gpus}
     with (
-        _as_ray_reads(_QUIET, closed),
+        as_ray_reads(_QUIET, closed),
         Scratch(_sessions()) as folder,
+        _alone_afterwards(folder),
         guarded(folder),
-        _session(**ours, _temp_dir=str(folder)),
+        session(**ours, _temp_dir=str(folder)),
     ):
         cluster = _connected(inventory, is_embedded=True)
         address = cluster.inventory.nodes[0].address
@@ -103,30 +121,6 @@ def embedded(inventory: Inventory) -> Iterator[Cluster]:
                 f"{LOCAL_ADDRESS} alone: nothing was run. Start a cluster yourself and give its --address"
             )
         yield cluster
-
-
-@contextlib.contextmanager
-def _as_ray_reads(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """The variables inside, and Ray with them.
-
-    Ray reads how open it is when it is imported, and a token once; either may have been for another cluster.
-    """
-    try:
-        with _variables(defaults, fixed):
-            _read_again()
-            yield
-    finally:
-        _read_again()
-
-
-def _read_again() -> None:
-    from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
-    on_linux = sys.platform.startswith("linux")  # elsewhere Ray keeps to the loopback interface of itself
-    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, on_linux)
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _sessions() -> Path:
@@ -141,32 +135,16 @@ def connected(address: str, import_path: Path | None) -> Iterator[Cluster]:
 
     Ships this package, and the folder of a user's own workload, to its workers.
     """
-    with _as_ray_reads(_QUIET), Scratch() as code:
-        _check_reachable(address)
+    with as_ray_reads(_QUIET), Scratch() as code:
+        check_reachable(address)
         copy_code(Path(harness.__file__).parent, code / "harness")
         if import_path:
             copy_code(import_path, code)
-        with _session(address=address, runtime_env={"working_dir": str(code)}):
+        with session(address=address, runtime_env={"working_dir": str(code)}):
             cluster = _connected(None, is_embedded=False)
             for agent in cluster.agents.values():
                 agent.sweep.remote()  # nobody waits for it
             yield cluster
-
-
-@contextlib.contextmanager
-def _variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Sets what the environment does not set itself, and what is fixed in any case; takes it back afterwards."""
-    wanted = {**{name: value for name, value in defaults.items() if name not in os.environ}, **fixed}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def copy_code(folder: Path, target: Path) -> None:
@@ -178,51 +156,63 @@ def copy_code(folder: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _session(**arguments: Any) -> Iterator[None]:
-    import ray
-
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=True, **arguments)
-    except Exception as error:  # where it does not come up in time, Ray raises no narrower one
-        raise ClusterError(f"Ray did not start: {type(error).__name__}: {error}") from error
-    except SystemExit:  # what Ray makes of a SIGTERM until ours is back
-        raise KeyboardInterrupt from None
-    finally:
-        for number, handler in handlers.items():
-            with contextlib.suppress(ValueError, TypeError):  # not in the main thread, or not set from Python
-                signal.signal(number, handler)
+def _alone_afterwards(folder: Path) -> Iterator[None]:
+    """Ends what a raylet that was killed leaves behind: its agents look for it only now and then."""
     try:
         yield
     finally:
-        ray.shutdown()
+        end_holders(folder)
 
 
 def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     alive = [node for node in ray.nodes() if node["Alive"]]
     here = ray.get_runtime_context().get_node_id()
-    agent_class: Any = ray.remote(num_cpus=0)(NodeAgent)
-    mailbox_class: Any = ray.remote(num_cpus=0)(Mailbox)
-
-    def on(node_id: str) -> Any:
-        return NodeAffinitySchedulingStrategy(node_id, soft=False)
-
-    agents = {node["NodeID"]: agent_class.options(scheduling_strategy=on(node["NodeID"])).remote() for node in alive}
-    mailbox = mailbox_class.options(scheduling_strategy=on(here)).remote()
+    agents = {node["NodeID"]: _actor(NodeAgent, node["NodeID"]) for node in alive}
+    mailbox = _actor(Mailbox, here)
     if inventory is None:
-        described = ray.get(
-            [agents[node["NodeID"]].describe.remote(node["NodeID"], node["NodeManagerAddress"]) for node in alive],
-            timeout=120,
+        described = _answers(
+            {
+                f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})": agents[node["NodeID"]].describe.remote(
+                    node["NodeID"], node["NodeManagerAddress"]
+                )
+                for node in alive
+            }
         )
-        shares = [_ray_share(node, raw["Resources"]) for node, raw in zip(described, alive, strict=True)]
+        shares = [_ray_share(node, raw["Resources"]) for node, raw in zip(described.values(), alive, strict=True)]
         inventory = Inventory(tuple(node for node in shares if node.cores or node.gpus), attached=True)
     else:
         only = inventory.nodes[0]
         inventory = Inventory((Node(**{**vars(only), "node_id": here, "address": alive[0]["NodeManagerAddress"]}),))
     return Cluster(inventory, mailbox, agents, is_embedded)
+
+
+def _actor(kind: type, node_id: str) -> Any:
+    """An actor on this node and no other, which reserves nothing."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    actor_class: Any = ray.remote(num_cpus=0)(kind)
+    return actor_class.options(scheduling_strategy=there).remote()
+
+
+def _answers(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What each node's agent answers; raises ClusterError that names a node which does not, and why."""
+    import ray
+
+    until, answers = time.monotonic() + ANSWER_TIMEOUT_S, {}
+    for name, reference in asked.items():
+        try:
+            answers[name] = ray.get(reference, timeout=max(1.0, until - time.monotonic()))
+        except ray.exceptions.RayError as error:
+            last = (str(error).strip().splitlines() or [""])[-1].strip()  # of a traceback, what was raised
+            raise ClusterError(
+                f"{name}: the node does not answer ({type(error).__name__}: {last[:300]}): it needs the packages that "
+                "this machine has; see 'ray status'. Nothing was run"
+            ) from error
+    return answers
 
 
 def _ray_share(node: Node, resources: Mapping[str, float]) -> Node:
@@ -234,43 +224,4 @@ def _ray_share(node: Node, resources: Mapping[str, float]) -> Node:
             "gpus": int(resources.get("GPU", 0)),
             "gpu_model": node.gpu_model if resources.get("GPU") else None,
         }
-    )
-
-
-def _check_reachable(address: str) -> None:
-    """Asks in a process of its own, which can be stopped: Ray itself may wait for minutes or end the process."""
-    if address.startswith("ray://"):
-        raise ClusterError(f"--address {address}: Ray Client is not supported; give the head's HOST:PORT (GCS)")
-    _knock(address)
-    script = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", script, address],
-            env={"RAY_NUM_REDIS_GET_RETRIES": TRIES, **os.environ},
-            capture_output=True,
-            text=True,
-            timeout=CONNECT_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ClusterError(_nobody(address, f"no answer within {CONNECT_TIMEOUT_S} s")) from None
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        raise ClusterError(_nobody(address, lines[-1][:300] if lines else f"exit code {done.returncode}"))
-
-
-def _knock(address: str) -> None:
-    """Whether something listens at HOST:PORT; Ray would try for half a minute. Other forms are for Ray to read."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isascii() and port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_TIMEOUT_S).close()
-        except (OSError, OverflowError, UnicodeError) as error:
-            raise ClusterError(_nobody(address, str(error))) from None
-
-
-def _nobody(address: str, reason: str) -> str:
-    return (
-        f"--address {address}: no Ray cluster answers there ({reason}). Start one with 'ray start --head', "
-        "give its HOST:PORT and its RAY_AUTH_TOKEN, or leave --address out to use this machine"
     )

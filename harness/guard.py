@@ -15,20 +15,26 @@ from pathlib import Path
 
 import psutil
 
+from harness.interrupts import deaf_children
+
 DONE = b"."
 """What the driver says when it has ended everything itself."""
 PAUSE_S, CLEAN, MOST_S = 0.5, 3, 8.0
 """Between two looks; how many in a row must find nobody; the longest it looks."""
+GONE_S, SOON_S = 2.0, 0.02
+"""How long those that were killed are waited for, and between two looks."""
 
 
 @contextmanager
 def guarded(folder: Path) -> Iterator[None]:
     """Should this process die inside, every process that holds a file below the folder is killed."""
     command = [sys.executable, "-m", "harness.guard", str(folder)]
-    # of a session of its own: what is sent to the driver and all its children is not for it
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, start_new_session=True, cwd=Path(__file__).parents[1]
-    ) as guard:
+    # of a session of its own, and deaf: what is sent to the driver and all its children is not for it
+    with deaf_children():
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, start_new_session=True, cwd=Path(__file__).parents[1]
+        )
+    with process as guard:
         assert guard.stdin
         try:
             yield
@@ -44,12 +50,23 @@ def watch(folder: Path) -> None:
         return
     until, clean = time.monotonic() + MOST_S, 0
     while clean < CLEAN and time.monotonic() < until:
-        found = list(holders(folder))
-        for process in found:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        clean = 0 if found else clean + 1
+        clean = 0 if _kill_holders(folder) else clean + 1
         time.sleep(PAUSE_S)
+
+
+def end_holders(folder: Path) -> None:
+    """Kills every process that holds a file below the folder, and waits until they are gone."""
+    until = time.monotonic() + GONE_S
+    while _kill_holders(folder) and time.monotonic() < until:
+        time.sleep(SOON_S)
+
+
+def _kill_holders(folder: Path) -> int:
+    found = list(holders(folder))
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return len(found)
 
 
 def holders(folder: Path) -> Iterator[psutil.Process]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -103,6 +104,22 @@ def held() -> Iterator[None]:
         if _state.waiting and not _state.held:
             _state.waiting = False
             raise KeyboardInterrupt
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes that are started inside do not hear SIGTERM, as Ray sees to for SIGINT. On Linux.
+
+    A batch system sends it to every process of a job; these are needed until the driver has ended in order.
+    """
+    if not sys.platform.startswith("linux"):  # Ray's reaper there ends what is left by SIGTERM
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

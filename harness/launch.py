@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from harness.config import Experiment
+from harness.job import Job
 from harness.messages import Message, TrialStarted
 from harness.ranks import Ranks
 from harness.trial import WorkerGroup
-from harness.worker import Job, TrialFailed, run_group
+from harness.worker import TrialFailed, run_group
 
 
 class Launcher(Protocol):

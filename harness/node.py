@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from harness.inventory import Node
 from harness.measure.progress import read_counter
 from harness.traces import Traces, killed_for_memory, what_it_printed
 
+IMPORT_S = 50.0
+"""How long a module may take to be imported; two of them fit into what an agent may take to answer."""
 STACK_WAIT_S = 1.0
 """How long the processes have to write down where they stand before they are killed; their loaders half of it."""
 
@@ -89,6 +92,22 @@ class NodeAgent:
         """Those of these paths that this node does not have."""
         return [path for path in paths if not os.path.exists(path)]
 
+    def failing_imports(self, modules: Sequence[str]) -> dict[str, str]:
+        """Those of these modules that cannot be imported here, with the last line of why; in a process of its own."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        failing = {}
+        for module in modules:
+            command = [sys.executable, "-c", "import importlib, sys; importlib.import_module(sys.argv[1])", module]
+            try:
+                done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=IMPORT_S)
+            except subprocess.TimeoutExpired:
+                failing[module] = f"it takes more than {IMPORT_S:.0f} s"
+                continue
+            if done.returncode:
+                lines = redact.text(done.stderr.decode(errors="replace")).strip().splitlines()
+                failing[module] = lines[-1][:300] if lines else f"exit code {done.returncode}"
+        return failing
+
     def progress(self, counters: Sequence[str]) -> list[int | None]:
         """How many steps the processes behind these counters have taken."""
         return [read_counter(Path(counter)) for counter in counters]
@@ -108,7 +127,7 @@ class NodeAgent:
 
     def printed(self, processes: Sequence[Traces]) -> list[str]:
         """The end of what each of these processes printed, without what is secret here."""
-        return [redact.text(what_it_printed(traces)) for traces in processes]
+        return [what_it_printed(traces) for traces in processes]
 
     def killed_for_memory(self, processes: Sequence[Traces]) -> list[bool]:
         """Whether the kernel killed for memory beside each of these processes while it ran."""

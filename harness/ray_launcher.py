@@ -12,7 +12,6 @@ from typing import Any
 
 import ray
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
 
 from harness.cluster import Cluster
 from harness.config import Experiment
@@ -27,14 +26,16 @@ from harness.failures import (
     primary,
 )
 from harness.inventory import Machine, Node
+from harness.job import Job
 from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
+from harness.ray_backend import RankConfig
+from harness.ray_trainer import LeanTrainer
 from harness.ray_watch import Fit, ask_agents, free_devices, patience
-from harness.ray_worker import InterfaceTorchConfig, train
+from harness.ray_worker import train
 from harness.scratch import Scratch
 from harness.trial import WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
-from harness.worker import Job
 
 TAKE_S = 1.0
 """How long one look into the mailbox waits; a message ends the wait."""
@@ -123,6 +124,7 @@ class RayLauncher:
                 watch.end()
                 fit.join(GIVEN_UP_S)
             elif fit.error:
+                watch.saw_failure()
                 watch.end()  # what the ranks started and left behind
                 free_devices()
             watch.clear()
@@ -131,12 +133,12 @@ class RayLauncher:
         messages: list[Any] = _answer(self.cluster.mailbox.take.remote(wait_s))
         return messages
 
-    def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
+    def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> LeanTrainer:
         job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path)
-        return TorchTrainer(
+        return LeanTrainer(
             train,
             train_loop_config={"job": job, "mailbox": self.cluster.mailbox, "launch": number},
-            torch_config=InterfaceTorchConfig(
+            torch_config=RankConfig(
                 backend=group.backend,
                 timeout_s=self.experiment.limits.collective_s,
                 mailbox=self.cluster.mailbox,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -49,24 +50,59 @@ def patience() -> float:
 
 
 def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:
-    """One answer a (node id, what), in order, from one question a node; None where a node does not answer."""
-    answers: list[Any] = [None] * len(things)
+    """One answer a (node id, what), in order, from one question a node; None where a node does not answer.
+
+    An agent that has died on a node that lives is replaced, and the new one asked; where that does not answer
+    either, the node counts as lost from then on, and nobody waits for it again.
+    """
     by_node: dict[str, list[int]] = {}
     for place, (node_id, _) in enumerate(things):
         by_node.setdefault(node_id, []).append(place)
-    asked = {
-        node: getattr(cluster.agents[node], question).remote([things[place][1] for place in places])
-        for node, places in by_node.items()
-        if node in cluster.agents
-    }
-    for node, reference in asked.items():
-        try:
-            given = ray.get(reference, timeout=patience())
-        except ray.exceptions.RayError:
-            continue
-        for place, answer in zip(by_node[node], given or [], strict=False):
+    asked = {node: [things[place][1] for place in places] for node, places in by_node.items()}
+    given, dead = _answers(cluster, question, asked)
+    if dead and not interrupted():  # else Ray itself may have been told to end
+        replaced = _within(patience(), lambda: cluster.replace_agents(dead)) or []
+        again, _ = _answers(cluster, question, {node: asked[node] for node in replaced})
+        for node in set(dead) - set(again):
+            cluster.agents.pop(node, None)
+        given |= again
+    answers: list[Any] = [None] * len(things)
+    for node, told in given.items():
+        for place, answer in zip(by_node[node], told or [], strict=False):
             answers[place] = answer
     return answers
+
+
+def _answers(cluster: Cluster, question: str, asked: Mapping[str, list[Any]]) -> tuple[dict[str, Any], list[str]]:
+    """What the agents of these nodes answer, and the nodes whose agent is dead."""
+    given, dead = {}, []
+    references = {
+        node: getattr(cluster.agents[node], question).remote(about)
+        for node, about in asked.items()
+        if node in cluster.agents
+    }
+    for node, reference in references.items():
+        try:
+            given[node] = ray.get(reference, timeout=patience())
+        except ray.exceptions.ActorDiedError:
+            dead.append(node)
+        except ray.exceptions.RayError:
+            continue
+    return given, dead
+
+
+def _within(seconds: float, work: Callable[[], list[str]]) -> list[str] | None:
+    """What the work gives; None where it fails or takes longer, as Ray's own questions do once its head is gone."""
+    given: list[list[str]] = []
+
+    def run() -> None:
+        with suppress(Exception):
+            given.append(work())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return given[0] if given else None
 
 
 def free_devices() -> None:

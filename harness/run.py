@@ -30,7 +30,16 @@ from harness.reopen import reopened
 from harness.report import write_report
 from harness.scratch import sweep
 from harness.sitting import differences, sitting_facts
-from harness.stage import Request, check_paths, connected, import_path, launcher_for, planned, started_ray
+from harness.stage import (
+    Request,
+    check_imports,
+    check_paths,
+    connected,
+    import_path,
+    launcher_for,
+    planned,
+    started_ray,
+)
 
 OK, FAILED = 0, 1
 
@@ -53,6 +62,8 @@ def run(request: Request, emit: Emit) -> int:
         if not plan.trials:
             return FAILED  # the plan has told why; nothing is started
         check_paths(plan, ray_cluster)
+        if experiment.preflight and request.preflight:
+            check_imports(plan, ray_cluster)
         sweep()
         folder = _kept(folder, request, plan, stack)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)

@@ -13,7 +13,7 @@ from harness import workloads
 from harness.checkpoint import Keeper
 from harness.config import Experiment
 from harness.doctor.examine import examine
-from harness.doctor.subject import Subject
+from harness.doctor.subject import Subject, as_examined
 from harness.errors import SkipTrial
 from harness.measure import memory
 from harness.measure.convergence import Epochs
@@ -171,9 +171,14 @@ def _examination(scene: Scene) -> TrialResult:
     with scene.part("build"):
         workload, datasets = scene.workload()
     asked = scene.trial.cell
-    cell = replace(asked, compile=False, training={})  # of its recipe only what memory it takes
     subject = Subject(
-        cell, workload, datasets, scene.trial.seed, scene.ranks, scene.advance, micro_batches=asked.micro_batches
+        as_examined(asked),
+        workload,
+        datasets,
+        scene.trial.seed,
+        scene.ranks,
+        scene.advance,
+        micro_batches=asked.micro_batches,
     )
     with scene.part("examination"):
         found = examine(subject, epochs=scene.experiment.convergence is not None)

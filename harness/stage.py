@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import cluster
+from harness import cluster, workloads
 from harness.cluster import Cluster
 from harness.config import Experiment
+from harness.doctor import versions
+from harness.errors import WorkloadError
 from harness.inventory import Inventory
 from harness.launch import ByLauncher, Launcher
 from harness.plan import Plan, make_plan, only, unexamined
@@ -64,6 +66,20 @@ def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
         raise missing_data(missing)
     if ray_cluster is None:
         download_data(plan)
+
+
+def failing_imports(plan: Plan, ray_cluster: Cluster | None) -> dict[str, dict[str, str]]:
+    """By host, the modules of the harness and of the workload that cannot be imported there, and why."""
+    if ray_cluster is None:
+        return {}
+    modules = {workloads.module_of(trial.cell.workload) for trial in plan.trials}
+    return ray_cluster.failing_imports(["harness.worker", *sorted(modules)])
+
+
+def check_imports(plan: Plan, ray_cluster: Cluster | None) -> None:
+    """What the ranks need can be imported on every node; raises WorkloadError."""
+    for finding in versions.cannot_import(failing_imports(plan, ray_cluster)):
+        raise WorkloadError(f"{finding.seen}; {finding.means}: {finding.advice}")
 
 
 def started_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from harness.config import Experiment
 from harness.failures import explained, from_exit, from_hang, primary
+from harness.job import Job
 from harness.messages import GroupStarted, Message, TrialResult
 from harness.node import NodeAgent
 from harness.torchrun_processes import Processes, started
 from harness.trial import WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
-from harness.worker import Job
 
 TAKE_S = 1.0
 """How long one look into the mailbox waits; a message ends the wait."""
@@ -61,6 +61,7 @@ class TorchrunLauncher:
                 finished = finished or isinstance(message, TrialResult)
                 yield message
             if not finished and not processes.mailbox.refused:
+                watch.saw_failure()
                 yield explained(_failure(job.group.trials[0].id, failures, watch, processes), watch)
         return finished
 

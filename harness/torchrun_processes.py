@@ -18,13 +18,14 @@ from typing import IO
 
 import psutil
 
+from harness import redact
+from harness.job import Job
 from harness.launch import process_variables
 from harness.lifeline import die_with_parent
 from harness.node import interface_of
 from harness.scratch import Scratch, shared_memory
 from harness.socket_mailbox import SocketMailbox
 from harness.torchrun_worker import ADDRESS, KEY_VARIABLE, SOCKET
-from harness.worker import Job
 
 OUTPUT_BYTES = 20_000
 END_S, POLL_S = 5.0, 0.01
@@ -46,10 +47,8 @@ class Processes:
         return self.agent.poll()
 
     def output(self) -> str:
-        """The end of what all of them printed."""
-        number = self._output.fileno()
-        size = os.fstat(number).st_size
-        return os.pread(number, OUTPUT_BYTES, max(0, size - OUTPUT_BYTES)).decode(errors="replace")
+        """The end of what all of them printed, without what is secret here."""
+        return redact.end_of(self._output, OUTPUT_BYTES)
 
 
 @contextmanager

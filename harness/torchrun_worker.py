@@ -15,6 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from harness.job import Job
 from harness.lifeline import die_with_parent
 from harness.measure.progress import StepCounter
 from harness.ranks import Ranks
@@ -22,7 +23,7 @@ from harness.socket_mailbox import DriverLine
 from harness.traces import of_this_process
 from harness.trial import WorkerGroup
 from harness.watch import Registration
-from harness.worker import Job, TrialFailed, failure, run_group
+from harness.worker import TrialFailed, failure, run_group
 
 SOCKET, STORE = "driver", "ranks"
 """The files beside the job through which the ranks find the driver, and each other."""

@@ -112,6 +112,10 @@ class Watch:
             if self.silent or not speaker_lives:
                 return
 
+    def saw_failure(self) -> None:
+        """A group that ended in failure, of which no rank may have lived to tell."""
+        self.failed_at = self.failed_at or time.time()
+
     def failed_for(self, seconds: float) -> bool:
         """Whether the first failure is so long ago."""
         return self.failed_at is not None and time.time() - self.failed_at > seconds
@@ -136,7 +140,7 @@ class Watch:
     def end(self) -> None:
         """Notes where the processes stand, if they hang, and ends them and what they started."""
         if self.timed_out and not self.stacks:
-            self.failed_at = self.failed_at or time.time()
+            self.saw_failure()
             texts = self._ask("stacks", lambda p: (p.pid, p.stack))
             self.stacks = {rank: text or "" for rank, text in zip(self._processes, texts, strict=True)}
         self._ask("kill", lambda p: (p.pid, (p.counter, p.stack)))

@@ -10,34 +10,24 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from harness import environment, redact, topology
-from harness.config import Experiment
 from harness.errors import SkipTrial
+from harness.job import Job
 from harness.measure import memory
 from harness.messages import GroupStarted, Message, Outcome, TrialResult, TrialStarted
 from harness.ranks import Ranks
 from harness.scenarios import Scene, finished, play
-from harness.trial import Trial, WorkerGroup
+from harness.trial import Trial
 
 MOST_DETAIL = 100_000
 """Characters of a traceback that are kept, from its end."""
 Send = Callable[[Message], bool]
 """Tells the driver and waits until it has it; False asks the group to stop before its next trial."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker group needs to know."""
-
-    experiment: Experiment
-    group: WorkerGroup
-    threads_per_device: int
-    import_path: str | None = None
 
 
 class TrialFailed(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import cluster
+from harness import cluster, node
 from harness.errors import ClusterError
 from harness.inventory import Inventory, Node
 from harness.scratch import PREFIX
@@ -40,9 +40,9 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def connected(inventory: Any, *, is_embedded: bool) -> Any:
         return SimpleNamespace(agents={}, inventory=inventory)
 
-    monkeypatch.setattr(cluster, "_session", session)
+    monkeypatch.setattr(cluster, "session", session)
     monkeypatch.setattr(cluster, "_connected", connected)
-    monkeypatch.setattr(cluster, "_check_reachable", lambda address: None)
+    monkeypatch.setattr(cluster, "check_reachable", lambda address: None)
     return seen
 
 
@@ -130,3 +130,31 @@ def test_rays_sockets_have_names_that_are_short_enough(
 def test_a_place_at_its_longest_still_holds_a_socket() -> None:
     below = f"/{PREFIX}abcdefgh/session_2026-11-21_18-12-25_123456_1234567/sockets/plasma_store"
     assert cluster.LONGEST_PARENT + len(below) <= 107
+
+
+def test_a_node_that_does_not_answer_is_named_with_what_was_raised_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def get(reference: Any, timeout: float) -> Any:
+        if isinstance(reference, Exception):
+            raise reference
+        return reference
+
+    monkeypatch.setattr(ray, "get", get)
+    traceback = "ray::NodeAgent.describe() (pid=1, ip=10.0.0.2)\n  File x\nModuleNotFoundError: No module named 'torch'"
+    assert cluster._answers({"a (10.0.0.1)": 1, "b (10.0.0.2)": 2}) == {"a (10.0.0.1)": 1, "b (10.0.0.2)": 2}
+    with pytest.raises(ClusterError, match=r"^b \(10.0.0.2\): .*ModuleNotFoundError: No module named 'torch'\)"):
+        cluster._answers({"a (10.0.0.1)": 1, "b (10.0.0.2)": ray.exceptions.RayError(traceback)})
+
+
+def test_what_cannot_be_imported_is_told_with_its_last_line_and_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "breaks.py").write_text("print('no word of this')\nimport nowhere_at_all\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(node, "IMPORT_S", 3.0)
+    assert node.NodeAgent().failing_imports(["json", "breaks", "hangs"]) == {
+        "breaks": "ModuleNotFoundError: No module named 'nowhere_at_all'",
+        "hangs": "it takes more than 3 s",
+    }

@@ -196,7 +196,7 @@ def test_a_fault_is_a_row_that_says_why(done: Run, fault: Fault, shown: list[Fau
     assert re.search(fault.reason or r"died \(rank 1", first["reason"]), first["reason"]
     log = (done.results.folder.path / first["log"]).read_text()
     assert re.search(fault.log, log), log
-    if first["outcome"] not in ("diverged", "timeout") and first["facts"].get("freed_s") is not None:
+    if first["outcome"] != "diverged":  # its group goes on
         assert first["facts"]["freed_s"] < FREED_S
 
 

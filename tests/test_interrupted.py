@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 import harness
+from harness.scratch import PREFIX, shared_memory
 from tests.processes import Command
 
 pytestmark = pytest.mark.slow
@@ -72,6 +75,12 @@ class Run:
         assert set(results.scaling["blocks"]) == {1}
 
 
+def left_behind() -> set[Path]:
+    """Scratch folders, and everything in shared memory."""
+    places = {Path("/tmp"), Path(os.environ.get("TMPDIR", "/tmp"))}
+    return {*shared_memory().iterdir(), *(folder for place in places for folder in place.glob(f"{PREFIX}*"))}
+
+
 def named(command: Command, name: str) -> Callable[[], bool]:
     """Whether a process of this name came from the command."""
 
@@ -114,7 +123,7 @@ def test_a_driver_that_is_killed_leaves_nobody_and_loses_nothing(tmp_path: Path)
     ids=["Ctrl-C in a terminal", "SIGTERM", "SIGTERM to everybody, as SLURM sends it"],
 )
 def test_an_interruption_ends_in_order(tmp_path: Path, number: int, send: Callable[[int, int], None]) -> None:
-    run = Run(tmp_path, window_s=1.0)
+    run, before = Run(tmp_path, window_s=1.0), left_behind()
     command = run.call()
     command.wait_for(lambda: run.done)
     began = time.monotonic()
@@ -130,6 +139,10 @@ def test_an_interruption_ends_in_order(tmp_path: Path, number: int, send: Callab
     results = harness.load(run.folder or tmp_path)
     assert results.folder.report.exists() and len(results.missing) == WANTED - len(run.done)
     assert "was interrupted" in results.folder.report.read_text()
+    until = time.monotonic() + GONE_S
+    while (left := left_behind() - before) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left
     print(f"workers gone after {gone_s:.1f} s, the report was there after {time.monotonic() - began:.1f} s")
 
 
@@ -161,3 +174,36 @@ def test_ctrl_c_before_anything_is_measured(tmp_path: Path) -> None:
         assert command.process.returncode == 130 and "Traceback" not in command.output, command.output
         assert f"go on with --resume {run.folder}" in command.output
         command.seconds_until_alone(within_s=GONE_S)
+
+
+TOLD = """
+import os, signal, sys, time
+import ray
+from harness import cluster
+from harness.interrupts import interruptible
+
+def interrupted_by(send, *to):
+    try:
+        send(*to, signal.SIGTERM)
+        time.sleep(10)
+    except KeyboardInterrupt:
+        return "interrupted"
+
+with interruptible():
+    with cluster.embedded(cluster.local_inventory()):
+        pass
+    print(interrupted_by(os.kill, os.getpid()))
+with interruptible(), cluster.embedded(cluster.local_inventory()):
+    kept = ray.put(bytes(1_000_000))
+    print(interrupted_by(os.killpg, 0))
+    time.sleep(3)
+    print(len(ray.get(kept)))
+"""
+
+
+def test_a_sigterm_to_everybody_leaves_ray_to_its_driver_and_one_after_ray_is_heard() -> None:
+    """Ray ends a driver whose raylet is gone, and takes its handlers away when it ends."""
+    said = subprocess.run(
+        [sys.executable, "-c", TOLD], capture_output=True, text=True, timeout=120, start_new_session=True, check=False
+    )
+    assert (said.returncode, said.stdout.split()) == (0, ["interrupted", "interrupted", "1000000"]), said.stderr

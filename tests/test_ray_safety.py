@@ -198,6 +198,7 @@ def test_no_process_outlives_its_ray(lived: Lived) -> None:
 FILE = """
 name: small
 grid: {model: resnet8, strategy: ddp, devices: 2, per_device_batch_size: 8}
+loader: {workers: 1}
 throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_seconds: SECONDS, twin: false, explain: false}
 equivalence: false
 preflight: false
@@ -247,6 +248,11 @@ def scratch_folders() -> set[Path]:
     return {folder for place in places for folder in place.glob(f"{PREFIX}*")}
 
 
+def in_shared_memory() -> set[Path]:
+    """Everything there, whoever made it: tensors of loader workers, Ray's objects, our own counters."""
+    return set(shared_memory().iterdir())
+
+
 def ray_sessions() -> set[Path]:
     return set(Path("/tmp/ray").glob("session_2*"))
 
@@ -259,7 +265,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def test_a_killed_run_is_swept_by_the_next_one_which_leaves_nothing_itself(start: Any) -> None:
-    before, sessions = scratch_folders(), ray_sessions()
+    before, sessions, in_memory_before = scratch_folders(), ray_sessions(), in_shared_memory()
     driver, mark = start("600")
     in_memory = shared_memory().name
     assert wait_for(lambda: sum(f.parent.name == in_memory for f in scratch_folders() - before) >= 2, 120)
@@ -276,3 +282,4 @@ def test_a_killed_run_is_swept_by_the_next_one_which_leaves_nothing_itself(start
     assert wait_for(lambda: not marked(mark), 10), [command_of(process) for process in marked(mark)]
     assert scratch_folders() - before == set()
     assert ray_sessions() == sessions
+    assert wait_for(lambda: in_shared_memory() <= in_memory_before, 10), in_shared_memory() - in_memory_before

@@ -39,13 +39,13 @@ CELLS = Table(
 
 FINDINGS = Table(
     "findings",
-    "one finding of the doctor on one examined cell",
+    "one finding of the doctor: of an examined cell, of a skipped one, or of the nodes",
     (
-        _c("trial_id", "string", "the examination"),
-        _c("cell_id", "string", "the cell that was examined"),
+        _c("trial_id", "string", "the examination, where there was one"),
+        _c("cell_id", "string", "the cell, where it is one cell's"),
         *AXIS_COLUMNS,
         _c("check", "string", "which check speaks"),
-        _c("severity", "string", "error (its cells are not measured), warning or note"),
+        _c("severity", "string", "error (cells that were examined are then not measured), warning or note"),
         _c("seen", "string", "what was seen, with the numbers"),
         _c("means", "string", "what it means"),
         _c("advice", "string", "what to do"),

@@ -1,0 +1,138 @@
+"""How the ranks of a worker group find each other. Without torch: Ray's controller imports this, and trains nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import psutil
+import ray
+from ray.runtime_context import get_runtime_context
+from ray.train import get_context
+from ray.train.backend import Backend, BackendConfig
+
+from harness.node import interface_of, lead_a_process_group
+from harness.scratch import Scratch, shared_memory
+from harness.traces import of_this_process
+from harness.watch import Registration
+
+LOOPBACK = "127.0.0.1"
+LEAVE_S = 30.0
+"""How long the ranks have to leave their process group; they end in any case."""
+
+
+class RankBackend(Backend):
+    """Connects the ranks: over the loopback and a file on one node, else over the interface of each node's address.
+
+    Ray's own backend opens torch's TCPStore, which listens to every network and asks nobody who they are. On several
+    nodes it stays. Tells the driver of the processes first: connecting is where they may hang.
+    """
+
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        processes: list[Registration] = worker_group.execute(_prepare)
+        for process in processes:
+            ray.get(backend_config.mailbox.put.remote(backend_config.launch, process))
+        alone = len({process.node_id for process in processes}) == 1
+        worker_group.execute(_use_interface, alone)
+        meeting = f"file://{processes[0].folder}/ranks" if alone else _at_rank_0(worker_group)
+        size, config = len(worker_group), backend_config
+        joining = [
+            worker_group.execute_single_async(rank, _join, config.backend, rank, size, meeting, config.timeout_s)
+            for rank in range(size)
+        ]
+        ray.get(joining)
+
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        with contextlib.suppress(ray.exceptions.GetTimeoutError):
+            ray.get(worker_group.execute_async(_leave), timeout=LEAVE_S)
+
+
+@dataclass
+class RankConfig(BackendConfig):
+    """A process group whose ranks use their own node's interface and are known to the driver's mailbox."""
+
+    backend: str
+    timeout_s: float
+    mailbox: Any
+    launch: int
+
+    @property
+    def backend_cls(self) -> type[RankBackend]:
+        return RankBackend
+
+    @property
+    def train_func_context(self) -> type[contextlib.nullcontext[None]]:
+        return contextlib.nullcontext  # Ray's own takes the first GPU that it gave, which need not be the one named
+
+
+def register(*, connected: bool = False) -> Registration:
+    """This process: where it counts its steps, and where it writes down where it stands."""
+    folder = _scratch().path
+    return Registration(
+        rank=get_context().get_world_rank(),
+        node_id=get_runtime_context().get_node_id(),
+        pid=os.getpid(),
+        counter=str(folder / "steps"),
+        stack=str(folder / "stack"),
+        created_at=psutil.Process().create_time(),
+        connected=connected,
+        folder=str(folder),
+        traces=of_this_process(),
+    )
+
+
+@cache
+def _scratch() -> Scratch:
+    """This process's own folder, made when it is first asked for. The driver removes it when the group has ended."""
+    return Scratch(shared_memory())
+
+
+def _prepare() -> Registration:
+    """On every rank before it connects: what the driver needs to find the process again, once torch is there."""
+    import torch  # noqa: F401  # it takes seconds, which are not to count as connecting
+
+    lead_a_process_group()
+    return register()
+
+
+def _use_interface(alone: bool) -> None:
+    """Points gloo and NCCL to an interface of this node, unless the user has done so."""
+    interface = interface_of(LOOPBACK if alone else ray.util.get_node_ip_address())
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def _at_rank_0(worker_group: Any) -> str:
+    """Where torch's store is to listen, told to every rank as torch expects it."""
+    from ray.train._internal.utils import get_address_and_port
+
+    address, port = worker_group.execute_single(0, get_address_and_port)
+    worker_group.execute(_set_master, address, port)
+    return "env://"
+
+
+def _set_master(address: str, port: int) -> None:
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+
+
+def _join(backend: str, rank: int, world_size: int, meeting: str, timeout_s: float) -> None:
+    """On a rank: what Ray's own backend does there."""
+    from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group
+
+    _set_torch_distributed_env_vars()
+    _setup_torch_process_group(
+        backend=backend, world_rank=rank, world_size=world_size, init_method=meeting, timeout_s=timeout_s
+    )
+
+
+def _leave() -> None:
+    from torch import distributed
+
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
+        distributed.destroy_process_group()
