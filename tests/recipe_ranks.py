@@ -23,13 +23,18 @@ RECIPES: dict[str, dict[str, Any]] = {
     "both": {"accumulation": 2, "clip_grad_norm": 0.1},
 }
 """Training options by name; without accumulation, what one device does with them is what all must do."""
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
+    # of a small gradient's rounding Adam makes a large step; eps keeps it small
+    "AdamW": {"name": "AdamW", "lr": 0.01, "eps": 0.01, "betas": (0.8, 0.95)},
+}
 
 
 def training_of(
-    strategy: str, rank: int, world_size: int, devices: int, unit: str, options: dict[str, Any]
+    strategy: str, rank: int, world_size: int, devices: int, unit: str, options: dict[str, Any], optimizer: str = "SGD"
 ) -> tuple[Training, Ranks]:
     cell = Cell("w", None, None, strategy, "cpu", devices, 1, "strong", None, BATCH)
-    cell = replace(cell, optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9}, training=options)
+    cell = replace(cell, optimizer=OPTIMIZERS[optimizer], training=options)
     per_worker = devices if strategy == "dp" else 1
     ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", tuple(CPU for _ in range(per_worker)))
     return Training(cell, Regression(unit), SEED, ranks), ranks
@@ -68,16 +73,17 @@ def exchanges(strategy: str, rank: int, world_size: int, recipe: str) -> float:
     return float(sum(event.name == "gloo:all_reduce" for event in profiler.events()))
 
 
-def keep(folder: Path, strategy: str, rank: int, world_size: int, devices: int) -> None:
+def keep(folder: Path, strategy: str, rank: int, world_size: int, devices: int, optimizer: str) -> None:
     """A checkpoint after the first of the two epochs."""
-    training, ranks = training_of(strategy, rank, world_size, devices, "samples", {})
+    training, ranks = training_of(strategy, rank, world_size, devices, "samples", {}, optimizer)
     step_through(training, ranks, range(1))
-    Keeper(folder / f"{strategy}{devices}", 1, training, ranks).save(1, {}, last=False)
+    Keeper(folder / f"{strategy}{devices}-{optimizer}", 1, training, ranks).save(1, {}, last=False)
 
 
 def go_on(folder: Path, source: str, strategy: str, rank: int, world_size: int, devices: int) -> list[float]:
     """All parameters after the second epoch, begun from what another strategy kept."""
-    training, ranks = training_of(strategy, rank, world_size, devices, "samples", {})
+    optimizer = source.partition("-")[2]
+    training, ranks = training_of(strategy, rank, world_size, devices, "samples", {}, optimizer)
     assert Keeper(folder / source, 1, training, ranks).resume()
     step_through(training, ranks, range(1, EPOCHS))
     return parameters_of(training)
@@ -91,7 +97,12 @@ def results(rank: int, world_size: int, checkpoints: Path) -> dict[tuple[str, in
     for strategy, devices in placed:
         for unit, recipe in product(("samples", "tokens"), RECIPES):
             found[strategy, devices, unit, recipe] = train(strategy, rank, world_size, devices, unit, recipe)
-        keep(checkpoints, strategy, rank, world_size, devices)
+        for optimizer in OPTIMIZERS:
+            keep(checkpoints, strategy, rank, world_size, devices, optimizer)
+    if world_size == 1:
+        adam, ranks = training_of("single", rank, world_size, 1, "samples", {}, "AdamW")
+        step_through(adam, ranks, range(EPOCHS))
+        found["single", 1, "samples", "AdamW"] = parameters_of(adam)
     for strategy in strategies if world_size > 1 else []:
         counts = [exchanges(strategy, rank, world_size, recipe) for recipe in ("", "accumulated")]
         found[strategy, world_size, "samples", "exchanges"] = counts

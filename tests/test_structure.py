@@ -18,18 +18,18 @@ MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 FLOORS = [
     line.split()
     for line in """
-code_files errors frames guard interrupts lifeline numa stacks traces
+code_files errors frames interrupts lifeline numa stacks
 files printable redact inventory schema stats labels config_values yaml_source cell messages peaks scratch topology
-config_problems config_sections schema_text present analyse placement ranks environment loader reading refusal
+config_problems config_sections schema_text present traces analyse placement ranks environment loader reading refusal
 config present_belief present_cost present_doctor feasible optimizers plots strategies mailbox socket_mailbox watch
-parquet grid workloads trial
+guard parquet grid reach workloads trial
 diagnostics training
-plan checkpoint
+plan checkpoint ray_session job
 plan_rows events failures resume blocks preflight measure
 record node doctor
-scenarios
-results worker cluster console reopen sitting
-launch ray_worker torchrun_worker report_content
+scenarios premises
+results worker ray_backend cluster console reopen sitting
+launch ray_trainer ray_worker torchrun_worker report_content
 ray_watch execute torchrun_processes
 report ray_launcher torchrun_launcher
 stage
@@ -58,6 +58,7 @@ frames
 grid
 interrupts
 inventory
+job
 labels
 mailbox
 messages
@@ -144,12 +145,18 @@ def test_what_needs_neither_torch_nor_ray_imports_neither() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_what_ray_s_controller_imports_leaves_torch_alone() -> None:
+    """It starts anew for every worker group, which waits for it: torch takes as long as all the rest."""
+    script = "import sys, harness.job, harness.ray_backend; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False, cwd=ROOT).returncode == 0
+
+
 def test_ray_is_imported_where_the_seam_is() -> None:
     def roots(path: Path) -> set[str]:
         return {name.split(".")[0] for name in imports_of(ast.parse(path.read_text()))}
 
     users = {room_of(path) for path in FILES if "ray" in roots(path)}
-    assert users == {"cluster", "ray_launcher", "ray_watch", "ray_worker"}
+    assert users == {"cluster", "ray_backend", "ray_launcher", "ray_session", "ray_trainer", "ray_watch", "ray_worker"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

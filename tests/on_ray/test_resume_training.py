@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from harness import cluster
+from harness.cluster import Cluster
 from harness.config import Experiment
 from harness.execute import Execution
 from harness.plan import make_plan
 from harness.record import RunFolder
 from harness.report import write_report
+from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
 EXACT = ["epoch", "samples", "train_loss", "learning_rate", "val_loss"]
 """What an epoch's row holds besides clocks."""
 
 
 def test_a_ddp_training_whose_worker_is_killed_ends_as_one_that_was_not(
-    make_experiment: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: Cluster, make_experiment: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from harness.ray_launcher import RayLauncher
 
-    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.syspath_prepend(str(TESTS))
     kept = tmp_path / "kept"
     experiment = make_experiment(
         {"strategy": "ddp", "devices": 2, "global_batch_size": 16, "workload.kills": [0, 2]},
@@ -39,13 +39,12 @@ def test_a_ddp_training_whose_worker_is_killed_ends_as_one_that_was_not(
         checkpoint={"every": 1, "folder": str(kept)},
         limits={"attempts": 2},
     )
-    with cluster.embedded(cluster.local_inventory()) as ready:
-        plan = make_plan(experiment, ready.inventory)
-        folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
-        for _ in range(2):  # both attempts of the first sitting are killed; the second sitting is --resume
-            launcher = RayLauncher(ready, experiment, plan.machine, str(HERE))
-            Execution(plan, folder, launcher, lambda event: None).run()
-            launcher.close()
+    plan = make_plan(experiment, ray_cluster.inventory)
+    folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
+    for _ in range(2):  # both attempts of the first sitting are killed; the second sitting is --resume
+        launcher = RayLauncher(ray_cluster, experiment, plan.machine, str(TESTS))
+        Execution(plan, folder, launcher, lambda event: None).run()
+        launcher.close()
     results = write_report(folder.path)
     assert "1 training went on from a checkpoint" in folder.report.read_text()
     ddp = results.trials[results.trials["strategy"] == "ddp"]

@@ -3,61 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
-import harness
-from harness import cluster
+from harness import ray_session
 from harness.cluster import Cluster
 from harness.config import Experiment
-from harness.events import Event
-from harness.execute import Execution
-from harness.plan import Plan, make_plan
-from harness.record import RunFolder
-from harness.report import write_report
-from harness.results import Results
+from harness.errors import ClusterLostError
+from harness.messages import GroupStarted, TrialResult, TrialStarted
+from harness.plan import make_plan
+from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., Experiment]
-HERE = Path(__file__).parent
 QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0}
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[Cluster]:
-    with cluster.embedded(cluster.local_inventory()) as ready:
-        yield ready
-
-
-@pytest.fixture
-def execute(
-    ray_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Experiment], tuple[Results, list[Event]]]:
-    """Runs an experiment on the shared cluster and loads what it left."""
-    from harness.ray_launcher import RayLauncher
-
-    monkeypatch.syspath_prepend(str(HERE))
-
-    def run(experiment: Experiment) -> tuple[Results, list[Event]]:
-        plan: Plan = make_plan(experiment, ray_cluster.inventory)
-        folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
-        launcher = RayLauncher(ray_cluster, experiment, plan.machine, str(HERE))
-        events: list[Event] = []
-        Execution(plan, folder, launcher, events.append).run()
-        launcher.close()
-        write_report(folder.path)
-        return harness.load(folder.path), events
-
-    return run
 
 
 def test_the_environment_is_as_it_was_after_an_embedded_cluster() -> None:
     before = dict(os.environ)
-    with cluster._variables({"RAY_AUTH_TOKEN": "x", "HOME": "elsewhere"}):
+    with ray_session._variables({"RAY_AUTH_TOKEN": "x", "HOME": "elsewhere"}):
         assert os.environ["RAY_AUTH_TOKEN"] == before.get("RAY_AUTH_TOKEN", "x")
         assert os.environ["HOME"] == before["HOME"]
     assert dict(os.environ) == before
@@ -137,3 +108,80 @@ def test_ddp_learns_digits_as_one_device_does(execute: Any, make_experiment: Mak
     margin = 0.5 * (high - low)  # three seeds are a narrow band: a fourth training falls outside one time in two
     mean = batch["ddp"].mean()
     assert ((mean >= low - margin) & (mean <= high + margin)).all()
+
+
+def small_group(make: Make, ready: Cluster) -> tuple[Any, Any]:
+    """A launcher on the cluster, and a group of one rank with two trials."""
+    from harness.ray_launcher import RayLauncher
+
+    experiment = make(
+        {"strategy": "single", "per_device_batch_size": [8, 16]},
+        workload="ray_workload:Told",
+        throughput=QUICK,
+        limits={"trial": 10},
+    )
+    plan = make_plan(experiment, ready.inventory)
+    (group,) = plan.groups
+    return RayLauncher(ready, experiment, plan.machine, str(TESTS)), group
+
+
+def test_an_agent_that_dies_is_replaced_while_its_node_lives(
+    ray_cluster: Cluster, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from harness.ray_watch import ask_agents
+
+    monkeypatch.syspath_prepend(str(TESTS))
+    launcher, group = small_group(make_experiment, ray_cluster)
+    ((node, agent),) = ray_cluster.agents.items()
+    heard = []
+    for message in launcher.launch(group, deadline=None):
+        if isinstance(message, TrialStarted) and not heard:
+            ray.kill(agent)
+        heard += [message.outcome] if isinstance(message, TrialResult) else []
+    launcher.close()
+    assert heard == ["ok", "ok"]
+    assert ask_agents(ray_cluster, "alive", [(node, os.getpid()), (node, 2**22 + 1)]) == [True, False]
+    assert ray_cluster.agents[node] is not agent
+    assert ask_agents(ray_cluster, "alive", [("no such node", 1)]) == [None]
+
+
+def test_a_rank_without_a_peer_that_could_tell_of_its_death(
+    ray_cluster: Cluster, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(TESTS))
+    launcher, group = small_group(make_experiment, ray_cluster)
+    rows = []
+    for message in launcher.launch(group, deadline=None):
+        if isinstance(message, GroupStarted):
+            os.kill(message.ranks[0]["pid"], signal.SIGKILL)
+        rows += [message] if isinstance(message, TrialResult) else []
+    launcher.close()
+    first = rows[0]
+    assert (first.outcome, first.error_rank) == ("lost", 0) and "died (rank 0" in first.reason
+    assert 0.0 <= first.facts["freed_s"] < 10.0
+
+
+def test_a_run_whose_mailbox_is_killed_is_lost_and_its_ranks_are_ended(
+    ray_cluster: Cluster, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from harness.mailbox import Mailbox
+
+    monkeypatch.syspath_prepend(str(TESTS))
+    own = ray.remote(num_cpus=0)(Mailbox).remote()
+    launcher, group = small_group(make_experiment, replace(ray_cluster, mailbox=own))
+    pids = []
+    with pytest.raises(ClusterLostError, match=r"the run's mailbox on Ray is gone \(ActorDiedError\)"):
+        for message in launcher.launch(group, deadline=None):
+            if isinstance(message, GroupStarted):
+                pids = [row["pid"] for row in message.ranks]
+                ray.kill(own)
+    launcher.close()
+    assert pids
+    until = time.monotonic() + 10
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]

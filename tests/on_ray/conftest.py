@@ -1,0 +1,50 @@
+"""One embedded cluster for all tests here: what they share is Ray, not worker groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness import cluster
+from harness.cluster import Cluster
+from harness.config import Experiment
+from harness.events import Event
+from harness.execute import Execution
+from harness.plan import Plan, make_plan
+from harness.record import RunFolder
+from harness.report import write_report
+from harness.results import Results
+
+TESTS = Path(__file__).parents[1]
+Executed = tuple[Results, list[Event]]
+
+
+@pytest.fixture(scope="package")
+def ray_cluster() -> Iterator[Cluster]:
+    with cluster.embedded(cluster.local_inventory()) as ready:
+        yield ready
+
+
+@pytest.fixture(scope="package")
+def execute(
+    ray_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Experiment], Executed]]:
+    """Runs an experiment on the shared cluster and loads what it left."""
+    from harness.ray_launcher import RayLauncher
+
+    def run(experiment: Experiment) -> Executed:
+        plan: Plan = make_plan(experiment, ray_cluster.inventory)
+        folder = RunFolder.create(tmp_path_factory.mktemp("run"), experiment, plan, "x: y\n")
+        launcher = RayLauncher(ray_cluster, experiment, plan.machine, str(TESTS))
+        events: list[Event] = []
+        Execution(plan, folder, launcher, events.append).run()
+        launcher.close()
+        write_report(folder.path)
+        return harness.load(folder.path), events
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(TESTS))
+        yield run
