@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,25 +65,24 @@ class Cluster:
         self.agents.update({node_id: _actor(NodeAgent, node_id) for node_id in replaced})
         return replaced
 
-    def missing_paths(self, paths: Iterable[str]) -> dict[str, list[str]]:
-        """Which of these paths each node lacks, by host; raises ClusterError where one does not answer."""
-        return self._of_every_node("missing", list(paths))
+    def missing_paths(self, paths: Iterable[str], used: Sequence[bool] | None = None) -> dict[str, list[str]]:
+        """Which of these paths each node lacks, by host; raises ClusterError where one does not answer.
 
-    def failing_imports(self, modules: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Which of these modules cannot be imported on each node, by host, and why; raises ClusterError likewise."""
-        return self._of_every_node("failing_imports", list(modules))
+        ``used``: which of the inventory's nodes are asked; all where it is not given.
+        """
+        return self._of_every_node("missing", list(paths), used)
 
-    def _of_every_node(self, question: str, about: list[str]) -> dict[str, Any]:
+    def failing_imports(self, modules: Iterable[str], used: Sequence[bool] | None = None) -> dict[str, dict[str, str]]:
+        """Which of these modules cannot be imported on each node, by host, and why; otherwise the same."""
+        return self._of_every_node("failing_imports", list(modules), used)
+
+    def _of_every_node(self, question: str, about: list[str], used: Sequence[bool] | None) -> dict[str, Any]:
         """By host, what is an answer and not empty."""
         nodes = self.inventory.nodes
-        named = [f"{node.host} ({node.address})" for node in nodes]
-        answers = _answers(
-            {
-                name: getattr(self.agents[node.node_id], question).remote(about)
-                for name, node in zip(named, nodes, strict=True)
-            }
-        )
-        return {name: answer for name, answer in answers.items() if answer}
+        asked = [node for node, is_used in zip(nodes, used or [True] * len(nodes), strict=True) if is_used]
+        names = [f"{node.host} ({node.address})" for node in asked]
+        told = _answers(names, [getattr(self.agents[node.node_id], question).remote(about) for node in asked])
+        return {name: answer for name, answer in zip(names, told, strict=True) if answer}
 
 
 def local_inventory() -> Inventory:
@@ -173,14 +172,10 @@ def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
     mailbox = _actor(Mailbox, here)
     if inventory is None:
         described = _answers(
-            {
-                f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})": agents[node["NodeID"]].describe.remote(
-                    node["NodeID"], node["NodeManagerAddress"]
-                )
-                for node in alive
-            }
+            [f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in alive],
+            [agents[node["NodeID"]].describe.remote(node["NodeID"], node["NodeManagerAddress"]) for node in alive],
         )
-        shares = [_ray_share(node, raw["Resources"]) for node, raw in zip(described.values(), alive, strict=True)]
+        shares = [_ray_share(node, raw["Resources"]) for node, raw in zip(described, alive, strict=True)]
         inventory = Inventory(tuple(node for node in shares if node.cores or node.gpus), attached=True)
     else:
         only = inventory.nodes[0]
@@ -198,14 +193,17 @@ def _actor(kind: type, node_id: str) -> Any:
     return actor_class.options(scheduling_strategy=there).remote()
 
 
-def _answers(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What each node's agent answers; raises ClusterError that names a node which does not, and why."""
+def _answers(names: Sequence[str], references: Sequence[Any]) -> list[Any]:
+    """What each node's agent answers, in order; raises ClusterError that names a node which does not, and why.
+
+    Names may be alike: two raylets of one machine have one host and one address.
+    """
     import ray
 
-    until, answers = time.monotonic() + ANSWER_TIMEOUT_S, {}
-    for name, reference in asked.items():
+    until, answers = time.monotonic() + ANSWER_TIMEOUT_S, []
+    for name, reference in zip(names, references, strict=True):
         try:
-            answers[name] = ray.get(reference, timeout=max(1.0, until - time.monotonic()))
+            answers.append(ray.get(reference, timeout=max(1.0, until - time.monotonic())))
         except ray.exceptions.RayError as error:
             last = (str(error).strip().splitlines() or [""])[-1].strip()  # of a traceback, what was raised
             raise ClusterError(

@@ -52,8 +52,8 @@ def patience() -> float:
 def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:
     """One answer a (node id, what), in order, from one question a node; None where a node does not answer.
 
-    An agent that has died on a node that lives is replaced, and the new one asked; where that does not answer
-    either, the node counts as lost from then on, and nobody waits for it again.
+    An agent that has died on a node that lives is replaced, and the new one asked; where that dies too, or the
+    node is gone, it counts as lost from then on, and nobody waits for it again.
     """
     by_node: dict[str, list[int]] = {}
     for place, (node_id, _) in enumerate(things):
@@ -62,9 +62,10 @@ def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, Any]
     given, dead = _answers(cluster, question, asked)
     if dead and not interrupted():  # else Ray itself may have been told to end
         replaced = _within(patience(), lambda: cluster.replace_agents(dead)) or []
-        again, _ = _answers(cluster, question, {node: asked[node] for node in replaced})
-        for node in set(dead) - set(again):
-            cluster.agents.pop(node, None)
+        again, dead_again = _answers(cluster, question, {node: asked[node] for node in replaced})
+        for node in dead:
+            if node not in replaced or node in dead_again:  # a new one that is only slow is asked again
+                cluster.agents.pop(node, None)
         given |= again
     answers: list[Any] = [None] * len(things)
     for node, told in given.items():

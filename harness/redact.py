@@ -45,6 +45,8 @@ _SHAPES = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _LINE_END = re.compile(r"[\r\n]")
+_KEY_BEGINS = "-----BEGIN "
+_KEY_ENDS = re.compile(r"-----END[ ][A-Z ]*PRIVATE[ ]KEY-----")
 _ASSIGNED = re.compile(
     r"""(?P<name>[A-Za-z0-9_.-]{1,64})(?P<between>["']?\s?[=:]\s?["']?)(?!<redacted)[^\s"'\\,;&)\]}]{6,}"""
 )
@@ -64,11 +66,20 @@ def end_of(file: IO[bytes], most: int) -> str:
     number = file.fileno()
     start = max(0, os.fstat(number).st_size - most - MARGIN)
     read = os.pread(number, most + MARGIN, start).decode(errors="replace")
-    if start:
-        cut = _LINE_END.search(read)
-        key = read.find("-----BEGIN ", 0, cut.end()) if cut else -1  # which goes on over the next lines
-        read = read[key:] if key >= 0 else read[cut.end() :] if cut else read[MARGIN:]
-    return text(read)[-most:]
+    if not start:
+        return text(read)[-most:]
+    read = _after_a_key(read)
+    cut = _LINE_END.search(read)
+    if cut is None:  # one line: what of a secret may stand at its beginning goes when those that are whole are out
+        return text(read)[MARGIN:][-most:]
+    key = read.find(_KEY_BEGINS, 0, cut.end())  # which goes on over the next lines
+    return text(read[key:] if key >= 0 else read[cut.end() :])[-most:]
+
+
+def _after_a_key(said: str) -> str:
+    """Without the rest of a private key that begins before this text."""
+    end = _KEY_ENDS.search(said)
+    return said[end.end() :] if end and said.find(_KEY_BEGINS, 0, end.start()) < 0 else said
 
 
 def plain(value: Any) -> Any:

@@ -66,7 +66,7 @@ class Results:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        return analyse.cells(self.trials, self.step_times, self._rule["at_least"] if self._rule else None)
+        return analyse.cells(self.trials, self.step_times, self._pilot)
 
     @cached_property
     def scaling(self) -> pd.DataFrame:
@@ -78,7 +78,7 @@ class Results:
 
     @cached_property
     def waterfall(self) -> pd.DataFrame:
-        return analyse.waterfall(self.trials, self.windows, self.scaling)
+        return analyse.waterfall(self.trials, self.windows, self.scaling, self._pilot)
 
     @cached_property
     def phases(self) -> pd.DataFrame:
@@ -96,7 +96,7 @@ class Results:
     def findings(self) -> pd.DataFrame:
         """The doctor's: of the cells that were examined, of the plan, and of the nodes; none where it was not asked."""
         found = analyse.findings(self.lines, self.trials)
-        asked = self.experiment.preflight and not self.lines
+        asked = self.experiment.preflight and all(line["outcome"] == "skipped" for line in self.lines)
         if not (asked or any(line["purpose"] == "doctor" for line in self.lines)):
             return found
         rest = premises.findings(self.folder.plan(), self.environment)
@@ -108,12 +108,21 @@ class Results:
 
     @cached_property
     def parity(self) -> pd.DataFrame:
-        return analyse.parity(self.trials, self._rule)
+        return analyse.parity(self.trials, self._rule, analyse.disagreeing(self.agreement))
+
+    @cached_property
+    def versus(self) -> pd.DataFrame:
+        return analyse.versus(self.trials, self._rule, analyse.disagreeing(self.agreement))
 
     @property
     def _rule(self) -> dict[str, Any] | None:
         settings = self.experiment.throughput
         return settings.rule.model_dump() if settings and settings.rule else None
+
+    @property
+    def _pilot(self) -> int | None:
+        """How many blocks decided on the number of all."""
+        return int(self._rule["at_least"]) if self._rule else None
 
     @cached_property
     def convergence(self) -> pd.DataFrame:

@@ -61,7 +61,7 @@ def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
     """Data is where the experiment says, on every node, or is fetched to this one; raises WorkloadError."""
     paths = data_paths(plan.experiment, [trial.cell for trial in plan.trials])
     here = [path for path in paths if not os.path.exists(path)]
-    missing = ray_cluster.missing_paths(paths) if ray_cluster else {"this machine": here} if here else {}
+    missing = ray_cluster.missing_paths(paths, _used(plan)) if ray_cluster else {"this machine": here} if here else {}
     if missing:
         raise missing_data(missing)
     if ray_cluster is None:
@@ -73,7 +73,12 @@ def failing_imports(plan: Plan, ray_cluster: Cluster | None) -> dict[str, dict[s
     if ray_cluster is None:
         return {}
     modules = {workloads.module_of(trial.cell.workload) for trial in plan.trials}
-    return ray_cluster.failing_imports(["harness.worker", *sorted(modules)])
+    return ray_cluster.failing_imports(["harness.worker", *sorted(modules)], _used(plan))
+
+
+def _used(plan: Plan) -> list[bool]:
+    """Of each node whether a worker group may go there: none goes to a node without the devices that are asked for."""
+    return [devices > 0 for devices in plan.machine.devices_per_node]
 
 
 def check_imports(plan: Plan, ray_cluster: Cluster | None) -> None:

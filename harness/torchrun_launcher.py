@@ -12,6 +12,7 @@ from harness.failures import explained, from_exit, from_hang, primary
 from harness.job import Job
 from harness.messages import GroupStarted, Message, TrialResult
 from harness.node import NodeAgent
+from harness.refusal import Refusal, refusals, refused_by
 from harness.torchrun_processes import Processes, started
 from harness.trial import WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
@@ -35,16 +36,22 @@ class TorchrunLauncher:
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         """As Launcher says; a GroupStarted for each trial, with the seconds of coming up of all until then."""
         spent: dict[str, float] = {}
+        refused: list[Refusal] = []
         for trial in group.trials:
             if deadline is not None and time.time() >= deadline:
                 return
+            if trial.purpose != "doctor" and (reason := refused_by(refused, trial.cell)):
+                yield TrialResult(trial.id, "skipped", reason)
+                continue
             own = replace(group, trials=(trial,))
             job = Job(self.experiment, own, self.threads_per_device, self.import_path)
-            if not (yield from self._run(job, deadline, spent)):
+            if not (yield from self._run(job, deadline, spent, refused)):
                 return
 
-    def _run(self, job: Job, deadline: float | None, spent: dict[str, float]) -> Generator[Message, None, bool]:
-        """One trial; gives whether the group may go on."""
+    def _run(
+        self, job: Job, deadline: float | None, spent: dict[str, float], refused: list[Refusal]
+    ) -> Generator[Message, None, bool]:
+        """One trial; gives whether the group may go on. What an examination refuses is added to ``refused``."""
         coming_up = ComingUp(time.time(), "torchrun")
         failures: list[TrialResult] = []
         finished = False
@@ -58,10 +65,13 @@ class TorchrunLauncher:
                     for part, seconds in coming_up.parts(time.time()).items():
                         spent[part] = spent.get(part, 0.0) + seconds
                     message = replace(message, parts=dict(spent))
-                finished = finished or isinstance(message, TrialResult)
+                if isinstance(message, TrialResult):
+                    finished = True
+                    refused += refusals(job.group.trials[0].cell, message.facts)
                 yield message
             if not finished and not processes.mailbox.refused:
-                watch.saw_failure()
+                if processes.exit_code is not None:  # else they are ended later, and when is not seen
+                    watch.saw_failure()
                 yield explained(_failure(job.group.trials[0].id, failures, watch, processes), watch)
         return finished
 

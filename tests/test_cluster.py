@@ -142,9 +142,9 @@ def test_a_node_that_does_not_answer_is_named_with_what_was_raised_there(monkeyp
 
     monkeypatch.setattr(ray, "get", get)
     traceback = "ray::NodeAgent.describe() (pid=1, ip=10.0.0.2)\n  File x\nModuleNotFoundError: No module named 'torch'"
-    assert cluster._answers({"a (10.0.0.1)": 1, "b (10.0.0.2)": 2}) == {"a (10.0.0.1)": 1, "b (10.0.0.2)": 2}
+    assert cluster._answers(["a (10.0.0.1)", "a (10.0.0.1)"], [1, 2]) == [1, 2]  # two raylets of one machine
     with pytest.raises(ClusterError, match=r"^b \(10.0.0.2\): .*ModuleNotFoundError: No module named 'torch'\)"):
-        cluster._answers({"a (10.0.0.1)": 1, "b (10.0.0.2)": ray.exceptions.RayError(traceback)})
+        cluster._answers(["a (10.0.0.1)", "b (10.0.0.2)"], [1, ray.exceptions.RayError(traceback)])
 
 
 def test_what_cannot_be_imported_is_told_with_its_last_line_and_in_time(
@@ -158,3 +158,41 @@ def test_what_cannot_be_imported_is_told_with_its_last_line_and_in_time(
         "breaks": "ModuleNotFoundError: No module named 'nowhere_at_all'",
         "hangs": "it takes more than 3 s",
     }
+
+
+class Agents:
+    """Of ray_watch's questions: a new agent in the place of a dead one may be slow, or die too."""
+
+    def __init__(self, dead_again: bool) -> None:
+        self.agents: dict[str, Any] = {"a": 1, "gone": 2}
+        self.dead_again = dead_again
+
+    def replace_agents(self, dead: list[str]) -> list[str]:
+        assert sorted(dead) == ["a", "gone"]
+        return ["a"]
+
+
+@pytest.mark.parametrize("dead_again", [False, True])
+def test_a_new_agent_that_is_slow_is_asked_again_one_that_dies_too_is_not(
+    monkeypatch: pytest.MonkeyPatch, dead_again: bool
+) -> None:
+    from harness import ray_watch
+
+    answers = iter([({}, ["a", "gone"]), ({}, ["a"] if dead_again else [])])
+    monkeypatch.setattr(ray_watch, "_answers", lambda *asked: next(answers))
+    agents = Agents(dead_again)
+    assert ray_watch.ask_agents(agents, "alive", [("a", 1), ("gone", 2)]) == [None, None]  # type: ignore[arg-type]
+    assert list(agents.agents) == ([] if dead_again else ["a"])
+
+
+def test_only_nodes_that_are_used_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Agent:
+        def __init__(self, lacks: list[str]) -> None:
+            self.missing = SimpleNamespace(remote=lambda paths: lacks)
+
+    nodes = tuple(Node(name, "10.0.0.1", name, 2) for name in ("n0", "n1", "n2"))
+    agents = {"n0": Agent([]), "n1": Agent(["/data"]), "n2": Agent(["/data"])}
+    monkeypatch.setattr(cluster, "_answers", lambda names, references: references)
+    ready = cluster.Cluster(Inventory(nodes), None, agents, embedded=False)
+    assert ready.missing_paths(["/data"], [True, True, False]) == {"n1 (10.0.0.1)": ["/data"]}
+    assert list(ready.missing_paths(["/data"])) == ["n1 (10.0.0.1)", "n2 (10.0.0.1)"]

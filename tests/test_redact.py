@@ -166,6 +166,25 @@ def test_half_a_surrogate_pair_can_be_written() -> None:
     assert redact.text("cannot open \udcff.txt").encode() == b"cannot open \\udcff.txt"
 
 
+def test_many_keys_leave_no_line_of_any(tmp_path: Path) -> None:
+    body = "\n".join(f"{number:02}Zm9vYmFyZm9vYmFyZm9v" for number in range(90))
+    printed = "".join(KEY.replace("abc", body) + "\n" for _ in range(30))
+    for shift in range(0, 4000, 97):  # wherever in a key the part that is read begins
+        (tmp_path / "printed").write_text(printed + "." * shift + "\nthe end")
+        with (tmp_path / "printed").open("rb") as file:
+            end = redact.end_of(file, 4000)
+        assert end.endswith("the end") and "Zm9v" not in end
+
+
+def test_of_one_endless_line_nothing_is_kept_that_may_be_the_rest_of_a_secret(tmp_path: Path) -> None:
+    token = "hf_" + "abcdefghij" * 5
+    for shift in range(60):
+        (tmp_path / "printed").write_text("x" * 500 + token + "." * (redact.MARGIN + 4000 - 30 - shift))
+        with (tmp_path / "printed").open("rb") as file:
+            end = redact.end_of(file, 4000)
+        assert end and set(end) == {"."}
+
+
 @pytest.mark.parametrize("said", ["said ", "said\n", "\u2588\r"])
 @pytest.mark.parametrize("shown", [70, 90])
 @pytest.mark.parametrize(

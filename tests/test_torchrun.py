@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 
-from harness import cluster
+from harness import cluster, torchrun_launcher
 from harness.config import Experiment
 from harness.failures import from_exit
 from harness.launch import ByLauncher, Launcher
@@ -296,6 +296,44 @@ def test_coming_up_is_told_in_parts() -> None:
 def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
     assert ask_here("progress", [("torchrun", str(tmp_path / "none"))]) == [None]
     assert ask_here("kill", []) == []
+
+
+ERROR = {"check": "gradients", "severity": "error", "seen": "2 times one device's", "means": "", "advice": ""}
+
+
+def test_what_an_examination_finds_wrong_is_not_measured_by_the_later_processes_of_its_group(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = make_experiment(
+        {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8},
+        launcher="torchrun",
+        throughput=QUICK,
+        preflight=True,
+    )
+    plan = make_plan(experiment, laptop())
+    ran: list[str] = []
+
+    @contextlib.contextmanager
+    def started(job: Any, deadline: float | None) -> Iterator[Any]:
+        yield job.group.trials[0]
+
+    def hear(trial: Any, watch: Watch, coming_up: ComingUp) -> Iterator[Message]:
+        ran.append(trial.id)
+        wrong = trial.purpose == "doctor" and trial.cell.strategy == "ddp"
+        yield TrialResult(trial.id, "ok", facts={"findings": [ERROR] if wrong else []})
+
+    monkeypatch.setattr(torchrun_launcher, "started", started)
+    monkeypatch.setattr(torchrun_launcher, "_hear", hear)
+    launcher = TorchrunLauncher(experiment, 1)
+    for group in plan.groups:
+        told = {message.trial_id: message for message in launcher.launch(group, deadline=None)}  # type: ignore[union-attr]
+        assert list(told) == [trial.id for trial in group.trials]
+        for trial in group.trials:
+            refused = trial.cell.strategy == "ddp" and trial.purpose != "doctor" and group.block == 0
+            assert (told[trial.id].outcome == "skipped") == refused  # type: ignore[union-attr]
+            assert (trial.id in ran) != refused
+            assert not refused or "2 times one device's" in told[trial.id].reason  # type: ignore[union-attr]
+    assert any(trial.purpose == "doctor" and trial.cell.strategy == "ddp" for trial in plan.trials)
 
 
 # --- for real

@@ -1,4 +1,4 @@
-"""Tensors that a model holds and does not know: neither parameters nor buffers of its own, in whatever attribute."""
+"""Tensors that a model holds beside its parameters and buffers: in attributes, and one level deep in containers."""
 
 from __future__ import annotations
 

@@ -94,6 +94,17 @@ def test_what_needs_no_rank_is_among_the_verdicts_of_a_run(make_experiment: Make
         assert "the nodes torch: " in folder_report(folder)
 
 
+def test_a_plan_in_which_every_cell_is_uneven_is_not_called_healthy(make_experiment: Make, tmp_path: Path) -> None:
+    grid = {"strategy": "ddp", "devices": [2], "global_batch_size": [3]}
+    experiment = make_experiment(grid, preflight=True, throughput=SHORT)
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    results = harness.load(folder.path)
+    assert results.lines and not any(trial.purpose == "doctor" for trial in plan.trials)
+    assert results.findings["check"].tolist() == ["batches divide"]
+
+
 def folder_report(folder: RunFolder) -> str:
     table = findings_table(harness.load(folder.path).findings)
     return "\n".join(" ".join(line.cells) for line in table.rows)
