@@ -21,6 +21,8 @@ from harness.errors import SkipTrial
 from harness.loader import Share, batches, copier, epoch_shares, evaluation_shares
 from harness.measure.divergence import Divergence, earliest, first_in
 from harness.measure.marks import marks_for
+from harness.measure.rows import WINDOW_KEYS, window_rows
+from harness.measure.stepper import Stretch
 from harness.measure.window import Window, measure_window, synchronize
 from harness.optimizers import WarmUp, fast_forward, make_schedule
 from harness.ranks import Ranks
@@ -71,6 +73,8 @@ class Epochs:
         self.resumed_epoch = 0
         self.train_s = 0.0
         self.spent = {"epochs": 0.0, "evaluation": 0.0, "checkpoints": 0.0}
+        self.window: dict[str, Any] = {}
+        """This rank's epochs of this attempt as one window: its seconds, steps and phases are their sums."""
         self.diverged: Divergence | None = None
         """Where the training stopped being finite; it went no further than that epoch."""
 
@@ -112,13 +116,19 @@ class Epochs:
                 advance=advance,
             )
             rate = float(self.training.optimizer.param_groups[0]["lr"])
-        told = self.ranks.gather(self._told(window, (epoch - 1) * self.steps))
+        mine = self._told(window, (epoch - 1) * self.steps)
+        self._add(window, mine.weight)
+        told = self.ranks.gather(mine)
         epoch_s = max(one.duration_s for one in told)  # as long as its slowest rank takes
         self.train_s += epoch_s
         self.spent["epochs"] += epoch_s
         self.diverged = earliest(one.diverged for one in told)
         loss, weight = sum(one.loss for one in told), sum(one.weight for one in told)
         return loss / weight, rate
+
+    def _add(self, window: Window, weight: float) -> None:
+        (row,) = window_rows(self.ranks.rank, [Stretch("epochs", window, weight)])
+        self.window = row | {name: row[name] + self.window.get(name, 0) for name in row if name not in WINDOW_KEYS}
 
     def _told(self, window: Window, steps_before: int) -> _Told:
         """What the other ranks need to know of this one's epoch."""

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from harness.measure.stepper import Stretch
 
 StepColumns = dict[str, npt.NDArray[Any]]
+WINDOW_KEYS = ("rank", "window", "window_kind")
+"""What names a window; the rest of its row are amounts."""
 STEPPED = ("warmup", "timed")
 """The windows whose single steps are recorded."""
 

@@ -16,7 +16,7 @@ from harness.measure.window import Window, measure_window, synchronize
 from harness.ranks import Ranks
 from harness.training import Training
 
-Kind = Literal["warmup", "timed", "phases", "together", "alone"]
+Kind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
 """What a window is for; only timed ones enter a throughput."""
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from harness.config_sections import Throughput
 from harness.measure import load, marks
+from harness.measure.gpu_readings import summarise
 from harness.measure.stepper import Stepper, Stretch
-from harness.measure.telemetry import open_telemetry, summarise
+from harness.measure.telemetry import open_telemetry
 from harness.stats import is_steady
 
 

@@ -137,3 +137,12 @@ def test_with_accumulation_and_clipping_epochs_count_each_sample_once() -> None:
     run = epochs_of(replace(CELL, training={"accumulation": 2, "clip_grad_norm": 1.0}), 1)
     assert run.rows[0]["samples"] == SAMPLES
     assert run.diverged is None
+
+
+def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up() -> None:
+    window = epochs_of(CELL, 3).window
+    assert (window["window_kind"], window["rank"], window["window"]) == ("epochs", 0, 0)
+    assert window["steps"] == 9 and window["weight"] == 3 * SAMPLES
+    phases = ("wait", "copy", "forward", "backward", "optimizer", "rest")
+    assert all(window[f"{phase}_s"] > 0 for phase in phases)
+    assert 0.5 < sum(window[f"{phase}_s"] for phase in phases) / window["duration_s"] <= 1

@@ -7,7 +7,18 @@ from itertools import count
 import pytest
 import torch
 
-from harness.measure.marks import DEAR, DEVICE, HOST, POINTS, HostMarks, cost_s, marks_for, phases_are_cheap
+from harness.measure.marks import (
+    DEAR,
+    DEVICE,
+    HOST,
+    POINTS,
+    CudaMarks,
+    HostMarks,
+    Marks,
+    cost_s,
+    marks_for,
+    phases_are_cheap,
+)
 
 
 def ticking(*, detailed: bool, steps: int = 2) -> HostMarks:
@@ -49,9 +60,8 @@ def test_phases_are_marked_where_that_is_next_to_nothing_of_a_step() -> None:
     cpu = torch.device("cpu")
     longest = cost_s(cpu) / DEAR
     assert phases_are_cheap(cpu, 1, 1.01 * longest) and not phases_are_cheap(cpu, 1, 0.99 * longest)
-    assert phases_are_cheap(cpu, 4, 4.01 * longest) and not phases_are_cheap(
-        cpu, 4, 1.01 * longest
-    )  # each micro-batch is marked
+    assert phases_are_cheap(cpu, 4, 4.01 * longest)
+    assert not phases_are_cheap(cpu, 4, 1.01 * longest)  # each micro-batch is marked
     assert not phases_are_cheap(torch.device("cuda"), 1, 3600.0)  # events are read after the window
 
 
@@ -74,3 +84,59 @@ def test_without_detail_accumulation_changes_nothing() -> None:
     for point in (0, 1, 2, 3, 4, 3, 4, 5, 6, 0):
         marks.mark(point)
     assert marks.read().step_s == [2.0]
+
+
+class Event:
+    """Stands for torch.cuda.Event: the stream comes to each one ten milliseconds after the one before."""
+
+    recorded = count(0)
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at: int | None = None
+        self.waited_for = False
+
+    def record(self, stream: object) -> None:
+        assert stream == "the stream" and self.at is None, "an event is used once"
+        self.at = next(self.recorded)
+
+    def synchronize(self) -> None:
+        self.waited_for = True
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.at is not None and end.at is not None
+        return 10.0 * (end.at - self.at)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A GPU as far as events go."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
+    return torch.device("cuda", 0)
+
+
+def marked(marks: Marks, steps: int) -> Marks:
+    for _ in range(steps):
+        for point in range(len(POINTS)):
+            marks.mark(point)
+    marks.mark(0)
+    return marks
+
+
+def test_a_gpus_stream_is_partitioned_by_events_that_add_up_to_the_step(gpu: torch.device) -> None:
+    told = marked(marks_for((gpu,), 3), 3).read()
+    assert told.step_s == pytest.approx([0.07, 0.07, 0.07])
+    assert sum(told.phases.values()) == pytest.approx(0.21)
+    names = {"idle", "copy", "rest", "forward", "backward", "optimizer"}
+    assert set(told.phases) == names and told.phases["rest"] == pytest.approx(0.06)
+    assert set(told.host_phases) == names - {"idle"} | {"wait"}  # the host's own clock, beside it
+
+
+def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> None:
+    marks = marked(marks_for((gpu,), 3, detailed=False), 3)
+    assert isinstance(marks, CudaMarks) and len(marks._events) == 4
+    told = marks.read()
+    assert told.step_s == pytest.approx([0.01, 0.01, 0.01]) and told.phases == {}
+    assert marks._events[-1].waited_for  # type: ignore[attr-defined]
+    assert len(told.wait_s) == 3

@@ -27,3 +27,16 @@ def test_a_new_peak_forgets_the_old_one() -> None:
 
 def test_a_cpu_has_no_reserved_memory() -> None:
     assert memory.peak(CPU)["peak_reserved_bytes"] is None
+
+
+def test_a_gpus_peak_is_the_fullest_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[torch.device] = []
+    allocated = {torch.device("cuda", 0): 10, torch.device("cuda", 1): 30}
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", allocated.__getitem__)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * allocated[device])
+    devices = list(allocated)
+    assert memory.reset_peak(devices) and forgotten == devices
+    told = memory.peak(devices)
+    assert (told["peak_memory_bytes"], told["peak_reserved_bytes"]) == (30, 60)
+    assert told["resident_bytes"] != told["peak_memory_bytes"]

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from harness.measure import telemetry
-from harness.measure.telemetry import Nvml, Reading, Telemetry, open_telemetry, summarise, visible_uuids
+from harness.measure.gpu_readings import ENERGY_LEAST_S, Reading, summarise
+from harness.measure.telemetry import Nvml, Telemetry, open_telemetry, visible_uuids
 
 A, B, C = "GPU-aa11", "GPU-aa22", "GPU-bb33"
 SLICE = "MIG-cc44"
@@ -43,6 +44,7 @@ class Gpu:
     max_clock: Any = 1980
     temperature: Any = 60
     reasons: Any = 0
+    held: Any = field(default_factory=FakeError)
     old_reasons: Any = field(default_factory=FakeError)
     pids: Any = (ME,)
     mig: Any = field(default_factory=FakeError)
@@ -114,6 +116,9 @@ class FakeNvml:
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Gpu) -> Any:
         return answer(handle.old_reasons)
+
+    def nvmlDeviceGetViolationStatus(self, handle: Gpu, policy: int) -> Any:
+        return SimpleNamespace(referenceTime=0, violationTime=answer(handle.held)[policy])
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Gpu) -> Any:
         return [SimpleNamespace(pid=pid) for pid in answer(handle.pids)]
@@ -293,7 +298,7 @@ def test_nvml_is_given_back_once() -> None:
 def test_pynvml_has_the_names_that_are_used() -> None:
     pynvml = pytest.importorskip("pynvml")
     names = [name for name in vars(Nvml) if name.lower().startswith("nvml")]
-    assert len(names) == 18
+    assert len(names) == 19
     assert [name for name in names if not hasattr(pynvml, name)] == []
 
 
@@ -440,6 +445,30 @@ def test_one_gpu() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("at_the_end", "spent_ms", "expected"),
+    [
+        ((), (0, 0), ""),
+        ((), (100, 0), ""),  # under a hundredth of the 20 s
+        ((), (500, 0), "held by power"),
+        (("sw power cap",), (500, 3000), "sw power cap, held by power, held by heat"),
+        (None, (0, 300), "held by heat"),
+        (None, None, None),
+    ],
+)
+def test_clocks_that_were_held_down_during_the_windows_are_told_though_the_gpu_is_idle_after_them(
+    at_the_end: tuple[str, ...] | None, spent_ms: tuple[int, ...] | None, expected: str | None
+) -> None:
+    counts = [None if spent_ms is None else tuple(7 + int(ms * 1e6) for ms in at) for at in ((0, 0), spent_ms or ())]
+    before, after = replace(BEFORE, held_ns=counts[0]), replace(AFTER, throttle=at_the_end, held_ns=counts[1])
+    assert columns([before], [after])["throttled"] == expected
+
+
+def test_the_counters_of_held_clocks_are_read_by_policy() -> None:
+    assert read(FakeNvml(Gpu(A, held=[11, 22])))[0].held_ns == (11, 22)
+    assert read(FakeNvml(Gpu(A)))[0].held_ns is None
+
+
 def test_several_gpus_are_averaged_or_the_worst_or_summed() -> None:
     other = Reading(120.0, 3_000_000, 500.0, 0.7, 1600, 3200, 80, ("hw slowdown", "hw power brake"), ())
     assert columns([BEFORE, BEFORE], [AFTER, other]) == {
@@ -484,7 +513,7 @@ def test_no_readings_are_missing_values() -> None:
     assert set(columns((), ()).values()) == {None}
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(9.99, None), (telemetry.ENERGY_LEAST_S, 6_000.0)])
+@pytest.mark.parametrize(("seconds", "expected"), [(9.99, None), (ENERGY_LEAST_S, 6_000.0)])
 def test_short_windows_have_no_energy(seconds: float, expected: float | None) -> None:
     result = columns(seconds=seconds)
     assert result["energy_j"] == expected
