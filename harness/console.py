@@ -30,7 +30,7 @@ from harness.events import (
 )
 from harness.plan import Plan
 from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
-from harness.present_belief import belief_lines
+from harness.present_belief import belief_lines, parity_table, versus_table
 from harness.present_doctor import seen, shared, verdict, where
 from harness.printable import printable
 
@@ -41,6 +41,7 @@ WHY = {
     "equivalence": "to check that strategies train the same thing",
     "doctor": "to examine cells before they are measured",
 }
+PAIRS = {"versus": "Strategies against each other", "parity": "Ray against torchrun"}
 COLOURS = {"ok": "green", "skipped": "yellow"}
 
 
@@ -142,12 +143,15 @@ class ConsoleSink:
         scaling = event.tables["scaling"]
         for name, content in scaling_by_setting(scaling) if len(scaling) else []:
             self._console.print(rich_table(content, name))
+        for name, table in (("versus", versus_table), ("parity", parity_table)):
+            if len(event.tables[name]):
+                self._console.print(rich_table(table(event.tables[name]), PAIRS[name]))
         trials = event.tables["trials"]
         last = trials.drop_duplicates("trial_id", keep="last")
         self._console.print(
             f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
         )
-        for text in belief_lines(event.tables["noise"], trials):
+        for text in belief_lines(event.tables["noise"], trials, scaling):
             self._console.print(printable(text), highlight=False, markup=False)
         self._console.print(printable(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
 

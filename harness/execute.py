@@ -101,7 +101,7 @@ class Execution:
     def _launch(self, group: WorkerGroup) -> None:
         """One launch of a group, until it ends by itself or by its first failure."""
         self._emit(GroupStarting(group))
-        started = time.time()
+        started = heard = time.time()
         trials = {trial.id: (position, trial) for position, trial in enumerate(group.trials)}
         ready: GroupStarted | None = None
         start_s = None
@@ -118,12 +118,13 @@ class Execution:
                     else:
                         position, trial = trials[message.trial_id]
                         self._record(trial, message, group, position)
+                    heard = time.time()
         finally:  # after an interruption too: what it finished ran in this environment
             with held():
-                self._remember_group(group, ready, started, start_s)
+                self._remember_group(group, ready, started, start_s, heard)
 
     def _remember_group(
-        self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None
+        self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None, heard: float
     ) -> None:
         self._folder.add_environment(
             {
@@ -133,11 +134,15 @@ class Execution:
                 "started_at": started,
                 "start_s": start_s,
                 "whole_s": time.time() - started,
-                "parts": dict(ready.parts) if ready else {},
+                "parts": {**ready.parts, **self._teardown(heard)} if ready else {},
                 "nodes": list(ready.environments) if ready else [],
                 "ranks": list(ready.ranks) if ready else [],
             }
         )
+
+    def _teardown(self, heard: float) -> dict[str, float]:
+        """The time since the group was last heard; a trial that was cut short has a part in it that is unknown."""
+        return {} if self.running else {"teardown": time.time() - heard}
 
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
         """Writes the trial's row. A lost trial is not settled while it has attempts left."""

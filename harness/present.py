@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
 
 
 def scaling_table(scaling: pd.DataFrame) -> TextTable:
-    """Throughput, speedup and efficiency of each cell against its base, with intervals and n."""
+    """Throughput, speedup and efficiency of each cell against its base, each with its interval; n; the base."""
     unit = rate_unit(scaling)
     columns = (
         Heading("setting"),
@@ -64,7 +64,6 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
         Heading(unit, True),
         Heading("speedup", True),
         Heading("efficiency", True),
-        Heading("its 95 % interval", True),
         Heading("n", True),
         Heading(f"base ({unit})", True),
     )
@@ -75,10 +74,9 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
             name,
             shown_strategy(row),
             shown_devices(row),
-            speed(row["throughput_per_s"]),
-            "1" if is_base else _number(row["speedup"]),
-            "base" if is_base else percent(row["efficiency"]),
-            "" if is_base else _percents(row["efficiency_low"], row["efficiency_high"], row["excluded"]),
+            with_ends(speed, row["throughput_per_s"], row["throughput_low"], row["throughput_high"]),
+            "1" if is_base else with_ends(_number, row["speedup"], row["low"], row["high"]),
+            "base" if is_base else _efficiency(row),
             str(row["blocks"]),
             _base(row),
         )
@@ -220,10 +218,18 @@ def _number(value: Any) -> str:
     return "-" if pd.isna(value) else f"{value:.2f}"
 
 
-def _percents(low: Any, high: Any, excluded: Any) -> str:
-    if not pd.isna(excluded):
+def _efficiency(row: Any) -> str:
+    if not pd.isna(row["excluded"]):
         return "trains otherwise"
-    return "one block" if pd.isna(low) else f"{100 * low:.0f} to {100 * high:.0f} %"
+    shown = with_ends(percent, row["efficiency"], row["efficiency_low"], row["efficiency_high"])
+    return f"{shown} (one block)".replace(" ", NO_BREAK) if pd.isna(row["efficiency_low"]) else shown
+
+
+def with_ends(shown: Callable[[Any], str], value: Any, low: Any, high: Any) -> str:
+    """'62 % (58 to 66 %)': a value with its interval, where it has one; it is not broken over lines."""
+    if pd.isna(low) or pd.isna(high):
+        return shown(value)
+    return f"{shown(value)} ({shown(low).removesuffix(' %')} to {shown(high)})".replace(" ", NO_BREAK)
 
 
 def _span(values: pd.Series[Any], form: str, suffix: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -11,40 +12,71 @@ from harness.labels import rate_unit, settings, shown_devices, shown_strategy
 from harness.present import Heading, Line, TextTable, duration, speed
 from harness.schema.doubts import DOUBTS
 
+NAMED = 6
+"""Of the cells that a sentence is about, so many are named."""
+
 
 def noise_table(noise: pd.DataFrame) -> TextTable:
     """Each base against its twin."""
-    return _ratio_table(noise, "base", "throughput_per_s", "twin", "twin_throughput_per_s", "twin / base")
+    speeds = ("base", "throughput_per_s", "twin", "twin_throughput_per_s")
+    return _ratio_table(noise, "setting", settings(noise), *speeds, "twin / base")
 
 
 def parity_table(parity: pd.DataFrame) -> TextTable:
     """Each cell under Ray against the same cell under torchrun."""
-    return _ratio_table(
-        parity, "torchrun", "control_throughput_per_s", "Ray", "throughput_per_s", "Ray / torchrun", cells=True
-    )
+    cells = [f"{_placed(row)}, {name}" for row, name in _with_settings(parity)]
+    speeds = ("torchrun", "control_throughput_per_s", "Ray", "throughput_per_s")
+    return _ratio_table(parity, "cell", cells, *speeds, "Ray / torchrun")
+
+
+def versus_table(versus: pd.DataFrame) -> TextTable:
+    """Each strategy against another on the same devices."""
+    pairs = [f"{_pair(row)}, {name}" for row, name in _with_settings(versus)]
+    speeds = ("second", "other_throughput_per_s", "first", "throughput_per_s")
+    return _ratio_table(versus, "first / second", pairs, *speeds, "ratio")
+
+
+def _with_settings(rows: pd.DataFrame) -> list[tuple[dict[Any, Any], str]]:
+    return list(zip(rows.to_dict("records"), settings(rows), strict=True))
+
+
+def _placed(row: Any) -> str:
+    return f"{shown_strategy(row)} x{shown_devices(row)}"
+
+
+def _pair(row: Any) -> str:
+    """'ddp / dp x2 (emulated)'."""
+    apart = shown_strategy(row).removeprefix(str(row["strategy"]))
+    return f"{row['strategy']} / {row['other_strategy']} x{shown_devices(row)}{apart}"
 
 
 def _ratio_table(
     rows: pd.DataFrame,
+    what: str,
+    names: Iterable[str],
     first: str,
     first_column: str,
     second: str,
     second_column: str,
     ratio: str,
-    *,
-    cells: bool = False,
 ) -> TextTable:
     """Two throughputs and their ratio with its interval; rows whose interval excludes 1 are set off."""
     unit = rate_unit(rows)
     titles = (f"{first} ({unit})", f"{second} ({unit})", ratio, "its 95 % interval", "n")
-    columns = (Heading("cell" if cells else "setting"), *(Heading(title, True) for title in titles))
+    columns = (Heading(what), *(Heading(title, True) for title in titles))
     lines = []
-    for name, row in zip(settings(rows), rows.to_dict("records"), strict=True):
-        named = f"{shown_strategy(row)} x{row['devices']}, {name}" if cells else name
-        interval = "one block" if pd.isna(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
-        numbers = (speed(row[first_column]), speed(row[second_column]), f"{row['ratio']:.3f}", interval)
-        lines.append(Line((named, *numbers, str(row["blocks"])), "base" if _is(row["excludes_one"]) else ""))
+    for name, row in zip(names, rows.to_dict("records"), strict=True):
+        numbers = (speed(row[first_column]), speed(row[second_column]), *_ratio(row), str(row["blocks"]))
+        apart = row["emulated"] or row["oversubscribed"]
+        lines.append(Line((name, *numbers), "apart" if apart else "base" if _is(row["excludes_one"]) else ""))
     return TextTable(columns, tuple(lines))
+
+
+def _ratio(row: Any) -> tuple[str, str]:
+    if pd.isna(row["ratio"]):
+        return "-", "trains otherwise"
+    interval = "one block" if pd.isna(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
+    return f"{row['ratio']:.3f}", interval
 
 
 def agreement_table(agreement: pd.DataFrame) -> TextTable:
@@ -103,6 +135,7 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
         Heading("strategy"),
         Heading("devices", True),
         Heading("peak", True),
+        *([Heading("reserved", True)] if (reserved := bool(ranks["peak_reserved_bytes"].notna().any())) else []),
         Heading("parameters", True),
         Heading("gradients", True),
         Heading("optimizer", True),
@@ -121,13 +154,16 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
         if rank is None or pd.isna(rank["parameter_bytes"]):
             continue
         known = [float(rank[part]) for part in parts]
-        sizes = [rank["peak_memory_bytes"], *known, max(0.0, rank["peak_memory_bytes"] - sum(known))]
-        rows.append(Line((name, shown_strategy(cell), str(cell["devices"]), *(_size(size) for size in sizes))))
+        peaks = [rank["peak_memory_bytes"], *([rank["peak_reserved_bytes"]] if reserved else [])]
+        sizes = (_size(size) for size in (*peaks, *known, max(0.0, rank["peak_memory_bytes"] - sum(known))))
+        rows.append(Line((name, shown_strategy(cell), str(cell["devices"]), *sizes)))
     return TextTable(columns, tuple(rows))
 
 
 def _size(count: float) -> str:
     """'1.5 GiB', '79 KiB'."""
+    if pd.isna(count):
+        return "-"
     for unit in ("B", "KiB", "MiB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -139,13 +175,25 @@ def _is(value: Any) -> bool:
     return not pd.isna(value) and bool(value)
 
 
-def belief_lines(noise: pd.DataFrame, trials: pd.DataFrame) -> list[str]:
-    """The noise floor and the doubts in a line each, for the end of a run."""
+def imprecise(scaling: pd.DataFrame) -> str:
+    """A sentence on the intervals that are wider than the rule for blocks asks; empty where there are none."""
+    asked = scaling[scaling["precise"].notna()]
+    wide = [f"{_placed(row)}, {name}" for row, name in _with_settings(asked) if not row["precise"]]
+    if not wide:
+        return ""
+    some = "; ".join(wide[:NAMED]) + ("; ..." if len(wide) > NAMED else "")
+    return f"{len(wide)} of {len(asked)} intervals are wider than throughput.blocks asks: {some}."
+
+
+def belief_lines(noise: pd.DataFrame, trials: pd.DataFrame, scaling: pd.DataFrame) -> list[str]:
+    """The noise floor, the wide intervals and the doubts in a line each, for the end of a run."""
     lines = []
     known = noise[noise["low"].notna()]
     if not known.empty:
         floors = ", ".join(f"{row['low']:.3f} to {row['high']:.3f}" for row in known.to_dict("records"))
         lines.append(f"Noise floor (the base against its twin, 95 %): {floors}.")
+    if wide := imprecise(scaling):
+        lines.append(wide)
     doubts = doubt_table(trials).rows
     if doubts:
         lines.append(f"Doubts, by timed trials: {'; '.join(f'{line.cells[0]} ({line.cells[1]})' for line in doubts)}.")

@@ -20,21 +20,44 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
         Heading("of a matrix product there", True),
         Heading("MFU", True),
     )
-    known = cells[cells["achieved_flops_per_s"].notna()]
+    told = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
     rows = [
-        Line(
-            (
-                name,
-                shown_strategy(row),
-                shown_devices(row),
-                f"{row['achieved_flops_per_s'] / 1e9:,.3g}",
-                percent(row["of_measured_peak"]),
-                "no published peak" if pd.isna(row["mfu"]) else percent(row["mfu"]),
-            )
-        )
-        for name, row in zip(settings(known), known.to_dict("records"), strict=True)
+        Line((name, shown_strategy(row), shown_devices(row), *_arithmetic(row)))
+        for name, row in zip(settings(told), told.to_dict("records"), strict=True)
     ]
     return TextTable(columns, tuple(rows))
+
+
+def _arithmetic(row: Any) -> tuple[str, str, str]:
+    if pd.isna(row["achieved_flops_per_s"]):
+        return "-", "-", f"not counted: {row['flops_reason']}"
+    mfu = "no published peak" if pd.isna(row["mfu"]) else percent(row["mfu"])
+    return f"{row['achieved_flops_per_s'] / 1e9:,.3g}", percent(row["of_measured_peak"]), mfu
+
+
+def waterfall_table(waterfall: pd.DataFrame) -> TextTable:
+    """The efficiency loss of each cell on several devices, part by part; the shares of a cell add up to 100 %."""
+    columns = (
+        Heading("cell"),
+        Heading("part"),
+        Heading("ms of a step", True),
+        Heading("share", True),
+        Heading("its 95 % interval", True),
+        Heading("n", True),
+    )
+    rows = []
+    for name, row in zip(settings(waterfall), waterfall.to_dict("records"), strict=True):
+        is_first = row["part"] == "ideal"
+        cell = f"{shown_strategy(row)} x{shown_devices(row)}, {name}" if is_first else ""
+        interval = "one block" if pd.isna(row["low"]) else f"{_share(row['low'])} to {_share(row['high'])} %"
+        values = (_ms(row["part_s"]), f"{_share(row['share'])} %", interval, str(row["blocks"]))
+        part = "ideal (efficiency)" if is_first else str(row["part"])
+        rows.append(Line((cell, part, *values), "base" if is_first else ""))
+    return TextTable(columns, tuple(rows))
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f}"
 
 
 def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTable:

@@ -18,8 +18,16 @@ from harness.errors import RunFolderError
 from harness.files import replace_bytes, replace_text, writing
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, missing_table, outcome_table, scaling_table
-from harness.present_belief import agreement_table, doubt_table, ledger_table, memory_table, noise_table, parity_table
-from harness.present_cost import communication_table, compute_table
+from harness.present_belief import (
+    agreement_table,
+    doubt_table,
+    ledger_table,
+    memory_table,
+    noise_table,
+    parity_table,
+    versus_table,
+)
+from harness.present_cost import communication_table, compute_table, waterfall_table
 from harness.present_doctor import findings_table
 from harness.record import RunFolder
 from harness.results import Results, load
@@ -32,6 +40,7 @@ TABLES = (
     "scaling",
     "noise",
     "parity",
+    "versus",
     "agreement",
     "waterfall",
     "phases",
@@ -88,6 +97,8 @@ def _draw(results: Results) -> list[Drawing]:
         cells=results.cells,
         scaling=results.scaling,
         noise=results.noise,
+        versus=results.versus,
+        parity=results.parity,
         waterfall=results.waterfall,
         phases=results.phases,
         convergence=results.convergence,
@@ -140,11 +151,13 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         noise=noise_table(results.noise),
         noise_words=content.noise_words(results.noise),
         parity=parity_table(results.parity),
+        versus=versus_table(results.versus),
         agreement=agreement_table(results.agreement),
         doubts=doubt_table(results.trials),
         preflight=findings_table(results.findings),
         preflight_words=content.preflight_words(results),
         compute=compute_table(results.cells),
+        waterfall=waterfall_table(results.waterfall),
         communication=communication_table(results.waterfall, results.trials),
         memory=memory_table(results.cells, results.ranks, results.trials),
         ledger=ledger_table(results.ledger),

@@ -12,9 +12,13 @@ import pandas as pd
 from harness.config_sections import Throughput
 from harness.labels import rate_unit, spread_options
 from harness.present import counts, duration, plural, speed
+from harness.present_belief import imprecise
 from harness.present_doctor import seen, shared, verdict, where
 from harness.results import Results
 from harness.schema import AXES
+
+MEASURED = ("windows", "epochs")
+"""The parts of a trial that a throughput or a training clock rests on."""
 
 
 def cards(results: Results) -> list[dict[str, str]]:
@@ -22,7 +26,6 @@ def cards(results: Results) -> list[dict[str, str]]:
     trials = results.trials
     last = trials.drop_duplicates("trial_id", keep="last")
     wall = sum(float(sitting.get("wall_s") or 0) for sitting in results.environment.get("sittings", []))
-    steps = float(trials["steps_s"].sum())
     cards = [
         {
             "value": str(int((last["outcome"] == "ok").sum())),
@@ -31,7 +34,10 @@ def cards(results: Results) -> list[dict[str, str]]:
         {"value": str(results.cells.shape[0]), "label": "cells measured"},
     ]
     if wall:
-        cards.append({"value": duration(wall), "label": f"until the report, {100 * steps / wall:.0f} % of it steps"})
+        ledger = results.ledger
+        measured = float(ledger["seconds"][(ledger["level"] == "trial") & ledger["part"].isin(MEASURED)].sum())
+        label = f"until the report, {100 * measured / wall:.0f} % of it timed windows and epochs"
+        cards.append({"value": duration(wall), "label": label})
     rows = results.scaling
     claims = rows[
         rows["efficiency"].notna()
@@ -70,6 +76,8 @@ def findings(results: Results) -> list[str]:
     errors = results.findings[results.findings["severity"] == "error"]
     found += [f"Preflight, {g['check'].iloc[0]}: {where(g)}: {seen(g)}." for g in shared(errors)]
     found += _disagreements(results.agreement) + _noise(results)
+    if wide := imprecise(results.scaling):
+        found.append(wide)
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
         found.append("One block was measured: there is no interval, and nothing is known of the spread between runs.")
     return found

@@ -42,6 +42,8 @@ from harness.stage import (
 )
 
 OK, FAILED = 0, 1
+SHOWN = ("trials", "scaling", "noise", "versus", "parity")
+"""The tables of which a run tells at its end."""
 
 
 def run(request: Request, emit: Emit) -> int:
@@ -120,7 +122,7 @@ def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
         return code
     try:
         results = write_report(folder.path)
-        tables = {"scaling": results.scaling, "noise": results.noise, "trials": results.trials}
+        tables = {name: getattr(results, name) for name in SHOWN}
     except KeyboardInterrupt:
         emit(Note(f"interrupted in the report; every result is kept. {_how_to_report(folder)}"))
         return INTERRUPTED

@@ -154,6 +154,7 @@ def _convergence(scene: Scene) -> TrialResult:
         unit=workload.unit,
         parameters=training.parameters,
         steps_s=epochs.spent["epochs"],
+        windows=tuple(row for row in ranks.gather(epochs.window) if row),
         epochs=columns_of(epochs.rows),
     )
 

@@ -46,13 +46,14 @@ def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = N
     return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
 
 
-def mean_interval(values: Sequence[float], level: float = LEVEL) -> Estimate:
-    """The mean of values that may be negative, with a t interval; no interval with one value."""
+def mean_interval(values: Sequence[float], *, pilot: Sequence[float] | None = None, level: float = LEVEL) -> Estimate:
+    """The mean of values that may be negative, with a t interval; no interval with one value. ``pilot`` as above."""
     n = len(values)
     mean = sum(values) / n
-    if n < 2:
+    first = pilot if pilot and len(pilot) > 1 else values
+    if len(first) < 2:
         return Estimate(mean, None, None, n)
-    half = _t(n - 1, level) * deviation(values) / math.sqrt(n)
+    half = _t(len(first) - 1, level) * deviation(first) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
 
 

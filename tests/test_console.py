@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -33,8 +32,8 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
         for cell, strategy, rates in (("single", "single", (100.0,)), ("ddp2", "ddp", (80.0, 80.0)))
     ]
     trials = analyse.trials(lines, steps_of(lines))
-    tables = {"scaling": analyse.scaling(trials), "noise": pd.DataFrame(), "trials": trials}
-    tables["noise"] = analyse.noise(trials)
+    tables = {name: getattr(analyse, name)(trials) for name in ("scaling", "noise", "versus", "parity")}
+    tables["trials"] = trials
     trial = plan.groups[0].trials[0]
     with ConsoleSink(console) as sink:
         sink(Planned(plan))

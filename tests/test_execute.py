@@ -233,6 +233,23 @@ def test_closing_early_keeps_what_was_recorded(plan: Plan, tmp_path: Path) -> No
     assert set(ok) == {trial.id for trial in plan.trials if trial.block == 0}
 
 
+def test_a_groups_end_has_a_part_of_its_own_in_the_ledger(plan: Plan, tmp_path: Path) -> None:
+    class Slow(ScriptedLauncher):
+        def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+            yield from super().launch(group, deadline=deadline)
+            time.sleep(0.05)
+            if group.block == 1:
+                yield TrialStarted(group.trials[0].id)
+                raise KeyboardInterrupt  # amid a trial: how much of the rest is its, and how much the end, is unknown
+
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    with pytest.raises(KeyboardInterrupt):
+        Execution(plan, folder, Slow(lambda trial, tries: "ok"), lambda event: None).run()
+    *whole, cut = folder.environment()["groups"]
+    assert whole and all(0.05 <= group["parts"]["teardown"] <= group["whole_s"] for group in whole)
+    assert cut["parts"] == {}
+
+
 def windows_of(rate: float) -> tuple[dict[str, Any], ...]:
     return ({"rank": 0, "window": 0, "window_kind": "timed", "duration_s": 1.0, "weight": rate, "steps": 1},)
 

@@ -7,6 +7,7 @@ import pytest
 
 from harness import analyse
 from harness.present import (
+    NO_BREAK,
     convergence_table,
     counts,
     duration,
@@ -17,7 +18,8 @@ from harness.present import (
     scaling_table,
     speed,
 )
-from harness.present_cost import communication_table, compute_table
+from harness.present_belief import imprecise
+from harness.present_cost import communication_table, compute_table, waterfall_table
 from harness.present_doctor import findings_table
 from harness.schema import CELLS, FINDINGS, TRIALS, WATERFALL
 from tests.records import epochs_of, line, steps_of
@@ -53,15 +55,14 @@ def scaling(blocks: int) -> pd.DataFrame:
 def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
     rows = scaling_table(scaling(1)).rows
     assert rows[0].kind == "base"
-    assert rows[0].cells == ("batch 10 per device", "single", "1", "100", "1", "base", "", "1", "single x1: 100")
-    assert rows[1].cells == (
+    assert rows[0].cells == ("batch 10 per device", "single", "1", "100", "1", "base", "1", "single x1: 100")
+    assert tuple(cell.replace(NO_BREAK, " ") for cell in rows[1].cells) == (
         "batch 10 per device",
         "ddp",
         "2",
         "160",
         "1.60",
-        "80 %",
-        "one block",
+        "80 % (one block)",
         "1",
         "single x1: 100",
     )
@@ -69,9 +70,8 @@ def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
 
 def test_intervals_are_shown_with_n() -> None:
     row = scaling_table(scaling(3)).rows[1]
-    assert row.cells[5] == "81 %"
-    assert " to " in row.cells[6]
-    assert row.cells[7] == "3"
+    shown = [cell.replace(NO_BREAK, " ") for cell in row.cells]
+    assert shown[3:7] == ["162 (157 to 167)", "1.62 (1.57 to 1.67)", "81 % (79 to 84 %)", "3"]
 
 
 def test_parts_by_setting_name_their_base() -> None:
@@ -83,7 +83,6 @@ def test_parts_by_setting_name_their_base() -> None:
         "samples/s",
         "speedup",
         "efficiency",
-        "its 95 % interval",
         "n",
     ]
 
@@ -155,3 +154,56 @@ def test_findings_that_mean_the_same_show_each_thing_that_was_seen() -> None:
     rows = [{**said, "devices": 2, "seen": seen} for seen in ("torch", "torch", "harness")]
     (row,) = findings_table(FINDINGS.frame(rows)).rows
     assert "torch; harness" in row.cells
+
+
+@pytest.mark.parametrize(
+    ("speeds", "precise", "sentence"),
+    [((100.0, 100.1, 100.0), [True], ""), ((50.0, 100.0, 200.0), [False], "1 of 1 intervals are wider")],
+)
+def test_a_cell_that_is_compared_with_nothing_is_as_precise_as_its_own_speed(
+    speeds: tuple[float, ...], precise: list[bool], sentence: str
+) -> None:
+    lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate(speeds)]
+    rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
+    found = analyse.scaling(analyse.trials(lines, steps_of(lines)), rule)
+    assert found["precise"].tolist() == precise
+    assert imprecise(found).startswith(sentence) and bool(imprecise(found)) == bool(sentence)
+
+
+def test_a_base_is_asked_for_no_precision_its_cells_are() -> None:
+    lines = [
+        one
+        for block, rate in enumerate((40.0, 80.0, 120.0))
+        for one in (line("single", block=block), line("ddp2", block=block, rates=(rate, rate)))
+    ]
+    rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
+    found = analyse.scaling(analyse.trials(lines, steps_of(lines)), rule)
+    assert found["precise"].isna().tolist() == [True, False]
+    assert imprecise(found) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2, batch 10 per device.")
+
+
+def test_why_operations_were_not_counted_is_shown() -> None:
+    lines = [line("single", facts={"flops_reason": "an LSTM is not counted"})]
+    trials = analyse.trials(lines, steps_of(lines))
+    (row,) = compute_table(analyse.cells(trials, steps_of(lines))).rows
+    assert row.cells[3:] == ("-", "-", "not counted: an LSTM is not counted")
+
+
+def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None:
+    axes = {"strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8, "options": "{}"}
+    parts = (
+        ("ideal", 0.6, 0.006, 0.55, 0.65),
+        ("slowest rank", 0.5, 0.005, None, None),
+        ("rest", -0.1, -0.001, -0.2, 0),
+    )
+    rows = [
+        {**axes, "part": part, "share": share, "part_s": seconds, "low": low, "high": high, "blocks": 3}
+        for part, share, seconds, low, high in parts
+    ]
+    table = waterfall_table(WATERFALL.frame(rows))
+    assert [row.cells for row in table.rows] == [
+        ("ddp x2, batch 8 per device", "ideal (efficiency)", "6.00", "60.0 %", "55.0 to 65.0 %", "3"),
+        ("", "slowest rank", "5.00", "50.0 %", "one block", "3"),
+        ("", "rest", "-1.00", "-10.0 %", "-20.0 to 0.0 %", "3"),
+    ]
+    assert [row.kind for row in table.rows] == ["base", "", ""]

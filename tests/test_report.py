@@ -7,17 +7,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import harness
+from harness import report_content as content
 from harness.config import Experiment
 from harness.errors import RunFolderError
 from harness.messages import TrialResult
 from harness.plan import make_plan
+from harness.present_belief import belief_lines
 from harness.record import RunFolder
 from harness.report import write_report
+from harness.schema import NOISE, SCALING, TRIALS
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -275,3 +280,40 @@ def test_a_damaged_folder_is_one_error_and_nothing_is_written(
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         write_report(tmp_path)
+
+
+def test_a_twin_that_differs_is_a_finding_that_says_how_often_chance_does_that() -> None:
+    for ratio, low, high, found in ((1.2, 1.1, 1.3, True), (1.02, 0.9, 1.15, False)):
+        row = {"ratio": ratio, "low": low, "high": high, "excludes_one": found}
+        results = SimpleNamespace(noise=NOISE.frame([row]), cells=pd.DataFrame([1]), experiment=None)
+        told = content._noise(results)  # type: ignore[arg-type]
+        assert bool(told) == found
+        assert not found or (
+            "By chance one in twenty does; 1 pair here" in told[0] and "1.200 (1.100 to 1.300)" in told[0]
+        )
+
+
+def test_the_end_of_a_run_tells_the_floor_and_the_doubts() -> None:
+    noise = NOISE.frame([{"ratio": 1.0, "low": 0.9, "high": 1.1}, {"ratio": 1.0}])
+    trials = TRIALS.frame(
+        [{"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubt} for doubt in ("wide spread", None, "wide spread")]
+    )
+    assert belief_lines(noise, trials, SCALING.frame([])) == [
+        "Noise floor (the base against its twin, 95 %): 0.900 to 1.100.",
+        "Doubts, by timed trials: wide spread (2 of 3).",
+    ]
+
+
+def test_timed_windows_and_epochs_are_what_counts_as_measured(run_folder: RunFolder) -> None:
+    results = write_report(run_folder.path)
+    ledger = pd.DataFrame(
+        [
+            {"level": "trial", "part": "windows", "seconds": 10.0},
+            {"level": "trial", "part": "epochs", "seconds": 8.0},
+            {"level": "trial", "part": "examination", "seconds": 60.0},
+            {"level": "trial", "part": "warmup", "seconds": 12.0},
+        ]
+    )
+    vars(results)["ledger"] = ledger
+    cards = {card["value"]: card["label"] for card in content.cards(results)}
+    assert cards["1 min 30 s"] == "until the report, 20 % of it timed windows and epochs"

@@ -6,8 +6,9 @@ from harness.analyse.agreement import agreement, disagreeing
 from harness.analyse.doubts import doubts
 from harness.analyse.findings import figures, findings
 from harness.analyse.missing import missing
+from harness.analyse.pairs import noise, parity, versus
 from harness.analyse.phases import host_phases, ledger, phases
-from harness.analyse.ratios import noise, parity, scaling
+from harness.analyse.ratios import scaling
 from harness.analyse.steps import StepTimes, step_times
 from harness.analyse.training import convergence
 from harness.analyse.trials import cells, outcomes, ranks, throughput, trials, windows
@@ -34,6 +35,7 @@ __all__ = [
     "step_times",
     "throughput",
     "trials",
+    "versus",
     "waterfall",
     "windows",
 ]

@@ -60,7 +60,8 @@ def ledger(lines: Lines, environment: Mapping[str, Any]) -> pd.DataFrame:
         groups[group["sitting"]] = groups.get(group["sitting"], 0.0) + group["whole_s"]
         parts = dict(group.get("parts") or {})
         left = group["whole_s"] - in_group.pop((group["sitting"], group["group_id"]), 0.0) - sum(parts.values())
-        for part, seconds in {**parts, "between trials and end": left}.items():
+        rest = "between trials" if "teardown" in parts else "between trials and end"
+        for part, seconds in {**parts, rest: left}.items():
             rows.append({**where, "part": part, "seconds": seconds})
     for number, sitting in enumerate(environment.get("sittings", [])):
         if "wall_s" in sitting:

@@ -105,7 +105,7 @@ def _known(rows: Rows, name: str) -> list[float]:
 def _arithmetic(trial: Row, speed: float, probes: Sequence[float]) -> dict[str, Any]:
     """What one device computes, and what part that is of its peak: MFU as Chowdhery et al. 2022 define it."""
     if pd.isna(trial["flops_per_unit"]):
-        return {}
+        return {"flops_reason": trial["flops_reason"]}
     achieved = float(trial["flops_per_unit"]) * speed / float(trial["devices"])
     known = None if pd.isna(trial["device_model"]) else peak_flops(trial["device_model"], trial["precision"])
     return {

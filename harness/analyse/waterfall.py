@@ -63,11 +63,14 @@ class Timing:
     together_s: float | None
 
 
-def waterfall(trials: pd.DataFrame, windows: pd.DataFrame, scaling: pd.DataFrame) -> pd.DataFrame:
+def waterfall(
+    trials: pd.DataFrame, windows: pd.DataFrame, scaling: pd.DataFrame, pilot: int | None = None
+) -> pd.DataFrame:
     """One row a part of a cell on several devices: its share of the step, the mean over blocks.
 
     With T the measured step and T_ideal that of the base, scaled to this batch and these devices, efficiency is
-    T_ideal / T, and each part's share is its seconds over T: all add up to 1. Parts may be negative.
+    T_ideal / T, and each part's share is its seconds over T: all add up to 1. Parts may be negative. ``pilot``: how
+    many blocks decided on the number of all, where a rule did.
     """
     timings = _timings(windows)
     every = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
@@ -83,9 +86,10 @@ def waterfall(trials: pd.DataFrame, windows: pd.DataFrame, scaling: pd.DataFrame
         base = bases.get(cell_id)
         if first["devices"] == 1 or base is None or pd.isna(base["efficiency"]):
             continue
-        blocks = [found for row in group if (found := _block(row, base["base_id"], known, timings))]
+        found = [(row["block"], _block(row, base["base_id"], known, timings)) for row in group]
+        blocks = {block: parts for block, parts in found if parts}  # the last sitting's, where one was cut in two
         if blocks:
-            rows += _rows(first, str(base["base_id"]), blocks)
+            rows += _rows(first, str(base["base_id"]), blocks, pilot)
     return WATERFALL.frame(sorted(rows, key=lambda row: (*order(row), row["position"])))
 
 
@@ -134,21 +138,24 @@ def _of_ddp(mine: Timing, alone: Timing, wrapped: Timing) -> dict[str, float]:
     }
 
 
-def _rows(first: Mapping[Hashable, Any], base_id: str, blocks: list[dict[str, float]]) -> list[dict[str, Any]]:
+def _rows(
+    first: Mapping[Hashable, Any], base_id: str, blocks: Mapping[int, Mapping[str, float]], pilot: int | None
+) -> list[dict[str, Any]]:
     named = {axis: first[axis] for axis in ("cell_id", *AXES)}
     rows = []
     for position, part in enumerate(("ideal", *PARTS)):
-        if part not in blocks[0]:
+        if any(part not in parts for parts in blocks.values()):
             continue
-        shares = [block[part] / block["step"] for block in blocks]
-        share = mean_interval(shares)
+        shares = {block: parts[part] / parts["step"] for block, parts in blocks.items()}
+        first_shares = [share for block, share in shares.items() if pilot and block < pilot]
+        share = mean_interval(list(shares.values()), pilot=first_shares or None)
         rows.append(
             {
                 **named,
                 "base_id": base_id,
                 "position": position,
                 "part": part,
-                "part_s": mean(block[part] for block in blocks),
+                "part_s": mean(parts[part] for parts in blocks.values()),
                 "share": share.value,
                 "blocks": share.n,
                 "low": share.low,

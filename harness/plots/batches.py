@@ -16,6 +16,7 @@ from harness.plots.common import (
     add_legend,
     draw_lines,
     facets_of,
+    hatch_point,
     log2_axis,
     make_grid,
     strategy_legend,
@@ -39,6 +40,8 @@ def batch_sizes(tables: Tables) -> Drawing:
         lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
         for axes, (value, label) in zip(grid[:, column], QUANTITIES, strict=True):
             _panel(axes, part, lost, value)
+            for row in part[part["cell_id"].isin(tables.otherwise) & part[value].notna()].to_dict("records"):
+                hatch_point(axes, row[BATCH], row[value])
             unit = "GiB" if value == "peak_gib" else rate_unit(rows)
             axes.set_ylabel(f"{label} ({unit})" if column == 0 else "")
         grid[0][column].set_title(facet, parse_math=False)
@@ -46,7 +49,8 @@ def batch_sizes(tables: Tables) -> Drawing:
     add_legend(figure, [*strategy_legend(rows), *marks])
     caption = (
         f"Each point is one cell; lines join cells of one strategy and device count (number beside the line). "
-        f"Memory: {captions.memory(rows)}. {captions.failures(failed)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"Memory: {captions.memory(rows)}. {captions.failures(failed)}"
+        f"{captions.otherwise(tables.otherwise, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pandas as pd
 
@@ -46,6 +46,12 @@ def one_block(rows: pd.DataFrame) -> str:
     return " (none with one block)"
 
 
+def count(rows: pd.DataFrame) -> str:
+    """'n = 3 blocks', 'n = 2 to 3 blocks'."""
+    span = " to ".join(dict.fromkeys(str(int(n)) for n in (rows["blocks"].min(), rows["blocks"].max())))
+    return f"n = {span} {'block' if span == '1' else 'blocks'}"
+
+
 def scaling(rows: pd.DataFrame) -> str:
     kinds = {"weak": "weak scaling (per-device batch fixed)", "strong": "strong scaling (global batch fixed)"}
     return " and ".join(kinds[kind] for kind in sorted(rows["scaling"].unique()))
@@ -79,6 +85,11 @@ def noise(noise: pd.DataFrame) -> str:
 
 def excluded(rows: pd.DataFrame) -> str:
     return " Hatched: does not train as one device does." if rows["excluded"].notna().any() else ""
+
+
+def otherwise(cells: Collection[str], rows: pd.DataFrame) -> str:
+    """The same where the cells are known by their ids."""
+    return " Hatched: does not train as one device does." if rows["cell_id"].isin(cells).any() else ""
 
 
 def left_out(count: int) -> str:

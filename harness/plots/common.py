@@ -48,11 +48,18 @@ class Tables:
     cells: pd.DataFrame
     scaling: pd.DataFrame
     noise: pd.DataFrame
+    versus: pd.DataFrame
+    parity: pd.DataFrame
     waterfall: pd.DataFrame
     phases: pd.DataFrame
     convergence: pd.DataFrame
     steps: StepTimes
     epochs: pd.DataFrame
+
+    @property
+    def otherwise(self) -> frozenset[str]:
+        """The cells that do not train as one device does: hatched in every figure."""
+        return frozenset(self.scaling["cell_id"][self.scaling["excluded"].notna()])
 
 
 @contextmanager
@@ -141,7 +148,7 @@ def draw_point(axes: Axes, row: Any, value: float, low: Any, high: Any) -> None:
         axes.errorbar(row["devices"], value, yerr=error, color=COLOURS[strategy], capsize=3, linewidth=1.2, zorder=3)
     face = "white" if is_apart(row) else COLOURS[strategy]
     if not pd.isna(row.get("excluded", pd.NA)):  # hatched: it does not train what the others train
-        axes.plot(row["devices"], value, marker="$////$", markersize=15, color="0.25", zorder=5)
+        hatch_point(axes, row["devices"], value)
     axes.plot(
         row["devices"],
         value,
@@ -151,6 +158,10 @@ def draw_point(axes: Axes, row: Any, value: float, low: Any, high: Any) -> None:
         markerfacecolor=face,
         zorder=4,
     )
+
+
+def hatch_point(axes: Axes, x: float, y: float) -> None:
+    axes.plot(x, y, marker="$////$", markersize=15, color="0.25", zorder=5)
 
 
 def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[str], *, marked: bool = True) -> None:

@@ -40,6 +40,7 @@ def step_times(tables: Tables) -> Drawing:
         )
         for box, row in zip(boxes["boxes"], part.to_dict("records"), strict=True):
             box.set_facecolor((*COLOURS[row["strategy"]], 0.15 if is_apart(row) else 0.65))
+            box.set_hatch("////" if row["cell_id"] in tables.otherwise else None)
         axes.invert_yaxis()
         axes.set_xlim(left=0)
         axes.set_xlabel("step time (ms)")
@@ -48,7 +49,8 @@ def step_times(tables: Tables) -> Drawing:
     starred = " *" if captions.rows_apart(rows) else ""
     caption = (
         "Boxes: quartiles and median; whiskers: 5th and 95th percentile of every timed step of all ranks and blocks. "
-        f"Steps of one trial are not replicates.{starred}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"Steps of one trial are not replicates.{starred}"
+        f"{captions.otherwise(tables.otherwise, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 

@@ -15,6 +15,7 @@ from harness.schema.derived import (
     PARITY,
     PHASES,
     SCALING,
+    VERSUS,
     WATERFALL,
 )
 from harness.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, STEPS, TRIALS, WINDOWS
@@ -41,6 +42,7 @@ __all__ = [
     "SCALING",
     "STEPS",
     "TRIALS",
+    "VERSUS",
     "WATERFALL",
     "WINDOWS",
     "Column",
@@ -53,6 +55,7 @@ DERIVED = (
     SCALING,
     NOISE,
     PARITY,
+    VERSUS,
     AGREEMENT,
     WATERFALL,
     PHASES,

@@ -30,6 +30,7 @@ CELLS = Table(
         _c("peak_memory_bytes", "Int64", "largest over blocks and ranks", "bytes"),
         _c("parameters", "Int64", "parameters of the model"),
         _c("achieved_flops_per_s", "Float64", "model FLOPs of one device, forward and backward", "FLOP/s"),
+        _c("flops_reason", "string", "why that is absent"),
         _c("mfu", "Float64", "of the published dense peak of the device in this precision; <NA> where that is unknown"),
         _c("peak_source", "string", "where that peak was published"),
         _c("of_measured_peak", "Float64", "achieved over what a matrix product reached on one device of it"),
@@ -66,9 +67,15 @@ SCALING = Table(
         _c("throughput_per_s", "Float64", "geometric mean over the paired blocks", "samples/s"),
         _c("speedup", "Float64", "throughput over the base's, geometric mean over blocks"),
         *_INTERVAL,
+        _c("throughput_low", "Float64", "lower end of the throughput's own 95 % interval", "samples/s"),
+        _c("throughput_high", "Float64", "upper end of the throughput's own 95 % interval", "samples/s"),
         _c("excluded", "string", "why it has no ratio: it does not train as one device does"),
         _c("doubts", "string", "of the cell or, marked so, of its base"),
-        _c("precise", "boolean", "the interval is as narrow as throughput.blocks asks; <NA> without a rule"),
+        _c(
+            "precise",
+            "boolean",
+            "the interval is as narrow as throughput.blocks asks; <NA> without a rule and for bases",
+        ),
         _c("efficiency", "Float64", "speedup over (devices / devices of the base)"),
         _c("efficiency_low", "Float64", "lower end of its 95 % interval"),
         _c("efficiency_high", "Float64", "upper end of its 95 % interval"),
@@ -103,6 +110,26 @@ PARITY = Table(
         _c("ratio", "Float64", "throughput under Ray over the control's, geometric mean over blocks"),
         *_INTERVAL,
         _c("excludes_one", "boolean", "the interval leaves out 1"),
+        _c("excluded", "string", "why it has no ratio: it does not train as one device does"),
+    ),
+)
+
+VERSUS = Table(
+    "versus",
+    "one strategy on several devices against another (ddp to dp, fsdp to ddp), all else equal, paired by block",
+    (
+        _c("cell_id", "string", "cell of the strategy"),
+        _c("other_id", "string", "cell of the other strategy"),
+        *AXIS_COLUMNS,
+        _c("other_strategy", "string", "what it is compared with"),
+        _c("unit", "string", "what throughput counts: samples or tokens"),
+        _c("throughput_per_s", "Float64", "geometric mean over the paired blocks", "samples/s"),
+        _c("other_throughput_per_s", "Float64", "the same of the other strategy", "samples/s"),
+        _c("ratio", "Float64", "throughput over the other strategy's, geometric mean over blocks"),
+        *_INTERVAL,
+        _c("excludes_one", "boolean", "the interval leaves out 1"),
+        _c("excluded", "string", "why it has no ratio: one of the two does not train as one device does"),
+        _c("doubts", "string", "of the cell or, marked so, of the other strategy's"),
     ),
 )
 

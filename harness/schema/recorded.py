@@ -89,7 +89,12 @@ TRIALS = Table(
         _c("ddp_exposed_s", "Float64", "what of it lies after the end of backward's computing", "s"),
         _c("started_at", "Float64", "start of the trial", "s since 1970"),
         _c("trial_s", "Float64", "whole time inside the worker group", "s"),
-        _c("steps_s", "Float64", "part of it spent in warm-up, windows or training epochs", "s"),
+        _c(
+            "steps_s",
+            "Float64",
+            "part of it spent in warm-up, windows or epochs, or in a check or examination",
+            "s",
+        ),
     ),
 )
 
@@ -121,7 +126,7 @@ WINDOWS = Table(
         _c(
             "window_kind",
             "string",
-            "warmup, timed, phases, or ddp's exchange: together (on), alone (off)",
+            "warmup, timed, phases, ddp's exchange: together (on), alone (off); epochs: all of a training",
         ),
         _c("duration_s", "Float64", "between the two device syncs", "s"),
         _c("steps", "Int64", "optimizer steps"),

@@ -165,6 +165,13 @@ def test_the_ledger_counts_every_second_once() -> None:
         "between trials and end": 5.0,
     }
     assert ledger[ledger["level"] == "run"]["seconds"].tolist() == [5.0]
+    environment["groups"][0]["parts"]["teardown"] = 2.0  # type: ignore[index]
+    ledger = analyse.ledger(lines, environment)
+    assert ledger[ledger["level"] == "group"].set_index("part")["seconds"].to_dict() == {
+        "worker start": 9.0,
+        "teardown": 2.0,
+        "between trials": 3.0,
+    }
 
 
 def on_gpu(one: dict[str, Any], idle_s: float, host_wait_s: float) -> dict[str, Any]:

@@ -15,15 +15,19 @@ from harness.schema import EPOCHS
 from tests.records import epochs_of, line, steps_of
 
 
-def tables_of(lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None) -> Tables:
+def tables_of(
+    lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None, excluded: dict[str, str] | None = None
+) -> Tables:
     steps = steps_of(lines)
     trials = analyse.trials(lines, steps)
     curves = EPOCHS.frame([]) if epochs is None else epochs
     return Tables(
         trials=trials,
         cells=analyse.cells(trials, steps),
-        scaling=analyse.scaling(trials),
+        scaling=analyse.scaling(trials, None, excluded),
         noise=analyse.noise(trials),
+        versus=analyse.versus(trials, None, excluded),
+        parity=analyse.parity(trials, None, excluded),
         waterfall=analyse.waterfall(trials, analyse.windows(lines), analyse.scaling(trials)),
         phases=analyse.phases(trials, analyse.windows(lines)),
         convergence=analyse.convergence(trials, curves, None),
@@ -80,6 +84,7 @@ def test_a_full_study_draws_all_but_convergence() -> None:
     assert {name for name, drawing in drawings.items() if drawing.figure} == {
         "throughput",
         "efficiency",
+        "ratios",
         "batch_sizes",
         "step_times",
     }
@@ -186,3 +191,65 @@ def test_a_device_axis_has_ticks_where_was_measured_and_at_powers_of_two_where_t
     log2_axis(axes, pd.Series(range(3, 65)))
     assert axes.get_xticks().tolist() == [4, 8, 16, 32, 64]
     assert axes.get_xlim() == pytest.approx((3 / 1.3, 64 * 1.3))
+
+
+def twin_of(batch: int, block: int, rate: float) -> dict[str, Any]:
+    base = line(f"single{batch}", strategy="single", block=block, rates=(rate,), per_device_batch_size=batch)
+    return base | {"trial_id": f"{base['trial_id']}t", "kind": "diagnostic", "purpose": "twin"}
+
+
+def with_twins() -> list[dict[str, Any]]:
+    twins = [twin_of(batch, block, rate) for batch in (8, 16) for block, rate in enumerate((90.0, 100.0, 110.0))]
+    return [*full_study(), *twins]
+
+
+def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
+    tables = tables_of(with_twins())
+    drawings = draw_all(tables)
+    low, high = tables.noise.loc[0, ["low", "high"]].astype(float)
+    assert low < 1 < high
+    for name, across in (("efficiency", lambda box: (box.y0, box.y1)), ("ratios", lambda box: (box.x0, box.x1))):
+        for axes in axes_of(drawings[name].figure):
+            (band,) = axes.patches
+            assert across(band.get_path().get_extents(band.get_patch_transform())) == pytest.approx((low, high)), name
+        assert "Grey band: the base against its twin" in drawings[name].caption
+    without = draw_all(tables_of(full_study()))["ratios"]
+    assert not any(axes.patches for axes in axes_of(without.figure)) and "band" not in without.caption
+
+
+def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
+    own = ("cell_id", "trial_id")
+    controls = [one | {name: f"{one[name]}t" for name in own} | {"launcher": "torchrun"} for one in full_study()]
+    lines = full_study() + controls
+    tables = tables_of(lines)
+    drawing = draw_all(tables)["ratios"]
+    axes = axes_of(drawing.figure)[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["ddp / dp x2*", "Ray / torchrun: single x1", "Ray / torchrun: dp x2*", "Ray / torchrun: ddp x2"]
+    points = [one.get_xdata()[0] for one in axes.get_lines() if one.get_marker() != "None"]
+    assert points[1:] == [1.0, 1.0, 1.0] and points[0] > 1.2
+    ends = [
+        tuple(one.get_xdata()) for one in axes.get_lines() if one.get_marker() == "None" and len(one.get_xdata()) == 2
+    ]
+    first = tables.versus.iloc[0]
+    assert (first["low"], first["high"]) in ends
+    assert "n = 3 blocks" in drawing.caption and "rehears" not in drawing.caption
+
+
+def test_what_does_not_train_alike_is_hatched_in_every_figure_that_shows_it_and_has_no_ratio() -> None:
+    lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
+    drawings = draw_all(tables_of(lines, excluded={"check-ddp": "does not train as one device does"}))
+    hatched = {
+        name: [
+            line for axes in axes_of(drawings[name].figure) for line in axes.get_lines() if "////" in line.get_marker()
+        ]
+        for name in ("throughput", "batch_sizes")
+    }
+    assert [len(lines) for lines in hatched.values()] == [2, 4]  # two batches; and two quantities of each
+    boxes = [box.get_hatch() for axes in axes_of(drawings["step_times"].figure) for box in axes.patches]
+    assert sorted(boxes, key=str) == ["////", "////", None, None, None, None]
+    for name in ("throughput", "batch_sizes", "step_times"):
+        assert "Hatched: does not train as one device does." in drawings[name].caption, name
+    assert drawings["ratios"].figure is None
+    whole = draw_all(tables_of(lines))
+    assert not any("Hatched: does not" in drawing.caption for drawing in whole.values())

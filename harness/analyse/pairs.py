@@ -1,0 +1,108 @@
+"""Trials -> two cells that differ in one thing, paired by block: base and twin, Ray and torchrun, two strategies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import pandas as pd
+
+from harness.analyse.common import STRATEGIES, Row, Rows, by_cell, ends, measured, order
+from harness.analyse.ratios import Rule, doubts_of, paired
+from harness.schema import AXES, NOISE, PARITY, VERSUS
+from harness.stats import Estimate, geometric_mean, paired_ratio
+
+RATIO = ("ratio", "low", "high", "excludes_one")
+Excluded = Mapping[str, str] | None
+"""Why cells have no ratio, by the id of the check that shows it."""
+
+
+def noise(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
+    """Each base against its twin, which is the same cell in a worker group of its own: the noise floor."""
+    twins, counted = by_cell(measured(trials, "twin")), measured(trials)
+    bases = by_cell(counted[counted["cell_id"].isin(twins)])
+    rows = []
+    for cell_id, twin in twins.items():
+        if ratio := _ratio(twin, bases.get(cell_id, []), rule):
+            speeds = {"throughput_per_s": ratio.pop("other"), "twin_throughput_per_s": ratio.pop("own")}
+            rows.append({**_named(twin), **speeds, **ratio})
+    return NOISE.frame(sorted(rows, key=order))
+
+
+def parity(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -> pd.DataFrame:
+    """Each cell under Ray against the same cell under torchrun, the control, paired by block."""
+    counted = measured(trials)
+    cells = by_cell(counted) if counted["launcher"].eq("torchrun").any() else {}
+    controls = {_but_launcher(group[0]): group for group in cells.values() if group[0]["launcher"] == "torchrun"}
+    rows = []
+    for group in cells.values():
+        control = controls.get(_but_launcher(group[0]), [])
+        if group[0]["launcher"] == "ray" and (ratio := _ratio(group, control, rule, excluded)):
+            speeds = {"throughput_per_s": ratio.pop("own"), "control_throughput_per_s": ratio.pop("other")}
+            rows.append({**_named(group), "control_id": control[0]["cell_id"], **speeds, **ratio})
+    return PARITY.frame(sorted(rows, key=order))
+
+
+def versus(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -> pd.DataFrame:
+    """Each strategy on several devices against the one before it (dp, ddp, fsdp), all else equal, paired by block."""
+    alike: dict[tuple[str, ...], list[Rows]] = {}
+    for group in by_cell(measured(trials)).values():
+        if group[0]["strategy"] != "single" and group[0]["devices"] > 1:
+            alike.setdefault(_but_strategy(group[0]), []).append(group)
+    rows = []
+    for groups in alike.values():
+        for other, group in _neighbours(groups):
+            if ratio := _ratio(group, other, rule, excluded):
+                named = {**_named(group), "other_id": other[0]["cell_id"], "other_strategy": other[0]["strategy"]}
+                named["emulated"] = bool(group[0]["emulated"] or other[0]["emulated"])
+                speeds = {"throughput_per_s": ratio.pop("own"), "other_throughput_per_s": ratio.pop("other")}
+                doubts = doubts_of(group, other, str(other[0]["strategy"]))
+                rows.append({**named, **speeds, **ratio, "doubts": doubts})
+    return VERSUS.frame(sorted(rows, key=order))
+
+
+def excludes_one(ratio: Estimate) -> bool | None:
+    """Whether the interval leaves out 1; None without an interval."""
+    return None if ratio.low is None or ratio.high is None else not ratio.low <= 1 <= ratio.high
+
+
+def _ratio(group: Rows, other: Rows, rule: Rule, excluded: Excluded = None) -> dict[str, Any] | None:
+    """Both throughputs and their ratio, or why it has none; None where no block holds both."""
+    speeds, others, pilot = paired(group, other, rule)
+    if not speeds:
+        return None
+    ratio = paired_ratio(speeds, others, pilot=pilot)
+    told: dict[str, Any] = {
+        "own": geometric_mean(speeds).value,
+        "other": geometric_mean(others).value,
+        "ratio": ratio.value,
+    }
+    told |= {**ends(ratio), "excludes_one": excludes_one(ratio)}
+    checks = (str(rows[0]["check_id"]) for rows in (group, other))
+    reason = next((excluded[check] for check in checks if check in excluded), None) if excluded else None
+    return told | {**dict.fromkeys(RATIO), "excluded": reason} if reason else told
+
+
+def _named(group: Rows) -> dict[str, Any]:
+    return {axis: group[0][axis] for axis in ("cell_id", "unit", *AXES)}
+
+
+def _neighbours(groups: list[Rows]) -> Iterator[tuple[Rows, Rows]]:
+    """Every cell of a strategy with every cell of the next; a strategy has several where its own options differ."""
+    by_strategy = [[group for group in groups if group[0]["strategy"] == name] for name in STRATEGIES]
+    for before, after in pairwise(found for found in by_strategy if found):
+        yield from ((one, two) for one in before for two in after)
+
+
+def _but_launcher(row: Row) -> tuple[str, ...]:
+    return tuple(str(row[axis]) for axis in AXES if axis not in ("launcher", "link"))
+
+
+def _but_strategy(row: Row) -> tuple[str, ...]:
+    """What both share: every axis, and every option but the strategy's own."""
+    options = json.loads(row["options"]) if isinstance(row["options"], str) else {}
+    shared = {name: value for name, value in options.items() if not name.startswith(f"{row['strategy']}.")}
+    axes = [str(row[axis]) for axis in AXES if axis not in ("strategy", "options", "emulated", "link")]
+    return (*axes, json.dumps(shared, sort_keys=True))

@@ -1,0 +1,73 @@
+"""Ratios between two cells that ran in the same blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from harness.labels import SETTING_AXES, shown_devices
+from harness.plots import captions
+from harness.plots.common import COLOURS, MARKERS, Drawing, Tables, facets_of, is_apart, panels
+
+
+def paired_ratios(tables: Tables) -> Drawing:
+    """Strategies against each other, and Ray against torchrun: the ratio of throughputs with its interval."""
+    name, title = "ratios", "Throughput of one against another"
+    rows = pd.concat([_rows(tables.versus, "other_strategy"), _rows(tables.parity, None)], ignore_index=True)
+    left_out = rows["ratio"].isna()
+    rows = rows[~left_out]
+    if rows.empty:
+        return Drawing(name, title, "Left out: no two strategies or launchers were measured in the same block.", None)
+    facets = facets_of(rows)
+    ends = rows[["ratio", "low", "high"]].astype(float)
+    low, high = min(0.9, float(ends.min().min()) * 0.97), max(1.1, float(ends.max().max()) * 1.03)
+
+    def draw(axes: Axes, part: pd.DataFrame) -> None:
+        axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
+        for floor in _floors(tables.noise, part):
+            axes.axvspan(*floor, color="0.85", zorder=0)
+        for y, row in enumerate(part.to_dict("records")):
+            colour = COLOURS[row["strategy"]]
+            if not pd.isna(row["low"]):
+                axes.plot([row["low"], row["high"]], [y, y], color=colour, linewidth=1.4, zorder=2)
+            face = "white" if is_apart(row) else colour
+            axes.plot(row["ratio"], y, marker=MARKERS[row["strategy"]], color=colour, markerfacecolor=face, zorder=3)
+        axes.set_yticks(range(len(part)), part["label"].tolist())
+        axes.set_ylim(len(part) - 0.4, -0.6)
+        axes.set_xscale("log")
+        axes.set_xlim(low, high)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if high / low < 4 else "")
+        axes.set_xlabel("ratio of throughputs")
+
+    tallest = max(len(part) for _, part in facets)
+    figure = panels(facets, draw, legend=[], height=max(1.5, 1.0 + 0.32 * tallest))
+    caption = (
+        f"Geometric mean over blocks, paired by block, with 95 % intervals{captions.one_block(rows)}; "
+        f"{captions.count(rows)}. Right of 1 the first of the two is faster.{captions.noise(tables.noise)}"
+        f"{captions.left_out(int(left_out.sum()))}{captions.set_apart(rows)}{captions.cut(facets)}"
+    )
+    return Drawing(name, title, caption, figure)
+
+
+def _floors(noise: pd.DataFrame, part: pd.DataFrame) -> list[tuple[float, float]]:
+    """The noise floors of the bases of these rows' setting."""
+    settings = {_setting(row) for row in part.to_dict("records")}
+    known = noise[noise["low"].notna()].to_dict("records")
+    return [(float(row["low"]), float(row["high"])) for row in known if _setting(row) in settings]
+
+
+def _setting(row: Any) -> tuple[str, ...]:
+    batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
+    return tuple(str(row[axis]) for axis in (*SETTING_AXES, batch) if axis != "per_device_batch_size" or axis == batch)
+
+
+def _rows(pairs: pd.DataFrame, other: str | None) -> pd.DataFrame:
+    return pairs.assign(label=[_label(row, row[other] if other else None) for row in pairs.to_dict("records")])
+
+
+def _label(row: Any, other: str | None) -> str:
+    what = f"{row['strategy']} / {other}" if other else f"Ray / torchrun: {row['strategy']}"
+    return f"{what} x{shown_devices(row)}{'*' * is_apart(row)}"

@@ -1,0 +1,114 @@
+"""Two cells that differ in one thing: strategies against each other, Ray against torchrun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness import analyse
+from harness.present_belief import parity_table, versus_table
+from tests.records import line, steps_of
+
+
+def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    return analyse.trials(lines, steps_of(lines))
+
+
+def study(*blocks: float, **columns: Any) -> list[dict[str, Any]]:
+    """dp, ddp and fsdp on two devices; every block is another machine: its factor cancels."""
+    rates = {"dp2": 50.0, "ddp2": 80.0, "fsdp2": 60.0}
+    return [
+        line(cell, block=block, rates=(factor * rate, factor * rate), check_id=f"check-{cell}", **columns)
+        for block, factor in enumerate(blocks)
+        for cell, rate in rates.items()
+    ]
+
+
+def test_each_strategy_is_paired_by_block_with_the_one_before_it() -> None:
+    found = analyse.versus(trials_of([line("single"), *study(1.0, 3.0, 0.5)]))
+    assert found[["strategy", "other_strategy"]].to_numpy().tolist() == [["ddp", "dp"], ["fsdp", "ddp"]]
+    assert found["ratio"].tolist() == pytest.approx([1.6, 0.75])
+    assert found["low"].tolist() == pytest.approx([1.6, 0.75])  # the factors of the blocks are in both
+    assert found["blocks"].tolist() == [3, 3]
+    assert found["excludes_one"].tolist() == [True, True]
+    assert found["emulated"].tolist() == [True, False]  # dp on a CPU is a rehearsal, and so is a ratio to it
+
+
+def test_where_a_strategy_is_missing_its_neighbours_meet() -> None:
+    lines = [one for one in study(1.0) if one["strategy"] != "ddp"]
+    found = analyse.versus(trials_of(lines))
+    assert found[["strategy", "other_strategy"]].to_numpy().tolist() == [["fsdp", "dp"]]
+    assert found["low"].isna().all() and found["excludes_one"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("axis", "value"), [("per_device_batch_size", 20), ("devices", 4), ("precision", "bf16"), ("model", "other")]
+)
+def test_cells_that_differ_in_more_are_not_paired(axis: str, value: Any) -> None:
+    lines = [one | {axis: value} if one["strategy"] == "dp" else one for one in study(1.0)]
+    assert analyse.versus(trials_of(lines))["other_strategy"].tolist() == ["ddp"]
+
+
+def test_a_strategys_own_options_are_no_difference_others_are() -> None:
+    own = {"ddp": '{"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}', "dp": '{"optimizer.lr": 0.1}'}
+    lines = [one | {"options": own[one["strategy"]]} for one in study(1.0) if one["strategy"] in own]
+    assert len(analyse.versus(trials_of(lines))) == 1
+    lines = [one | {"options": '{"optimizer.lr": 0.2}'} if one["strategy"] == "dp" else one for one in lines]
+    assert analyse.versus(trials_of(lines)).empty
+
+
+def test_what_trains_otherwise_has_no_ratio_to_any_other() -> None:
+    found = analyse.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": "does not train as one device does"})
+    assert found["ratio"].isna().all() and found["low"].isna().all()
+    assert found["excluded"].tolist() == ["does not train as one device does"] * 2
+    assert [row.cells[4] for row in versus_table(found).rows] == ["trains otherwise"] * 2
+
+
+def test_doubts_of_the_other_are_named_as_its_own() -> None:
+    trials = trials_of(study(1.0))
+    doubts = trials["strategy"].map({"dp": "wide spread", "ddp": "no steady state", "fsdp": None}).astype("string")
+    found = analyse.versus(trials.assign(doubts=doubts))
+    assert found["doubts"].tolist() == [
+        "no steady state (1 of 1); dp: wide spread (1 of 1)",
+        "ddp: no steady state (1 of 1)",
+    ]
+
+
+def test_the_table_names_both_and_sets_rehearsals_apart() -> None:
+    rows = versus_table(analyse.versus(trials_of(study(1.0, 1.0)))).rows
+    assert [row.cells[0] for row in rows] == [
+        "ddp / dp x2 (emulated), batch 10 per device",
+        "fsdp / ddp x2, batch 10 per device",
+    ]
+    assert [row.kind for row in rows] == ["apart", "base"]
+    assert rows[1].cells[1:] == ("160", "120", "0.750", "0.750 to 0.750", "2")
+
+
+def launched(ray: float, torchrun: float, block: int) -> list[dict[str, Any]]:
+    return [
+        line(f"ddp2{name}", strategy="ddp", block=block, launcher=name, rates=(rate, rate), check_id=f"check-{name}")
+        for name, rate in (("ray", ray), ("torchrun", torchrun))
+    ]
+
+
+def test_ray_is_paired_with_torchrun_by_block() -> None:
+    lines = [*launched(95.0, 100.0, 0), *launched(190.0, 200.0, 1), *launched(9.5, 10.0, 2)]
+    found = analyse.parity(trials_of(lines))
+    assert found[["cell_id", "control_id"]].to_numpy().tolist() == [["ddp2ray", "ddp2torchrun"]]
+    assert found["ratio"].tolist() == pytest.approx([0.95])
+    assert found["high"].tolist() == pytest.approx([0.95])
+    (row,) = parity_table(found).rows
+    assert row.kind == "base" and row.cells[0].startswith("ddp x2, ")
+
+
+def test_without_a_control_or_a_common_block_there_is_no_parity() -> None:
+    assert analyse.parity(trials_of(study(1.0))).empty
+    lines = [launched(95.0, 100.0, 0)[0], launched(95.0, 100.0, 1)[1]]
+    assert analyse.parity(trials_of(lines)).empty
+
+
+def test_parity_of_what_trains_otherwise_is_left_out_with_the_reason() -> None:
+    found = analyse.parity(trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": "why"})
+    assert found["ratio"].isna().all() and found["excluded"].tolist() == ["why"]
