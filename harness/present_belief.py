@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from harness.labels import rate_unit, settings, shown_devices, shown_strategy
-from harness.present import Heading, Line, TextTable, duration, speed
+from harness.present import Heading, Line, TextTable, duration, speed, with_ends
 from harness.schema.doubts import DOUBTS
 
 NAMED = 6
@@ -18,22 +18,25 @@ NAMED = 6
 
 def noise_table(noise: pd.DataFrame) -> TextTable:
     """Each base against its twin."""
-    speeds = ("base", "throughput_per_s", "twin", "twin_throughput_per_s")
-    return _ratio_table(noise, "setting", settings(noise), *speeds, "twin / base")
+    names = {"setting": [name for _, name in _with_settings(noise)]}
+    speeds = {"base": "throughput_per_s", "twin": "twin_throughput_per_s"}
+    return _ratio_table(noise, names, speeds, "twin / base")
 
 
 def parity_table(parity: pd.DataFrame) -> TextTable:
     """Each cell under Ray against the same cell under torchrun."""
-    cells = [f"{_placed(row)}, {name}" for row, name in _with_settings(parity)]
-    speeds = ("torchrun", "control_throughput_per_s", "Ray", "throughput_per_s")
-    return _ratio_table(parity, "cell", cells, *speeds, "Ray / torchrun")
+    rows = _with_settings(parity)
+    names = {"cell": [_placed(row) for row, _ in rows], "setting": [name for _, name in rows]}
+    speeds = {"torchrun": "control_throughput_per_s", "Ray": "throughput_per_s"}
+    return _ratio_table(parity, names, speeds, "Ray / torchrun")
 
 
 def versus_table(versus: pd.DataFrame) -> TextTable:
     """Each strategy against another on the same devices."""
-    pairs = [f"{_pair(row)}, {name}" for row, name in _with_settings(versus)]
-    speeds = ("second", "other_throughput_per_s", "first", "throughput_per_s")
-    return _ratio_table(versus, "first / second", pairs, *speeds, "ratio")
+    rows = _with_settings(versus)
+    names = {"first / second": [_pair(row) for row, _ in rows], "setting": [name for _, name in rows]}
+    speeds = {"second": "other_throughput_per_s", "first": "throughput_per_s"}
+    return _ratio_table(versus, names, speeds, "ratio")
 
 
 def _with_settings(rows: pd.DataFrame) -> list[tuple[dict[Any, Any], str]]:
@@ -51,32 +54,26 @@ def _pair(row: Any) -> str:
 
 
 def _ratio_table(
-    rows: pd.DataFrame,
-    what: str,
-    names: Iterable[str],
-    first: str,
-    first_column: str,
-    second: str,
-    second_column: str,
-    ratio: str,
+    rows: pd.DataFrame, names: Mapping[str, Sequence[str]], speeds: Mapping[str, str], ratio: str
 ) -> TextTable:
-    """Two throughputs and their ratio with its interval; rows whose interval excludes 1 are set off."""
+    """Two throughputs, by heading, and their ratio with its interval; rows whose interval excludes 1 are set off."""
     unit = rate_unit(rows)
-    titles = (f"{first} ({unit})", f"{second} ({unit})", ratio, "its 95 % interval", "n")
-    columns = (Heading(what), *(Heading(title, True) for title in titles))
+    titles = (*(f"{name} ({unit})" for name in speeds), f"{ratio} (95 % interval)", "n")
+    columns = (*(Heading(name) for name in names), *(Heading(title, True) for title in titles))
     lines = []
-    for name, row in zip(names, rows.to_dict("records"), strict=True):
-        numbers = (speed(row[first_column]), speed(row[second_column]), *_ratio(row), str(row["blocks"]))
+    for row, *named in zip(rows.to_dict("records"), *names.values(), strict=True):
+        numbers = (*(speed(row[column]) for column in speeds.values()), _ratio(row), str(row["blocks"]))
         apart = row["emulated"] or row["oversubscribed"]
-        lines.append(Line((name, *numbers), "apart" if apart else "base" if _is(row["excludes_one"]) else ""))
+        lines.append(Line((*named, *numbers), "apart" if apart else "base" if _is(row["excludes_one"]) else ""))
     return TextTable(columns, tuple(lines))
 
 
-def _ratio(row: Any) -> tuple[str, str]:
+def _ratio(row: Any) -> str:
     if pd.isna(row["ratio"]):
-        return "-", "trains otherwise"
-    interval = "one block" if pd.isna(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
-    return f"{row['ratio']:.3f}", interval
+        return "trains otherwise"
+    if pd.isna(row["low"]):
+        return f"{row['ratio']:.3f} (one block)"
+    return with_ends("{:.3f}".format, row["ratio"], row["low"], row["high"])
 
 
 def agreement_table(agreement: pd.DataFrame) -> TextTable:

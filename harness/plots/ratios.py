@@ -11,6 +11,10 @@ from harness.labels import SETTING_AXES, shown_devices
 from harness.plots import captions
 from harness.plots.common import COLOURS, MARKERS, Drawing, Tables, facets_of, is_apart, panels
 
+TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20, 50, 100)
+FINE = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4)
+"""Where all of an axis lies within a factor of two."""
+
 
 def paired_ratios(tables: Tables) -> Drawing:
     """Strategies against each other, and Ray against torchrun: the ratio of throughputs with its interval."""
@@ -22,7 +26,8 @@ def paired_ratios(tables: Tables) -> Drawing:
         return Drawing(name, title, "Left out: no two strategies or launchers were measured in the same block.", None)
     facets = facets_of(rows)
     ends = rows[["ratio", "low", "high"]].astype(float)
-    low, high = min(0.9, float(ends.min().min()) * 0.97), max(1.1, float(ends.max().max()) * 1.03)
+    low, high = min(0.9, 0.95 * float(ends.min().min())), max(1.1, 1.05 * float(ends.max().max()))
+    ticks = [tick for tick in (FINE if high < 2 * low else TICKS) if low <= tick <= high]
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
         axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
@@ -38,8 +43,8 @@ def paired_ratios(tables: Tables) -> Drawing:
         axes.set_ylim(len(part) - 0.4, -0.6)
         axes.set_xscale("log")
         axes.set_xlim(low, high)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if high / low < 4 else "")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("ratio of throughputs")
 
     tallest = max(len(part) for _, part in facets)
