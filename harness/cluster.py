@@ -40,11 +40,13 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_worker_niceness": "0",
 }
 """The polling interval is the shortest that leaves windows alone; the rest saves a process or a line.
 
-The last but one keeps Ray from printing what became of its processes: that is in the trial's row. The last one keeps
-its SIGTERM handler, which is in force while it starts, from waiting half a minute."""
+The last but two keeps Ray from printing what became of its processes: that is in the trial's row. The next keeps its
+SIGTERM handler, which is in force while it starts, from waiting half a minute. The last one: Ray has its workers yield to
+every other process (niceness 15), Ray's own among them, which trainings that are started otherwise do not."""
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class ConsoleSink:
             self._console.print(rich_table(content, name))
         for name, table in (("versus", versus_table), ("parity", parity_table)):
             if len(event.tables[name]):
-                self._console.print(rich_table(table(event.tables[name]), PAIRS[name]))
+                self._console.print(rich_table(table(event.tables[name], narrow=True), PAIRS[name]))
         trials = event.tables["trials"]
         last = trials.drop_duplicates("trial_id", keep="last")
         self._console.print(

@@ -45,6 +45,7 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "iommu": _iommu(),
         "numa": numa.nodes(),
         "threads": torch.get_num_threads(),
+        "niceness": os.nice(0),
         "variables": redact.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }
 

@@ -42,19 +42,22 @@ class TextTable:
 
 
 def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
-    """The scaling table in parts that hold the same things fixed, each with its name and its base."""
+    """The scaling table, for a terminal, in parts that hold the same things fixed, each with its name and its base.
+
+    Speedup's interval is left out: it is that of efficiency, times the devices.
+    """
     names = settings(scaling)
     parts = []
     for name in dict.fromkeys(names):
         rows = scaling[names == name]
         bases = ", ".join(dict.fromkeys(_base(row) for row in rows.to_dict("records")))
-        whole = scaling_table(rows)
+        whole = scaling_table(rows, narrow=True)
         narrow = tuple(Line(row.cells[1:-1], row.kind) for row in whole.rows)
         parts.append((f"{name} (base: {bases})", TextTable(whole.columns[1:-1], narrow)))
     return parts
 
 
-def scaling_table(scaling: pd.DataFrame) -> TextTable:
+def scaling_table(scaling: pd.DataFrame, *, narrow: bool = False) -> TextTable:
     """Throughput, speedup and efficiency of each cell against its base, each with its interval; n; the base."""
     unit = rate_unit(scaling)
     columns = (
@@ -75,7 +78,7 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
             shown_strategy(row),
             shown_devices(row),
             with_ends(speed, row["throughput_per_s"], row["throughput_low"], row["throughput_high"]),
-            "1" if is_base else with_ends(_number, row["speedup"], row["low"], row["high"]),
+            "1" if is_base else _number(row["speedup"]) if narrow else _speedup(row),
             "base" if is_base else _efficiency(row),
             str(row["blocks"]),
             _base(row),
@@ -216,6 +219,10 @@ def counts(values: Sequence[str]) -> str:
 
 def _number(value: Any) -> str:
     return "-" if pd.isna(value) else f"{value:.2f}"
+
+
+def _speedup(row: Any) -> str:
+    return with_ends(_number, row["speedup"], row["low"], row["high"])
 
 
 def _efficiency(row: Any) -> str:

@@ -23,20 +23,20 @@ def noise_table(noise: pd.DataFrame) -> TextTable:
     return _ratio_table(noise, names, speeds, "twin / base")
 
 
-def parity_table(parity: pd.DataFrame) -> TextTable:
+def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
     """Each cell under Ray against the same cell under torchrun."""
     rows = _with_settings(parity)
     names = {"cell": [_placed(row) for row, _ in rows], "setting": [name for _, name in rows]}
     speeds = {"torchrun": "control_throughput_per_s", "Ray": "throughput_per_s"}
-    return _ratio_table(parity, names, speeds, "Ray / torchrun")
+    return _ratio_table(parity, names, {} if narrow else speeds, "Ray / torchrun")
 
 
-def versus_table(versus: pd.DataFrame) -> TextTable:
-    """Each strategy against another on the same devices."""
+def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
+    """Each strategy against another on the same devices; ``narrow``, for a terminal: without their throughputs."""
     rows = _with_settings(versus)
     names = {"first / second": [_pair(row) for row, _ in rows], "setting": [name for _, name in rows]}
     speeds = {"second": "other_throughput_per_s", "first": "throughput_per_s"}
-    return _ratio_table(versus, names, speeds, "ratio")
+    return _ratio_table(versus, names, {} if narrow else speeds, "ratio")
 
 
 def _with_settings(rows: pd.DataFrame) -> list[tuple[dict[Any, Any], str]]:

@@ -229,6 +229,8 @@ def node_facts(node: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("software", f"Python {node['python']}, {packages}, CUDA {node['cuda'] or 'none'}"),
         ("threads per device", str(node["threads"])),
     ]
+    if node.get("niceness"):
+        facts.append(("niceness", f"{node['niceness']}: the ranks yield to other processes"))
     if node["variables"]:
         facts.append(("variables", ", ".join(f"{name}={value}" for name, value in node["variables"].items())))
     return facts
@@ -245,11 +247,11 @@ def machine_line(nodes: Sequence[Mapping[str, Any]]) -> str:
 
 def difference(environment: Mapping[str, Any]) -> str:
     """A sentence where worker groups saw another hardware or other versions of the same node."""
-    keys = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads")
+    keys = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads", "niceness")
     seen: dict[str, set[str]] = {}
     for group in environment.get("groups", []):
         for node in group["nodes"]:
-            seen.setdefault(node["host"], set()).add(json.dumps([node[key] for key in keys], sort_keys=True))
+            seen.setdefault(node["host"], set()).add(json.dumps([node.get(key) for key in keys], sort_keys=True))
     different = [host for host, versions in seen.items() if len(versions) > 1]
     return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
 

@@ -13,7 +13,7 @@ from harness.analyse.steps import StepTimes
 from harness.frames import records
 from harness.schema.doubts import FOREIGN_CORES, SLOW_RANK, WIDE_SPREAD
 
-ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads")
+ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Those that name what a worker group was given, and so differ between groups rightly."""
 

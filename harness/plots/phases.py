@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def step_phases(tables: Tables) -> Drawing:
                 linewidth=0.4,
             )
             left += width
-        axes.set_yticks(range(len(part)), [_label(row) for row in part.to_dict("records")])
+        axes.set_yticks(range(len(part)), [_label(row, tables.otherwise) for row in part.to_dict("records")])
         axes.invert_yaxis()
         axes.set_xlabel("step time (ms)")
 
@@ -60,5 +61,6 @@ def step_phases(tables: Tables) -> Drawing:
     return Drawing(name, title, caption, figure)
 
 
-def _label(row: Any) -> str:
-    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}"
+def _label(row: Any, otherwise: Collection[str]) -> str:
+    differs = " (trains otherwise)" if row["cell_id"] in otherwise else ""
+    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}{differs}"

@@ -24,6 +24,7 @@ def step_times(tables: Tables) -> Drawing:
     rows = tables.cells.assign(label=[_label(row) for row in tables.cells.to_dict("records")])
     rows = rows.sort_values(["devices", "strategy"], key=_in_order, kind="stable")
     facets = facets_of(rows)
+    otherwise = tables.otherwise
     by_cell = _milliseconds(tables, pd.concat([part["cell_id"] for _, part in facets]))
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
@@ -40,7 +41,7 @@ def step_times(tables: Tables) -> Drawing:
         )
         for box, row in zip(boxes["boxes"], part.to_dict("records"), strict=True):
             box.set_facecolor((*COLOURS[row["strategy"]], 0.15 if is_apart(row) else 0.65))
-            box.set_hatch("////" if row["cell_id"] in tables.otherwise else None)
+            box.set_hatch("////" if row["cell_id"] in otherwise else None)
         axes.invert_yaxis()
         axes.set_xlim(left=0)
         axes.set_xlabel("step time (ms)")

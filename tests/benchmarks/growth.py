@@ -23,10 +23,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks.figures import write_figures
+
 RANKS, STEPS, BLOCKS = 8, 100, 5
 PLANNED_BLOCKS = 3
 """Of the plan of so many cells as there are trials."""
 SIZES = (1000, 3000, 10_000)
+HALVES = ("record first half", "record second half")
+COLUMNS = ("plan", *HALVES, "record", "to disk", "by hand", "read", "analyse", "report")
+STAGES = ("plan", "record", "read", "analyse", "report")
+MOST_S, MOST_GIB, LARGEST = 10.0, 2.0, 10_000
+"""What each stage may take at the largest size, and the memory."""
 
 
 def experiment_of(cells: int, blocks: int) -> dict[str, Any]:
@@ -70,7 +77,7 @@ def measure(trials: int, folder: Path) -> dict[str, float]:
     rest = iter(plan.trials)
     halves = [[next(rest) for _ in range(len(plan.trials) // 2)], list(rest)]
     told = told_by_a_worker_group()  # made before the clock runs: making it is no part of recording
-    for name, half in zip(("record first half", "record second half"), halves, strict=True):
+    for name, half in zip(HALVES, halves, strict=True):
         timed(name, lambda half=half: [record(run, trial, told) for trial in half])  # type: ignore[misc]
     seconds["record"] = seconds["record first half"] + seconds["record second half"]
     seconds["to disk"] = waited[0]
@@ -151,6 +158,18 @@ def write_by_hand(run: Any, folder: Path) -> None:
             os.fdatasync(file.fileno())
 
 
+def verdict(rows: list[dict[str, float]]) -> str:
+    """Whether the largest size stays within what is allowed."""
+    told = [row for row in rows if row["trials"] >= LARGEST]
+    slow = [f"{stage} {row[stage]:.1f} s" for row in told for stage in STAGES if row[stage] > MOST_S]
+    large = [f"{row['peak_gib']:.2f} GiB" for row in told if row["peak_gib"] > MOST_GIB]
+    if not told:
+        return ""
+    return f"At {LARGEST:,} within {MOST_S:g} s and {MOST_GIB:g} GiB: {', '.join(slow + large) or 'all'}" + (
+        " MISSED" if slow or large else " met"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
@@ -167,17 +186,16 @@ def main() -> None:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         rows.append(json.loads(done.stdout))
     table = Table(title=f"Seconds by size: trials of {STEPS} steps on {RANKS} ranks; {platform.processor() or 'CPU'}")
-    halves = ("record first half", "record second half")
-    columns = ("plan", *halves, "record", "to disk", "by hand", "read", "analyse", "report")
-    for title in ("trials (cells planned)", *columns, "peak GiB"):
+    for title in ("trials (cells planned)", *COLUMNS, "peak GiB"):
         table.add_column(title, justify="right")
     for row in rows:
         table.add_row(
-            f"{row['trials']:,.0f} ({row['cells']:,.0f})", *(f"{row[c]:.2f}" for c in columns), f"{row['peak_gib']:.2f}"
+            f"{row['trials']:,.0f} ({row['cells']:,.0f})", *(f"{row[c]:.2f}" for c in COLUMNS), f"{row['peak_gib']:.2f}"
         )
+    table.caption = verdict(rows)
     Console(width=140).print(table)
     if asked.json:
-        asked.json.write_text(json.dumps(rows, indent=1))
+        write_figures(asked.json, rows)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from harness.ranks import Ranks
 from harness.stats import Estimate, geometric_mean
 from harness.training import Training
 from harness.workloads.image_classification import ImageClassification
+from tests.benchmarks.figures import write_figures
 
 CPU = torch.device("cpu")
 TARGET = 1.01
@@ -176,7 +177,7 @@ def main() -> None:
         table.add_row(line[0]["model"], line[0]["strategy"], f"{1000 * step_s:.2f}", _shown(step), met, _shown(window))
     Console(width=130).print(table)
     if asked.json:
-        asked.json.write_text(json.dumps(told, indent=1))
+        write_figures(asked.json, told)
 
 
 if __name__ == "__main__":
