@@ -45,8 +45,8 @@ _QUIET = {
 """The polling interval is the shortest that leaves windows alone; the rest saves a process or a line.
 
 The last but two keeps Ray from printing what became of its processes: that is in the trial's row. The next keeps its
-SIGTERM handler, which is in force while it starts, from waiting half a minute. The last one: Ray has its workers yield to
-every other process (niceness 15), Ray's own among them, which trainings that are started otherwise do not."""
+SIGTERM handler, which is in force while it starts, from waiting half a minute. Without the last one Ray has its workers
+yield to every other process (niceness 15), Ray's own among them, which trainings that are started otherwise do not."""
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,9 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
         rows = scaling[names == name]
         bases = ", ".join(dict.fromkeys(_base(row) for row in rows.to_dict("records")))
         whole = scaling_table(rows, narrow=True)
-        narrow = tuple(Line(row.cells[1:-1], row.kind) for row in whole.rows)
-        parts.append((f"{name} (base: {bases})", TextTable(whole.columns[1:-1], narrow)))
+        narrow = tuple(Line((" x".join(row.cells[1:3]), *row.cells[3:-1]), row.kind) for row in whole.rows)
+        columns = (Heading("strategy"), *whole.columns[3:-1])
+        parts.append((f"{name} (base: {bases})", TextTable(columns, narrow)))
     return parts
 
 

@@ -35,7 +35,7 @@ from harness.ray_watch import Fit, ask_agents, free_devices, patience
 from harness.ray_worker import train
 from harness.scratch import Scratch
 from harness.trial import WorkerGroup
-from harness.watch import ComingUp, Registration, Watch
+from harness.watch import Asked, ComingUp, Registration, Watch
 
 TAKE_S = 1.0
 """How long one look into the mailbox waits; a message ends the wait."""
@@ -94,16 +94,14 @@ class RayLauncher:
 
     def _hear(self, fit: Fit, watch: Watch, last: str) -> Iterator[Message]:
         """Messages until the group has ended and all are heard; ends a group that fails, hangs or is given up."""
-        coming_up = ComingUp(time.time(), "controller and resources")
+        coming_up = ComingUp(time.time(), "controller")
         wait_s = TAKE_S
         try:
             while True:
                 ended = fit.ended  # before the last look, so that nothing sent until then is missed
                 for message in self._take(0.0 if ended else wait_s):
                     watch.saw_progress()
-                    if isinstance(message, Registration):
-                        watch.add(message)
-                        coming_up.saw(message, time.time())
+                    if _is_of_coming_up(message, watch, coming_up):
                         continue
                     if isinstance(message, GroupStarted):
                         message = replace(message, parts=coming_up.parts(time.time()))
@@ -137,6 +135,8 @@ class RayLauncher:
         job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path)
         return LeanTrainer(
             train,
+            mailbox=self.cluster.mailbox,
+            launch=number,
             train_loop_config={"job": job, "mailbox": self.cluster.mailbox, "launch": number},
             torch_config=RankConfig(
                 backend=group.backend,
@@ -184,6 +184,16 @@ class RayLauncher:
             return set(names)
         answers = ask_agents(self.cluster, "alive", [(name, 1) for name in names])
         return {name for name, answer in zip(names, answers, strict=True) if answer is not None}
+
+
+def _is_of_coming_up(message: Any, watch: Watch, coming_up: ComingUp) -> bool:
+    """Notes what tells of a group that comes up, which is not for the run; False of any other message."""
+    if isinstance(message, Registration):
+        watch.add(message)
+    if isinstance(message, Registration | Asked):
+        coming_up.saw(message, time.time())
+        return True
+    return False
 
 
 def _answer(reference: Any) -> Any:

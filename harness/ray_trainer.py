@@ -12,7 +12,19 @@ controller died. That is done by Ray when the driver is gone, and by harness.ray
 
 
 class LeanTrainer(TorchTrainer):
-    """Comes up sooner, with two processes less. Where Ray has callbacks by other names, it is a TorchTrainer."""
+    """Comes up sooner, with two processes less, and tells when it asks for resources.
+
+    Where Ray has callbacks by other names, it is a TorchTrainer.
+    """
+
+    def __init__(self, *arguments: Any, mailbox: Any, launch: int, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._mailbox, self._launch = mailbox, launch
 
     def _create_default_callbacks(self) -> list[Any]:
-        return [callback for callback in super()._create_default_callbacks() if type(callback).__name__ not in UNUSED]
+        given = [callback for callback in super()._create_default_callbacks() if type(callback).__name__ not in UNUSED]
+        try:
+            from harness.ray_callbacks import AsksForResources
+        except ImportError:
+            return given
+        return [*given, AsksForResources(self._mailbox, self._launch)]

@@ -36,18 +36,29 @@ class Registration:
     traces: Traces = field(default_factory=Traces)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What starts the processes asks for their resources (unix time)."""
+
+    at: float
+
+
 @dataclass
 class ComingUp:
     """When what happened while a worker group came up (unix time): its start, processes, imports, connection."""
 
     launched_at: float
     starter: str
-    """What the time until the first process goes to."""
+    """What the time goes to until resources are asked for, or, where that is not told, until the first process."""
+    asked_at: float | None = None
     created_at: float | None = None
     imported_at: float | None = None
     connected_at: float | None = None
 
-    def saw(self, process: Registration, now: float) -> None:
+    def saw(self, process: Registration | Asked, now: float) -> None:
+        if isinstance(process, Asked):
+            self.asked_at = self.asked_at or process.at
+            return
         if process.connected:
             self.connected_at = self.connected_at or now
             return
@@ -55,12 +66,14 @@ class ComingUp:
         self.imported_at = now
 
     def parts(self, now: float) -> dict[str, float]:
-        """Seconds until the first worker process, until all have imported, until they are connected, until now."""
-        times = [self.launched_at, self.created_at, self.imported_at, self.connected_at, now]
-        known = [t for t in times if t is not None]
-        if len(known) < len(times):
+        """Seconds until resources are asked for, a process is there, all have imported, are connected; until now."""
+        asked = {"resources": self.asked_at} if self.asked_at else {}
+        ends = {"worker start": self.created_at, "process group": self.imported_at, "first word": self.connected_at}
+        begins = {self.starter: self.launched_at, **asked, **ends}
+        known = [*(t for t in begins.values() if t is not None), now]
+        if len(known) < len(begins) + 1:
             return {}
-        names = (self.starter, "worker start", "process group", "first word")
+        names = tuple(begins)
         return {name: max(0.0, end - start) for name, (start, end) in zip(names, pairwise(known), strict=True)}
 
 

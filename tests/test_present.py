@@ -79,12 +79,13 @@ def test_parts_by_setting_name_their_base() -> None:
     assert name == "batch 10 per device (base: single x1: 100)"
     assert [heading.title for heading in part.columns] == [
         "strategy",
-        "devices",
         "samples/s",
         "speedup",
         "efficiency",
         "n",
     ]
+    assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2"]
+    assert part.rows[1].cells[2] == "1.60"  # without its interval, which is that of efficiency
 
 
 def test_rehearsals_are_marked() -> None:

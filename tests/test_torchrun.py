@@ -35,7 +35,7 @@ from harness.torchrun_launcher import TorchrunLauncher, ask_here
 from harness.torchrun_processes import command
 from harness.torchrun_worker import devices_of
 from harness.trial import WorkerGroup
-from harness.watch import ComingUp, Registration, Watch
+from harness.watch import Asked, ComingUp, Registration, Watch
 from tests.conftest import gpu_cluster, laptop
 from tests.listening import outside, started_since
 
@@ -291,6 +291,10 @@ def test_coming_up_is_told_in_parts() -> None:
     coming_up.saw(process(0, connected=True), 16.5)
     coming_up.saw(process(1, connected=True), 17.0)
     assert coming_up.parts(18.0) == {"torchrun": 1.0, "worker start": 5.0, "process group": 0.5, "first word": 1.5}
+    coming_up.saw(Asked(10.25), 10.5)
+    told = coming_up.parts(18.0)
+    assert list(told.items())[:3] == [("torchrun", 0.25), ("resources", 0.75), ("worker start", 5.0)]
+    assert sum(told.values()) == 8.0
 
 
 def test_this_machine_answers_for_itself(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def test_ranks_devices_and_threads_are_recorded(execute: Any, make_experiment: M
     assert set(per_rank) == {2 * 4}
     groups = results.environment["groups"]
     assert all(group["nodes"][0]["threads"] == ranks["threads"].iloc[0] for group in groups)
+    parts = ["controller", "resources", "worker start", "process group", "first word", "teardown"]
+    assert all(list(group["parts"]) == parts for group in groups)
     # as a training that torchrun starts: Ray would have its workers yield to every other process
     assert {group["nodes"][0]["niceness"] for group in groups} == {os.nice(0)}
     cores = ray_cluster.inventory.nodes[0].cores
