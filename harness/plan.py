@@ -68,21 +68,19 @@ def make_plan(experiment: Experiment, inventory: Inventory) -> Plan:
     reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}
     skips = tuple(Skip(trial, reason) for trial in trials if (reason := reasons[trial.cell]))
     runnable = [trial for trial in trials if reasons[trial.cell] is None]
-    runnable = _with_diagnostics(runnable, experiment, machine)
+    runnable = _with_diagnostics(runnable, experiment)
     return Plan(experiment, inventory, machine, _worker_groups(runnable, experiment.seed), skips)
 
 
-def _with_diagnostics(trials: list[Trial], experiment: Experiment, machine: Machine) -> list[Trial]:
+def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment) -> list[Trial]:
     """The trials that can run, and those that they need to be believed and explained."""
     settings = experiment.throughput
     cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind == "throughput"))
-    more: list[Trial] = []
+    trials = list(trials)  # what explains a cell that can run can run too: it needs no device more
     if settings and settings.twin:
-        more += twins(cells, settings.most_blocks, experiment.seed)
+        trials += twins(cells, settings.most_blocks, experiment.seed)
     if settings and settings.explain:
-        more += explaining(cells, settings.most_blocks, experiment.seed)
-    impossible = {cell for cell in {trial.cell for trial in more} if reason_to_skip(cell, machine)}
-    trials = trials + [trial for trial in more if trial.cell not in impossible]
+        trials += explaining(cells, settings.most_blocks, experiment.seed)
     trials = with_checks(trials, experiment.seed) if experiment.equivalence else trials
     return trials + examinations(trials, experiment.seed) if experiment.preflight else trials
 

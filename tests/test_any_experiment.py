@@ -17,6 +17,7 @@ from harness import yaml_source
 from harness.cli import BAD_INPUT, guarded
 from harness.config import load, parse
 from harness.errors import ExperimentError, HarnessError
+from harness.feasible import reason_to_skip
 from harness.inventory import Inventory
 from harness.plan import Plan, make_plan
 from harness.stage import Request, planned
@@ -45,6 +46,7 @@ def check_valid(content: dict[str, Any], inventory: Inventory) -> None:
     ids = [trial.id for trial in plan.trials]
     assert len(set(ids)) == len(ids)
     assert plan.trials or plan.skips
+    assert not [cell.label for cell in {trial.cell for trial in plan.trials} if reason_to_skip(cell, plan.machine)]
     assert all(group.trials and len({trial.block for trial in group.trials}) == 1 for group in plan.groups)
     resolved = yaml.safe_dump(experiment.model_dump(mode="json"))
     assert parse(yaml_source.parse_mapping(resolved, source="f"), source="f") == experiment

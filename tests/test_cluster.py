@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from harness import cluster, node
+from harness import cluster, node, stage
+from harness.config import Experiment
 from harness.errors import ClusterError
 from harness.inventory import Inventory, Node
+from harness.plan import make_plan
 from harness.scratch import PREFIX
 from tests.conftest import laptop
 
@@ -196,3 +198,24 @@ def test_only_nodes_that_are_used_are_asked(monkeypatch: pytest.MonkeyPatch) -> 
     ready = cluster.Cluster(Inventory(nodes), None, agents, embedded=False)
     assert ready.missing_paths(["/data"], [True, True, False]) == {"n1 (10.0.0.1)": ["/data"]}
     assert list(ready.missing_paths(["/data"])) == ["n1 (10.0.0.1)", "n2 (10.0.0.1)"]
+
+
+def test_a_node_without_the_devices_that_are_asked_for_needs_neither_imports_nor_data(
+    make_experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+
+    class Answers:
+        def failing_imports(self, modules: list[str], used: list[bool]) -> dict[str, Any]:
+            asked.append(used)
+            return {}
+
+        missing_paths = failing_imports
+
+    nodes = (Node("n0", "10.0.0.1", "n0", 8, gpus=2), Node("n1", "10.0.0.2", "n1", 8))
+    experiment = make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}, device="cuda")
+    plan = make_plan(experiment, Inventory(nodes))
+    assert plan.trials
+    stage.check_imports(plan, Answers())  # type: ignore[arg-type]
+    stage.check_paths(plan, Answers())  # type: ignore[arg-type]
+    assert asked == [[True, False]] * 2

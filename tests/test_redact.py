@@ -183,6 +183,12 @@ def test_of_one_endless_line_nothing_is_kept_that_may_be_the_rest_of_a_secret(tm
         with (tmp_path / "printed").open("rb") as file:
             end = redact.end_of(file, 4000)
         assert end and set(end) == {"."}
+    others = " hf_" + "0123456789" * 30  # with these taken out, all that was read is shorter than what is asked for
+    for shift in range(60):
+        (tmp_path / "printed").write_text("x" * 500 + token + (others * 80)[: redact.MARGIN + 4000 - 30 - shift])
+        with (tmp_path / "printed").open("rb") as file:
+            end = redact.end_of(file, 4000)
+        assert not [at for at in range(len(token) - 8) if token[at : at + 8] in end]
 
 
 @pytest.mark.parametrize("said", ["said ", "said\n", "\u2588\r"])

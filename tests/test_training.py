@@ -69,3 +69,27 @@ def test_the_rate_is_scaled_with_the_global_batch() -> None:
     training = Training(cell, Regression(), SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)))
     assert training.effective_lr == pytest.approx(0.1 * BATCH / 2)
     assert training.optimizer.param_groups[0]["lr"] == training.effective_lr
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_bf16_computes_in_bf16_while_training_and_evaluating_and_keeps_fp32_parameters(
+    precision: str, accumulation: int
+) -> None:
+    class Looks(Regression):
+        def loss(self, model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            seen.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16)
+            return super().loss(model, batch)
+
+    seen: list[bool] = []
+    cell = replace(CELL, precision=precision, training={"accumulation": accumulation})
+    workload = Looks("samples")
+    training = Training(cell, workload, SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)))
+    share = next(iter(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1)))
+    data = workload.datasets()[0]
+    (batch,) = batches(data, [share], seed=SEED, device=CPU, options={}, micro_batches=accumulation)
+    training.step(batch, share)
+    (whole,) = batches(data, [share], seed=SEED, device=CPU, options={})
+    training.evaluate(whole, share)
+    assert len(seen) == accumulation + 1 and set(seen) == {precision == "bf16"}
+    assert {parameter.dtype for parameter in training.model.parameters()} == {torch.float32}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import stdev
 from typing import Any
 
 import pandas as pd
@@ -50,10 +51,19 @@ def study(block: int = 0, *, single_s: float = 0.10, **ddp: Any) -> list[dict[st
     ]
 
 
-def waterfall_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
+def waterfall_of(lines: list[dict[str, Any]], pilot: int | None = None) -> pd.DataFrame:
     trials = analyse.trials(lines, steps_of(lines))
     trials["doubts"] = ""
-    return analyse.waterfall(trials, analyse.windows(lines), analyse.scaling(trials))
+    return analyse.waterfall(trials, analyse.windows(lines), analyse.scaling(trials), pilot)
+
+
+def test_where_a_rule_set_the_blocks_the_intervals_of_parts_keep_the_pilots_spread() -> None:
+    lines = [one for block, s in enumerate((0.09, 0.10, 0.099, 0.1)) for one in study(block, single_s=s)]
+    whole, kept = (waterfall_of(lines, pilot).set_index("part").loc["ideal"] for pilot in (None, 2))
+    assert whole["share"] == pytest.approx(kept["share"]) and whole["blocks"] == kept["blocks"] == 4
+    shares = [s / 0.160 for s in (0.09, 0.10, 0.099, 0.1)]
+    assert kept["high"] - kept["share"] == pytest.approx(12.706 * stdev(shares[:2]) / 2, rel=1e-4)
+    assert whole["high"] - whole["share"] == pytest.approx(3.182 * stdev(shares) / 2, rel=1e-3)
 
 
 def test_ddps_parts_by_hand_and_they_add_up() -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from harness.cell import Cell
 from harness.config_sections import Throughput
 from harness.errors import SkipTrial, WorkloadError
+from harness.measure import throughput
 from harness.measure.communication import measure_communication
 from harness.measure.profiled import DP, FSDP, _first_seen, measure_collectives
 from harness.measure.stepper import Stepper
@@ -140,3 +141,13 @@ def test_what_a_replicating_call_starts_on_each_gpu_counts_with_the_calls_inside
     events = [Call("Broadcast", us=999.0, kernels=[(0, 10.0), (1, 5.0)], inside=[inner])]
     assert _first_seen(events, DP["dp_replicate_s"], cuda=True) == pytest.approx(45e-6)
     assert _first_seen(events, DP["dp_replicate_s"], cuda=False) == pytest.approx(999e-6)
+
+
+@pytest.mark.usefixtures("no_group")
+@pytest.mark.parametrize("cheap", [True, False])
+def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
+    monkeypatch.setattr(throughput.marks, "phases_are_cheap", lambda *asked: cheap)
+    speed = measure_throughput(stepper_for(CELL), FAST)
+    timed = [stretch.window for stretch in speed.stretches if stretch.kind == "timed"]
+    assert len(timed) == FAST.windows and speed.phases is cheap
+    assert all(bool(window.phases) is cheap for window in timed)
