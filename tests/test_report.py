@@ -317,3 +317,11 @@ def test_timed_windows_and_epochs_are_what_counts_as_measured(run_folder: RunFol
     vars(results)["ledger"] = ledger
     cards = {card["value"]: card["label"] for card in content.cards(results)}
     assert cards["1 min 30 s"] == "until the report, 20 % of it timed windows and epochs"
+
+
+def test_ranks_that_yield_to_other_processes_are_told_and_so_is_a_difference() -> None:
+    assert not [fact for fact in content.node_facts(NODE) if fact[0] == "niceness"]
+    assert ("niceness", "15: the ranks yield to other processes") in content.node_facts(NODE | {"niceness": 15})
+    groups = [{"nodes": [NODE | {"niceness": nice}]} for nice in (0, 15)]
+    assert content.difference({"groups": groups}).startswith("Worker groups saw different hardware or software on")
+    assert content.difference({"groups": groups[:1] * 2}) == ""

@@ -58,7 +58,7 @@ class Tables:
 
     @property
     def otherwise(self) -> frozenset[str]:
-        """The cells that do not train as one device does: hatched in every figure."""
+        """The cells that do not train as one device does, which figures of speed mark."""
         return frozenset(self.scaling["cell_id"][self.scaling["excluded"].notna()])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,8 @@ from matplotlib.figure import Figure
 from harness import analyse
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.plots.common import COLOURS, STRATEGIES, log2_axis
-from harness.schema import EPOCHS
+from harness.plots.phases import step_phases
+from harness.schema import EPOCHS, PHASES
 from tests.records import epochs_of, line, steps_of
 
 
@@ -236,7 +238,7 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
     assert "n = 3 blocks" in drawing.caption and "rehears" not in drawing.caption
 
 
-def test_what_does_not_train_alike_is_hatched_in_every_figure_that_shows_it_and_has_no_ratio() -> None:
+def test_what_does_not_train_alike_is_hatched_and_has_no_ratio() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
     drawings = draw_all(tables_of(lines, excluded={"check-ddp": "does not train as one device does"}))
     hatched = {
@@ -253,3 +255,12 @@ def test_what_does_not_train_alike_is_hatched_in_every_figure_that_shows_it_and_
     assert drawings["ratios"].figure is None
     whole = draw_all(tables_of(lines))
     assert not any("Hatched: does not" in drawing.caption for drawing in whole.values())
+
+
+def test_the_phases_of_what_does_not_train_alike_are_marked() -> None:
+    lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
+    tables = tables_of(lines, excluded={"check-ddp": "does not train as one device does"})
+    axes = tables.scaling[[name for name in tables.scaling if name in PHASES.names]]
+    drawing = step_phases(replace(tables, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
+    labels = [label.get_text() for one in axes_of(drawing.figure) for label in one.get_yticklabels()]
+    assert labels == ["single x1", "dp x2*", "ddp x2 (trains otherwise)"] * 2
