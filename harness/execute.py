@@ -15,9 +15,14 @@ from harness.launch import Launcher
 from harness.messages import PRECISE, PRUNED, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted
 from harness.plan import Plan
 from harness.record import RunFolder
+from harness.recorder import Recorder
 from harness.refusal import Refusal, refusals, refused_by
 from harness.resume import attempts, out_of_memory, pending
 from harness.trial import Trial, WorkerGroup
+from harness.trial_record import Record
+
+PATIENCE_S = 1.0
+"""How long the run waits for the disk before it hears the next message; the ranks do not wait for either."""
 
 
 class Execution:
@@ -26,6 +31,7 @@ class Execution:
     def __init__(self, plan: Plan, folder: RunFolder, launcher: Launcher, emit: Emit) -> None:
         self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
         lines = folder.lines()
+        self._recorder = Recorder(folder)
         self._attempts = attempts(lines)
         recorded = 1 + max((int(line["sitting"]) for line in lines), default=-1)
         self.sitting = max(recorded, len(folder.environment().get("sittings", [])))
@@ -52,7 +58,18 @@ class Execution:
         return len(self._plan.trials) - self.trials
 
     def run(self) -> None:
-        """Every pending worker group, in the order of the plan; a failed group goes on in fresh processes."""
+        """Every pending worker group, in the order of the plan; a failed group goes on in fresh processes.
+
+        Whatever ends it, what was handed over is on disk then. Raises WriteError where that cannot be.
+        """
+        with self._recorder:
+            try:
+                self._work()
+            finally:
+                with held():
+                    self._tell_all()
+
+    def _work(self) -> None:
         for skip in self._plan.skips:
             if (skip.trial.id, skip.reason) not in self._skipped_before:
                 self._record(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), None, position=None)
@@ -94,6 +111,7 @@ class Execution:
         if rule is None or not trial.timed or trial.block < rule.at_least:
             return None
         if self._needed is None:
+            self._tell_all()
             self._needed = needed_blocks(self._plan.trials, self._folder.lines(), rule)
         needed = self._needed.get(trial.cell.id, rule.at_most)
         return f"{PRECISE}: {needed} blocks suffice for {100 * rule.halfwidth:g} %" if trial.block >= needed else None
@@ -119,9 +137,11 @@ class Execution:
                         position, trial = trials[message.trial_id]
                         self._record(trial, message, group, position)
                     heard = time.time()
+                    self._tell(PATIENCE_S)
         finally:  # after an interruption too: what it finished ran in this environment
             with held():
                 self._remember_group(group, ready, started, start_s, heard)
+        self._tell_all()
 
     def _remember_group(
         self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None, heard: float
@@ -145,7 +165,7 @@ class Execution:
         return {} if self.running else {"teardown": time.time() - heard}
 
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
-        """Writes the trial's row. A lost trial is not settled while it has attempts left."""
+        """Hands the trial's row over. A lost trial is not settled while it has attempts left."""
         attempt = self._attempts.get(trial.id, 0) + 1
         facts: dict[str, Any] = {
             "attempt": attempt,
@@ -154,19 +174,27 @@ class Execution:
             "position": position,
         }
         with held():
-            line = self._folder.append(trial, result, facts)
+            self._recorder.put(Record(trial, result, facts))
             self._attempts[trial.id] = attempt
             self.running = None if self.running == trial.id else self.running
         self._lost[trial.id] = self._lost.get(trial.id, 0) + (result.outcome == "lost")
-        again = result.outcome == "lost" and self._lost[trial.id] < self._plan.experiment.limits.attempts
-        if not again:
+        if result.outcome != "lost" or self._lost[trial.id] >= self._plan.experiment.limits.attempts:
             self._settled.add(trial.id)
         self._refusals += refusals(trial.cell, result.facts)
         # an examination takes steps that the cell itself does not: it says nothing of what fits
         if result.outcome == "oom" and trial.purpose != "doctor" and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
-        if group:
-            self._emit(TrialEnded(trial, line, again))
+
+    def _tell(self, wait_s: float | None) -> None:
+        """Of the trials that came on disk since, that they are over; waits so long until all are there."""
+        for record, line in self._recorder.written(wait_s):
+            if record.facts["group_id"]:
+                self._emit(TrialEnded(record.trial, line, again=record.trial.id not in self._settled))
+
+    def _tell_all(self) -> None:
+        """The same of all that were handed over; raises WriteError where one cannot be written."""
+        self._tell(None)
+        self._tell(0.0)
 
 
 def _silent(trial: Trial) -> TrialResult:

@@ -9,7 +9,6 @@ import platform
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,16 @@ from filelock import FileLock, Timeout
 from harness import redact
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError, WriteError
-from harness.files import PARTIAL, append_line, replace_bytes, replace_text, replacing, writing
+from harness.files import PARTIAL, append_lines, replace_all, replace_text, replacing, writing
 from harness.frames import csv_text
 from harness.messages import TrialResult
 from harness.parquet import gather, in_parquet, write_frame
 from harness.plan import Plan
-from harness.plan_rows import SCHEMA_VERSION, merged, plan_content, trial_columns
+from harness.plan_rows import SCHEMA_VERSION, merged, plan_content
 from harness.reading import naming, read_lines, read_object, read_table, read_text, refuse_links
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.trial import Trial
+from harness.trial_record import Record
 from harness.yaml_source import MAX_BYTES, read_mapping
 
 Lines = Sequence[Mapping[str, Any]]
@@ -68,8 +68,8 @@ class RunFolder:
     def _environment(self) -> Path:
         return self.path / "environment.json"
 
-    def _raw(self, trial_id: str, attempt: int) -> Path:
-        return self.path / "raw" / f"{trial_id}-{attempt}.parquet"
+    def _raw(self, name: str) -> Path:
+        return self.path / "raw" / f"{name}.parquet"
 
     # -- making and opening -----------------------------------------------------------------------------------
 
@@ -157,14 +157,31 @@ class RunFolder:
 
     def append(self, trial: Trial, result: TrialResult, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Records what became of a trial: its steps or epochs first, then its line. Returns the line."""
-        attempt = int(facts["attempt"])
-        rows = ((STEPS, result.steps), (EPOCHS, result.epochs), (CHECKS, result.checks))
-        for table, columns in [(table, columns) for table, columns in rows if columns][:1]:
-            replace_bytes(self._raw(trial.id, attempt), memoryview(in_parquet(table, columns)))
-        log = self._write_log(trial.id, attempt, result.detail)
-        line = redact.row({**trial_columns(trial), **facts, **_result_columns(result), "log": log})
-        append_line(self._lines, json.dumps(line, allow_nan=True))
-        return line
+        return self.append_all([Record(trial, result, facts)])[0]
+
+    def append_all(self, records: Sequence[Record]) -> list[dict[str, Any]]:
+        """The same of several, in order, which wait for the disk together. Returns their lines.
+
+        Raises WriteError at the first that cannot be written; those before it are recorded all the same.
+        """
+        if len(records) > 1:
+            with contextlib.suppress(WriteError):  # then each alone: there may be room for the first of them
+                return self._write(records)
+        return [line for record in records for line in self._write([record])]
+
+    def _write(self, records: Sequence[Record]) -> list[dict[str, Any]]:
+        """All steps or epochs and logs, and when these are on disk the lines."""
+        replace_all(part for record in records for part in self._parts(record))
+        lines = [record.line() for record in records]
+        append_lines(self._lines, [json.dumps(line, allow_nan=True) for line in lines])
+        return lines
+
+    def _parts(self, record: Record) -> Iterator[tuple[Path, bytes | memoryview]]:
+        """The files that a trial has for itself, and what is in them."""
+        if rows := record.rows:
+            yield self._raw(record.name), memoryview(in_parquet(*rows))
+        if record.log:
+            yield self.path / record.log, redact.text(record.result.detail).encode("utf-8", errors="backslashreplace")
 
     def add_environment(self, entry: Mapping[str, Any]) -> None:
         """Adds what one worker group saw to environment.json."""
@@ -189,13 +206,6 @@ class RunFolder:
             path.parent.mkdir(exist_ok=True)
         replace_text(path, csv_text(frame))
         return path
-
-    def _write_log(self, trial_id: str, attempt: int, detail: str) -> str | None:
-        if not detail:
-            return None
-        relative = f"logs/{trial_id}-{attempt}.txt"
-        replace_text(self.path / relative, redact.text(detail))
-        return relative
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -244,7 +254,9 @@ class RunFolder:
         return self._from_raw(table, lines)
 
     def _from_raw(self, table: Table, lines: Lines) -> pd.DataFrame:
-        named = [(line["trial_id"], line["attempt"], self._raw(line["trial_id"], line["attempt"])) for line in lines]
+        named = [
+            (line["trial_id"], line["attempt"], self._raw(f"{line['trial_id']}-{line['attempt']}")) for line in lines
+        ]
         with naming(self.path / "raw"):
             return gather(table, [part for part in named if part[2].exists()])
 
@@ -274,9 +286,3 @@ def _named(holder: Path) -> str:
         return f" ({holder.read_text(encoding='utf-8')[:200]})"
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _result_columns(result: TrialResult) -> dict[str, Any]:
-    """The columns of the line; what is long has a file of its own."""
-    elsewhere = ("trial_id", "detail", "steps", "epochs", "checks")
-    return {field.name: getattr(result, field.name) for field in fields(result) if field.name not in elsewhere}

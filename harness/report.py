@@ -15,7 +15,7 @@ from PIL import Image
 
 from harness import report_content as content
 from harness.errors import RunFolderError
-from harness.files import replace_bytes, replace_text, writing
+from harness.files import replace_all, replace_text, writing
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.present_belief import (
@@ -74,9 +74,10 @@ def build_report(results: Results) -> Results:
         folder.write_table(name, getattr(results, name))
     with writing(folder.figures):
         folder.figures.mkdir(exist_ok=True)
-    for name, (png, svg) in pictures.items():
-        for kind, data in (("png", png), ("svg", svg)):
-            replace_bytes(folder.figures / f"{name}.{kind}", data)
+    both = [
+        (name, kind, data) for name, two in pictures.items() for kind, data in zip(("png", "svg"), two, strict=True)
+    ]
+    replace_all((folder.figures / f"{name}.{kind}", data) for name, kind, data in both)
     replace_text(folder.report, html)
     return results
 

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def limited(request: Request, witness: Path, said: Path) -> None:
 
     def before(count: int) -> None:
         if count == AT:
-            size = next(request.output.glob("*/*/trials.jsonl")).stat().st_size
+            size = _recorded(request).stat().st_size
             resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
 
     _tell(said)
@@ -67,14 +68,22 @@ def made_read_only(request: Request, witness: Path, said: Path) -> None:
 
     def before(count: int) -> None:
         if count == AT:
-            folder = next(request.output.glob("*/*"))
+            folder = _recorded(request).parent
             for path in (folder, *folder.rglob("*")):
                 path.chmod(0o555 if path.is_dir() else 0o444)
-            if os.geteuid() == 0:
-                _without_override()
 
+    if os.geteuid() == 0:
+        _without_override()  # before there is another thread: each has rights of its own
     _tell(said)
     command(request, witness, before=before)
+
+
+def _recorded(request: Request) -> Path:
+    """Where the lines are, when those of the trials so far are on disk: the run goes on after a second without."""
+    (lines,) = request.output.glob("*/*/trials.jsonl")
+    while lines.read_text().count('"outcome": "ok"') < AT:
+        time.sleep(0.01)
+    return lines
 
 
 class _Header(ctypes.Structure):
@@ -101,8 +110,6 @@ def plain(request: Request, witness: Path, said: Path) -> None:
 
 def waiting(request: Request, witness: Path, said: Path) -> None:
     """Measures one trial and then nothing more."""
-    import time
-
     command(request, witness, before=lambda count: time.sleep(600 * (count > 0)))
 
 
@@ -165,6 +172,7 @@ def filling(request: Request, witness: Path, said: Path) -> None:
 
     def before(count: int) -> None:
         if count == AT:
+            _recorded(request)
             with (request.output / "others").open("wb", buffering=0) as file:
                 try:
                     while file.write(b"x" * 512):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any
 import pytest
 
 from harness.config import Experiment
-from harness.events import Event, TrialEnded
+from harness.errors import WriteError
+from harness.events import Event, GroupStarting, TrialEnded
 from harness.execute import Execution
 from harness.messages import TIME_IS_UP, GroupStarted, Message, Outcome, TrialResult, TrialStarted
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder
 from harness.resume import out_of_memory
 from harness.trial import Trial, WorkerGroup
+from harness.trial_record import Record
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -186,6 +189,66 @@ def test_a_group_that_says_nothing_does_not_go_on_for_ever(plan: Plan, tmp_path:
     Execution(plan, folder, Silent(), lambda event: None).run()
     found = outcomes(folder)
     assert all(found[trial.id] == ["error"] for trial in plan.trials)
+
+
+def test_a_disk_that_stands_still_does_not_keep_the_run_from_hearing(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk answers when a group's last trial has been heard, and then everything is told, in order."""
+    monkeypatch.setattr("harness.execute.PATIENCE_S", 0.01)
+    answers, append_all, together = threading.Event(), RunFolder.append_all, list[int]()
+    first, second = (len(group.trials) for group in plan.groups[:2])
+    assert second > 2
+
+    def slow(folder: RunFolder, records: Sequence[Record]) -> list[dict[str, Any]]:
+        if any(record.facts["group_id"] == plan.groups[1].id for record in records):
+            assert answers.wait(30)
+        together.append(len(records))
+        return append_all(folder, records)
+
+    def script(trial: Trial, tries: int) -> Outcome:
+        if trial is plan.groups[1].trials[-1]:
+            answers.set()
+        return "ok"
+
+    monkeypatch.setattr(RunFolder, "append_all", slow)
+    events: list[Event] = []
+    _, folder = execute(plan, tmp_path, script, events)
+    ended = [event for event in events if isinstance(event, TrialEnded)]
+    assert [event.trial.id for event in ended] == [trial.id for trial in plan.trials]
+    assert [event.line["trial_id"] for event in ended] == [trial.id for trial in plan.trials]
+    assert max(together) > 1 and len(folder.lines()) == len(plan.trials) + len(plan.skips)
+    starts = [index for index, event in enumerate(events) if isinstance(event, GroupStarting)]
+    told = [sum(isinstance(event, TrialEnded) for event in events[:start]) for start in starts[1:3]]
+    assert told == [first, first + second], "a group is told of before the next one starts"
+
+
+def test_what_cannot_be_written_ends_the_run_and_its_group(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_all = RunFolder.append_all
+
+    def full(folder: RunFolder, records: Sequence[Record]) -> list[dict[str, Any]]:
+        if any(record.trial is plan.groups[1].trials[1] for record in records):
+            raise WriteError("trials.jsonl: cannot be written")
+        return append_all(folder, records)
+
+    monkeypatch.setattr(RunFolder, "append_all", full)
+    ends: list[str] = []
+
+    class Ending(ScriptedLauncher):
+        def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+            try:
+                yield from super().launch(group, deadline=deadline)
+            finally:
+                ends.append(group.id)
+
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    with pytest.raises(WriteError, match="cannot be written"):
+        Execution(plan, folder, Ending(lambda trial, tries: "ok"), lambda event: None).run()
+    assert ends == [group.id for group in plan.groups[:2]]
+    kept = [*plan.groups[0].trials, plan.groups[1].trials[0]]
+    assert [line["trial_id"] for line in folder.lines() if line["outcome"] == "ok"] == [trial.id for trial in kept]
 
 
 def test_the_wall_limit_ends_at_a_trials_boundary_and_a_resume_goes_on(make_experiment: Make, tmp_path: Path) -> None:

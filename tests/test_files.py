@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from harness import files
 from harness.errors import WriteError
-from harness.files import append_line, replace_text, replacing
+from harness.files import append_lines, replace_all, replace_text, replacing
 
 LIMIT = 10_000
 
@@ -35,29 +37,60 @@ def small_files() -> Iterator[None]:
 @pytest.mark.parametrize("torn", ["x", '{"whole": 1}', "y" * 10_000])
 def test_a_line_cut_short_goes_before_the_next_comes(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "lines"
-    append_line(path, "one")
+    append_lines(path, ["one"])
     with path.open("a") as file:
         file.write(torn)
-    append_line(path, "two")
+    append_lines(path, ["two"])
     assert path.read_text() == "one\ntwo\n"
 
 
 def test_a_file_that_is_one_line_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_text("torn")
-    append_line(path, "one")
+    append_lines(path, ["one"])
     assert path.read_text() == "one\n"
 
 
 def test_a_line_that_does_not_fit_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    append_line(path, "a" * 6_000)
+    append_lines(path, ["a" * 6_000])
     said = r"lines: cannot be written: File too large. What was recorded before is kept"
     with small_files(), pytest.raises(WriteError, match=said):
-        append_line(path, "b" * 6_000)
+        append_lines(path, ["b" * 6_000])
     assert path.read_text() == "a" * 6_000 + "\n"
-    append_line(path, "c")
+    append_lines(path, ["c"])
     assert path.read_text().endswith("\nc\n")
+
+
+def test_lines_come_together_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_lines(path, ["one", "two"])
+    assert path.read_text() == "one\ntwo\n"
+    with small_files(), pytest.raises(WriteError, match="File too large"):
+        append_lines(path, ["three", "f" * LIMIT])
+    append_lines(path, [])
+    assert path.read_text() == "one\ntwo\n"
+
+
+def test_of_files_that_go_together_none_is_half_there(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    replace_all([(one, b"1"), (two, memoryview(b"2"))])
+    assert (one.read_bytes(), two.read_bytes()) == (b"1", b"2")
+    with small_files(), pytest.raises(WriteError, match="two: cannot be written: File too large"):
+        replace_all([(one, b"11"), (two, b"2" * (LIMIT + 1))])
+    assert (one.read_bytes(), two.read_bytes()) == (b"1", b"2")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_files_and_lines_are_on_disk_before_they_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, replace = files.to_disk, os.replace
+    monkeypatch.setattr(files, "to_disk", lambda number: (done.append("sync"), sync(number)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append(Path(b).name), replace(a, b)))
+    replace_all([(tmp_path / "one", b"1"), (tmp_path / "two", b"2")])
+    assert done[:2] == ["sync", "sync"] and sorted(done[2:]) == ["one", "two"]
+    append_lines(tmp_path / "lines", ["one", "two"])
+    assert done[4:] == ["sync"]
 
 
 def test_a_text_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ import pytest
 
 import harness
 from harness.config import Experiment
-from harness.errors import RunFolderError
-from harness.files import append_line, replace_text
+from harness.errors import RunFolderError, WriteError
+from harness.files import append_lines, replace_text
 from harness.messages import TrialResult
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder
+from harness.trial_record import Record
 from tests.conftest import laptop
+from tests.test_files import LIMIT, small_files
 
 Make = Callable[..., Experiment]
 FACTS = {"attempt": 1, "sitting": 0, "group_id": "b0-g0", "position": 0}
@@ -101,6 +103,38 @@ def test_a_traceback_goes_into_a_log_that_the_line_names(folder: RunFolder, plan
     assert (folder.path / row["log"]).read_text() == "Traceback: boom"
 
 
+def test_trials_that_are_recorded_together_are_as_if_each_was_alone(
+    folder: RunFolder, plan: Plan, tmp_path: Path
+) -> None:
+    first, second, third = plan.trials[:3]
+    records = [
+        Record(first, TrialResult(first.id, "ok", steps=steps(1)), FACTS),
+        Record(second, TrialResult(second.id, "error", "boom", detail="Traceback: boom"), FACTS),
+        Record(third, TrialResult(third.id, "ok", steps=steps(3)), FACTS),
+    ]
+    alone = RunFolder.create(tmp_path / "alone", plan.experiment, plan, "name: test\n")
+    for record in records:
+        alone.append(record.trial, record.result, record.facts)
+    assert [line["trial_id"] for line in folder.append_all(records)] == [first.id, second.id, third.id]
+    assert folder.lines() == alone.lines()
+    assert folder.steps(folder.lines()).equals(alone.steps(alone.lines()))
+    assert folder.append_all([]) == []
+    assert len(folder.lines()) == 3 and not list(folder.path.rglob("*.partial"))
+
+
+def test_of_trials_together_those_before_the_one_that_does_not_fit_are_kept(folder: RunFolder, plan: Plan) -> None:
+    one, two, three = plan.trials[:3]
+    records = [
+        Record(one, TrialResult(one.id, "ok", steps=steps()), FACTS),
+        Record(two, TrialResult(two.id, "error", "boom", detail="x" * (LIMIT + 1)), FACTS),
+        Record(three, TrialResult(three.id, "ok", steps=steps()), FACTS),
+    ]
+    with small_files(), pytest.raises(WriteError, match=rf"{two.id}-1.txt: cannot be written: File too large"):
+        folder.append_all(records)
+    assert [line["trial_id"] for line in folder.lines()] == [one.id]
+    assert len(folder.steps(folder.lines())) == 2 and not list(folder.path.rglob("*.partial"))
+
+
 def test_a_folder_without_raw_files_reads_the_compacted_ones(folder: RunFolder, plan: Plan) -> None:
     trial = plan.trials[0]
     folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
@@ -155,7 +189,7 @@ def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
 def test_appending_does_not_read_what_is_there(tmp_path: Path) -> None:
     path = tmp_path / "x"
     for number in range(3):
-        append_line(path, str(number))
+        append_lines(path, [str(number)])
     assert path.read_text() == "0\n1\n2\n"
 
 

@@ -26,9 +26,10 @@ guard parquet grid reach workloads trial
 diagnostics training
 plan checkpoint ray_session job
 plan_rows events failures resume blocks preflight measure
-record node doctor
+trial_record node doctor
+record
 scenarios premises
-results worker ray_backend ray_callbacks cluster console reopen sitting
+results recorder worker ray_backend ray_callbacks cluster console reopen sitting
 launch ray_trainer ray_worker torchrun_worker report_content
 ray_watch execute torchrun_processes
 report ray_launcher torchrun_launcher
@@ -75,6 +76,7 @@ present_doctor
 printable
 reading
 record
+recorder
 redact
 reopen
 report
@@ -90,6 +92,7 @@ stats
 topology
 traces
 trial
+trial_record
 watch
 yaml_source
 """

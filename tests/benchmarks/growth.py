@@ -1,7 +1,11 @@
 """How planning, recording, reading and reporting grow: ``python -m tests.benchmarks.growth [--sizes 1000 3000 10000]``.
 
 Each size runs in a process of its own, so that its peak of memory is its own. A trial has 100 steps on 8 ranks.
-"To disk" is the part of recording that waits for the disk; "by hand" writes and syncs the same bytes and does no more.
+
+"Record" hands trials over as fast as the recorder takes them, "one by one" waits until each is on disk; "to disk" is
+the part of "record" that waits for the disk; "by hand" writes and syncs the bytes of each alone and does no more.
+Nothing is removed before the end: ext4 passes over files that were removed in the last minutes one by one when it makes
+new ones, so that a benchmark that follows another too soon makes files at half the speed.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ PLANNED_BLOCKS = 3
 """Of the plan of so many cells as there are trials."""
 SIZES = (1000, 3000, 10_000)
 HALVES = ("record first half", "record second half")
-COLUMNS = ("plan", *HALVES, "record", "to disk", "by hand", "read", "analyse", "report")
+COLUMNS = ("plan", *HALVES, "record", "to disk", "one by one", "by hand", "read", "analyse", "report")
 STAGES = ("plan", "record", "read", "analyse", "report")
 MOST_S, MOST_GIB, LARGEST = 10.0, 2.0, 10_000
 """What each stage may take at the largest size, and the memory."""
@@ -56,6 +60,7 @@ def measure(trials: int, folder: Path) -> dict[str, float]:
     from harness.inventory import Inventory
     from harness.plan import make_plan
     from harness.record import RunFolder
+    from harness.recorder import Recorder
     from harness.report import build_report
     from harness.results import load
 
@@ -77,10 +82,13 @@ def measure(trials: int, folder: Path) -> dict[str, float]:
     rest = iter(plan.trials)
     halves = [[next(rest) for _ in range(len(plan.trials) // 2)], list(rest)]
     told = told_by_a_worker_group()  # made before the clock runs: making it is no part of recording
-    for name, half in zip(HALVES, halves, strict=True):
-        timed(name, lambda half=half: [record(run, trial, told) for trial in half])  # type: ignore[misc]
+    with Recorder(run) as recorder:
+        for name, half in zip(HALVES, halves, strict=True):
+            timed(name, lambda half=half: record(recorder, half, told))  # type: ignore[misc]
     seconds["record"] = seconds["record first half"] + seconds["record second half"]
     seconds["to disk"] = waited[0]
+    alone = RunFolder.create(folder / "alone", experiment, plan, "name: growth\n")
+    timed("one by one", lambda: [alone.append_all([as_told(trial, told)]) for trial in plan.trials])
     timed("by hand", lambda: write_by_hand(run, folder / "by hand"))
     results = load(run.path)
     timed("read", lambda: (results.lines, results.steps, results.epochs, results.checks))
@@ -137,9 +145,18 @@ def told_by_a_worker_group() -> Any:
     )
 
 
-def record(run: Any, trial: Any, told: Any) -> None:
+def as_told(trial: Any, told: Any) -> Any:
+    from harness.trial_record import Record
+
     facts = {"attempt": 1, "sitting": 0, "group_id": "g", "position": 0}
-    run.append(trial, dataclasses.replace(told, trial_id=trial.id), facts)
+    return Record(trial, dataclasses.replace(told, trial_id=trial.id), facts)
+
+
+def record(recorder: Any, trials: list[Any], told: Any) -> None:
+    for trial in trials:
+        recorder.put(as_told(trial, told))
+        recorder.written(0.0)
+    recorder.written(None)
 
 
 def write_by_hand(run: Any, folder: Path) -> None:
@@ -174,17 +191,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        with tempfile.TemporaryDirectory() as folder:
-            sys.stdout.write(json.dumps(measure(asked.one, Path(folder))))
+        sys.stdout.write(json.dumps(measure(int(asked.one[0]), Path(asked.one[1]))))
         return
     rows = []
-    for size in asked.sizes:
-        command = [sys.executable, "-m", "tests.benchmarks.growth", "--one", str(size)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        rows.append(json.loads(done.stdout))
+    with tempfile.TemporaryDirectory() as folder:
+        for size in asked.sizes:
+            one = ["--one", str(size), tempfile.mkdtemp(dir=folder)]
+            command = [sys.executable, "-m", "tests.benchmarks.growth", *one]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            rows.append(json.loads(done.stdout))
     table = Table(title=f"Seconds by size: trials of {STEPS} steps on {RANKS} ranks; {platform.processor() or 'CPU'}")
     for title in ("trials (cells planned)", *COLUMNS, "peak GiB"):
         table.add_column(title, justify="right")

@@ -1,0 +1,116 @@
+"""Recording beside the run: in order, together while the disk is busy, and never told before it is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from harness.errors import WriteError
+from harness.messages import TrialResult
+from harness.record import RunFolder
+from harness.recorder import MOST, Recorder
+from harness.trial_record import Record
+
+SOON_S = 30.0
+
+
+class Disk:
+    """A run folder that writes when it is let, and keeps what went together."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.free, self.asked = threading.Event(), threading.Semaphore(0)
+        self.together: list[list[str]] = []
+        self._fails_at = fails_at
+
+    def append_all(self, records: Sequence[Record]) -> list[dict[str, Any]]:
+        self.asked.release()
+        assert self.free.wait(SOON_S)
+        names = [record.result.trial_id for record in records]
+        self.together.append(names)
+        if self._fails_at in names:
+            raise WriteError("full")
+        return [{"trial_id": name} for name in names]
+
+
+def recorder(disk: Disk) -> Recorder:
+    return Recorder(cast(RunFolder, disk))
+
+
+def record(name: str) -> Record:
+    return Record(cast(Any, None), TrialResult(name, "ok"), {})
+
+
+def names(written: Sequence[tuple[Record, dict[str, Any]]]) -> list[str]:
+    assert all(record.result.trial_id == line["trial_id"] for record, line in written)
+    return [line["trial_id"] for _, line in written]
+
+
+def test_what_comes_while_the_disk_is_busy_goes_together_in_order() -> None:
+    disk = Disk()
+    with recorder(disk) as beside:
+        beside.put(record("a"))
+        assert disk.asked.acquire(timeout=SOON_S)
+        for name in "bcd":
+            beside.put(record(name))
+        assert beside.written(0.0) == [], "nothing is told that is not on disk"
+        disk.free.set()
+        assert names(beside.written(None)) == ["a", "b", "c", "d"]
+        assert beside.written(None) == [], "nothing is told twice"
+    assert disk.together == [["a"], ["b", "c", "d"]]
+
+
+def test_a_disk_that_answers_gets_each_alone() -> None:
+    disk = Disk()
+    disk.free.set()
+    with recorder(disk) as beside:
+        for name in "abc":
+            beside.put(record(name))
+            assert names(beside.written(SOON_S)) == [name]
+    assert disk.together == [["a"], ["b"], ["c"]]
+
+
+def test_no_more_wait_than_may() -> None:
+    disk = Disk()
+    with recorder(disk) as beside:
+        beside.put(record("first"))
+        assert disk.asked.acquire(timeout=SOON_S)
+        for number in range(MOST):
+            beside.put(record(str(number)))
+        more = threading.Thread(target=beside.put, args=(record("more"),))
+        more.start()
+        more.join(0.05)
+        assert more.is_alive()
+        disk.free.set()
+        more.join(SOON_S)
+        assert len(beside.written(None)) in (1 + MOST, 2 + MOST)
+    assert max(len(group) for group in disk.together) == MOST
+
+
+def test_what_waits_at_the_end_is_written() -> None:
+    disk = Disk()
+    with recorder(disk) as beside:
+        beside.put(record("a"))
+        beside.put(record("b"))
+    disk.free.set()
+    assert names(beside.written(None)) == ["a", "b"]
+
+
+def test_a_failure_is_raised_where_the_run_can_end_and_what_was_written_is_told_first() -> None:
+    disk = Disk(fails_at="b")
+    disk.free.set()
+    with recorder(disk) as beside:
+        beside.put(record("a"))
+        while not disk.together:
+            disk.asked.acquire(timeout=SOON_S)
+        assert names(beside.written(None)) == ["a"]
+        beside.put(record("b"))
+        with pytest.raises(WriteError, match="full"):
+            beside.written(None)
+        with pytest.raises(WriteError, match="full"):
+            beside.put(record("c"))
+        with pytest.raises(WriteError, match="full"):
+            beside.written(0.0)
+    assert disk.together == [["a"], ["b"]]
