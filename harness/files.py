@@ -65,7 +65,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _in_place_of(path: Path) -> Iterator[Path]:
-    partial = path.with_name(path.name + PARTIAL)
+    partial = Path(f"{path}{PARTIAL}")
     with writing(path):
         try:
             yield partial
