@@ -66,8 +66,7 @@ class Execution:
             try:
                 self._work()
             finally:
-                with held():
-                    self._tell_all()
+                self._tell_all()
 
     def _work(self) -> None:
         for skip in self._plan.skips:
@@ -118,6 +117,7 @@ class Execution:
 
     def _launch(self, group: WorkerGroup) -> None:
         """One launch of a group, until it ends by itself or by its first failure."""
+        self._tell(PATIENCE_S)
         self._emit(GroupStarting(group))
         started = heard = time.time()
         trials = {trial.id: (position, trial) for position, trial in enumerate(group.trials)}
@@ -187,14 +187,16 @@ class Execution:
 
     def _tell(self, wait_s: float | None) -> None:
         """Of the trials that came on disk since, that they are over; waits so long until all are there."""
-        for record, line in self._recorder.written(wait_s):
-            if record.facts["group_id"]:
-                self._emit(TrialEnded(record.trial, line, again=record.trial.id not in self._settled))
+        with held():  # an interruption inside would leave some untold
+            for record, line in self._recorder.written(wait_s):
+                if record.facts["group_id"]:
+                    self._emit(TrialEnded(record.trial, line, again=record.trial.id not in self._settled))
 
     def _tell_all(self) -> None:
         """The same of all that were handed over; raises WriteError where one cannot be written."""
-        self._tell(None)
-        self._tell(0.0)
+        with held():
+            self._tell(None)
+            self._tell(0.0)
 
 
 def _silent(trial: Trial) -> TrialResult:

@@ -79,5 +79,43 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
     return TextTable(columns, tuple(rows))
 
 
+def gpu_table(gpus: pd.DataFrame) -> TextTable:
+    """What the GPUs of each cell told of themselves."""
+    columns = (
+        Heading("setting"),
+        Heading("strategy"),
+        Heading("devices", True),
+        Heading("utilisation", True),
+        Heading("power of one (W)", True),
+        Heading("clock, of the highest", True),
+        Heading("hottest (\N{DEGREE SIGN}C)", True),
+        Heading("held down"),
+        Heading("samples per joule", True),
+        Heading("n", True),
+    )
+    rows = [
+        Line(
+            (
+                name,
+                shown_strategy(row),
+                shown_devices(row),
+                percent(row["gpu_utilisation"]),
+                _number(row["power_w"], ",.0f"),
+                percent(row["sm_clock_fraction"]),
+                _number(row["temperature_c"], ".0f"),
+                "not known" if pd.isna(row["throttled"]) else row["throttled"] or "no",
+                _number(row["samples_per_joule"], ",.3g"),
+                str(row["blocks"]),
+            )
+        )
+        for name, row in zip(settings(gpus), gpus.to_dict("records"), strict=True)
+    ]
+    return TextTable(columns, tuple(rows))
+
+
+def _number(value: Any, form: str) -> str:
+    return "-" if pd.isna(value) else format(float(value), form)
+
+
 def _ms(seconds: Any) -> str:
     return "-" if seconds is None or pd.isna(seconds) else f"{1000 * float(seconds):.2f}"

@@ -27,7 +27,7 @@ from harness.present_belief import (
     parity_table,
     versus_table,
 )
-from harness.present_cost import communication_table, compute_table, waterfall_table
+from harness.present_cost import communication_table, compute_table, gpu_table, waterfall_table
 from harness.present_doctor import findings_table
 from harness.record import RunFolder
 from harness.results import Results, load
@@ -49,6 +49,7 @@ TABLES = (
     "outcomes",
     "missing",
     "ledger",
+    "gpus",
     "findings",
     "ranks",
     "windows",
@@ -161,6 +162,7 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         waterfall=waterfall_table(results.waterfall),
         communication=communication_table(results.waterfall, results.trials),
         memory=memory_table(results.cells, results.ranks, results.trials),
+        gpus=gpu_table(results.gpus),
         ledger=ledger_table(results.ledger),
         figures=[_figure(drawing, images) for drawing in drawings],
         convergence=convergence_table(results.convergence),

@@ -89,6 +89,10 @@ class Results:
         return analyse.host_phases(self.trials, self.windows)
 
     @cached_property
+    def gpus(self) -> pd.DataFrame:
+        return analyse.gpus(self.trials, self.ranks)
+
+    @cached_property
     def ledger(self) -> pd.DataFrame:
         return analyse.ledger(self.lines, self.environment)
 

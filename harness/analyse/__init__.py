@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.analyse.agreement import agreement, disagreeing
 from harness.analyse.doubts import doubts
 from harness.analyse.findings import figures, findings
+from harness.analyse.gpus import gpus
 from harness.analyse.missing import missing
 from harness.analyse.pairs import noise, parity, versus
 from harness.analyse.phases import host_phases, ledger, phases
@@ -23,6 +24,7 @@ __all__ = [
     "doubts",
     "figures",
     "findings",
+    "gpus",
     "host_phases",
     "ledger",
     "missing",

@@ -31,14 +31,20 @@ def learning_curves(tables: Tables) -> Drawing:
             axes.set_xlabel(clock_label)
             axes.set_ylabel(label)
     add_legend(figure, strategy_legend(curves))
-    return Drawing(name, title, _caption(trials), figure)
+    checks = tables.trials.loc[tables.trials["cell_id"].isin(tables.otherwise), "check_id"].dropna()
+    return Drawing(name, title, _caption(trials, trials[trials["check_id"].isin(checks)]), figure)
 
 
-def _caption(trials: pd.DataFrame) -> str:
-    pairs = sorted({(row["strategy"], row["devices"]) for row in trials.to_dict("records")})
-    which = ", ".join(f"{strategy} on {devices}" for strategy, devices in pairs)
+def _caption(trials: pd.DataFrame, otherwise: pd.DataFrame) -> str:
+    """``otherwise``: the trainings of cells that do not train as one device does."""
+    differ = f" Not trained as one device trains: {_which(otherwise)}." if len(otherwise) else ""
     seeds = plural(trials["seed"].nunique(), "seed")
     return (
-        f"One line a training: {which}; {seeds} each, {captions.global_batches(trials)}. "
-        f"Training time excludes evaluation.{captions.set_apart(trials)}"
+        f"One line a training: {_which(trials)}; {seeds} each, {captions.global_batches(trials)}. "
+        f"Training time excludes evaluation.{differ}{captions.set_apart(trials)}"
     )
+
+
+def _which(trials: pd.DataFrame) -> str:
+    pairs = sorted({(row["strategy"], row["devices"]) for row in trials.to_dict("records")})
+    return ", ".join(f"{strategy} on {devices}" for strategy, devices in pairs)

@@ -7,6 +7,7 @@ from harness.schema.derived import (
     CELLS,
     CONVERGENCE,
     FINDINGS,
+    GPUS,
     HOST_PHASES,
     LEDGER,
     MISSING,
@@ -18,7 +19,7 @@ from harness.schema.derived import (
     VERSUS,
     WATERFALL,
 )
-from harness.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, STEPS, TRIALS, WINDOWS
+from harness.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, STEPS, TRIAL_COLUMNS, TRIALS, WINDOWS
 from harness.schema.table import Column, Table
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DERIVED",
     "EPOCHS",
     "FINDINGS",
+    "GPUS",
     "HOST_PHASES",
     "LEDGER",
     "MISSING",
@@ -42,6 +44,7 @@ __all__ = [
     "SCALING",
     "STEPS",
     "TRIALS",
+    "TRIAL_COLUMNS",
     "VERSUS",
     "WATERFALL",
     "WINDOWS",
@@ -64,6 +67,7 @@ DERIVED = (
     OUTCOMES,
     MISSING,
     LEDGER,
+    GPUS,
     FINDINGS,
 )
 AXES = tuple(column.name for column in AXIS_COLUMNS)

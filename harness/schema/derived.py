@@ -133,6 +133,22 @@ VERSUS = Table(
     ),
 )
 
+GPUS = Table(
+    "gpus",
+    "one cell's GPUs, as NVML tells of them right after the timed windows; no rows without GPUs",
+    (
+        _c("cell_id", "string", "cell"),
+        *AXIS_COLUMNS,
+        _c("blocks", "Int64", "trials that it is of"),
+        _c("gpu_utilisation", "Float64", "part of the last moments in which a kernel ran, mean"),
+        _c("power_w", "Float64", "power of one GPU, mean", "W"),
+        _c("sm_clock_fraction", "Float64", "clock over the highest that the GPU has, lowest"),
+        _c("temperature_c", "Float64", "hottest", "degree Celsius"),
+        _c("throttled", "string", "why clocks were held down in any block; empty where they were not"),
+        _c("samples_per_joule", "Float64", "all ranks' samples or tokens over all GPUs' energy, geometric mean"),
+    ),
+)
+
 AGREEMENT = Table(
     "agreement",
     "the check of one strategy against one device: the same few steps, fp32, without batch statistics and dropout",

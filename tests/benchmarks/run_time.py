@@ -36,17 +36,17 @@ TRIAL_MOST_S = 0.5
 
 
 def experiment_of(batches: list[int]) -> Experiment:
-    """The default experiment's models and strategies but dp, with enough batch sizes for 12 trials a worker group."""
+    """The default experiment's models and strategies, with enough batch sizes for 12 trials a worker group."""
     content = {
         "name": "run-time",
         "grid": {
             "data": ["digits"],
             "model": ["resnet8", "resnet14"],
-            "strategy": ["single", "ddp", "fsdp"],
+            "strategy": ["single", "dp", "ddp", "fsdp"],
             "devices": [1, 2],
             "per_device_batch_size": batches,
         },
-        "exclude": [{"strategy": "fsdp", "devices": 1}],
+        "exclude": [{"strategy": ["dp", "fsdp"], "devices": 1}],
         "workload_options": {"width": 8},
         # equal steps: windows of a fixed number of steps, and warm-ups of one length
         "throughput": {
@@ -101,7 +101,7 @@ def measure(plan: Plan, launcher: Launcher, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", type=int, nargs="+", default=[16, 32, 48, 64])
+    parser.add_argument("--batches", type=int, nargs="+", default=[16, 24, 32, 40, 48, 64])
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     asked = parser.parse_args()
     inventory = cluster.local_inventory()

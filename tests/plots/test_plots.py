@@ -161,6 +161,23 @@ def test_learning_curves_hold_one_line_a_seed() -> None:
     assert "2 seeds each" in drawing.caption
 
 
+def test_trainings_that_are_not_one_devices_are_named_under_their_curves() -> None:
+    def training(strategy: str, seed: int) -> dict[str, Any]:
+        cell = f"{strategy}2-training"
+        return line(
+            cell, strategy=strategy, kind="convergence", rates=(1.0, 1.0), seed=seed, check_id=f"check-{strategy}"
+        )
+
+    timed = [line(f"{name}2", rates=(9.0, 9.0), check_id=f"check-{name}") for name in ("ddp", "fsdp")]
+    lines = [line("single"), *timed, *(training(name, seed) for name in ("ddp", "fsdp") for seed in (0, 1))]
+    ids = [one["trial_id"] for one in lines if one["kind"] == "convergence"]
+    epochs = pd.concat([epochs_of(name, [0.5, 0.8]) for name in ids], ignore_index=True)
+    differs = {"check-fsdp": "does not train as one device does"}
+    caption = draw_all(tables_of(lines, epochs, excluded=differs))["convergence"].caption
+    assert "Not trained as one device trains: fsdp on 2." in caption
+    assert "Not trained" not in draw_all(tables_of(lines, epochs))["convergence"].caption
+
+
 def test_nothing_measured_draws_nothing_and_says_why() -> None:
     for drawing in draw_all(tables_of([line("single", outcome="error")])).values():
         assert drawing.figure is None

@@ -1,0 +1,49 @@
+"""What GPUs told during timed windows, by cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from harness.analyse.common import measured, order
+from harness.frames import records
+from harness.schema import AXES, GPUS, TRIAL_COLUMNS
+from harness.stats import geometric_mean
+
+KEYS = [column.name for column in TRIAL_COLUMNS]
+STATES = ["gpu_utilisation", "power_w", "sm_clock_fraction", "temperature_c", "throttled"]
+ENERGY = ["energy_j", "samples_per_joule"]
+
+
+def gpus(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
+    """One row a cell whose GPUs told anything of themselves; none without GPUs."""
+    told = ranks.loc[ranks["gpu_utilisation"].notna() | ranks["power_w"].notna(), [*KEYS, *STATES, *ENERGY]]
+    kept = measured(trials)[[*KEYS, "cell_id", *AXES]]
+    rows = [_row(group) for _, group in told.merge(kept, on=KEYS).groupby("cell_id", sort=False)]
+    return GPUS.frame(sorted(rows, key=order))
+
+
+def _row(ranks: pd.DataFrame) -> dict[str, Any]:
+    first = records(ranks.head(1))[0]
+    held = {why for text in ranks["throttled"].dropna() for why in text.split(", ") if why}
+    efficiencies = [_samples_per_joule(trial) for _, trial in ranks.groupby(KEYS, sort=False)]
+    known = [value for value in efficiencies if value is not None]
+    return {
+        **{name: first[name] for name in ("cell_id", *AXES)},
+        "blocks": len(efficiencies),
+        "gpu_utilisation": ranks["gpu_utilisation"].mean(),
+        "power_w": ranks["power_w"].mean(),
+        "sm_clock_fraction": ranks["sm_clock_fraction"].min(),
+        "temperature_c": ranks["temperature_c"].max(),
+        "throttled": ", ".join(sorted(held)) if held or ranks["throttled"].notna().all() else None,
+        "samples_per_joule": geometric_mean(known).value if len(known) == len(efficiencies) else None,
+    }
+
+
+def _samples_per_joule(trial: pd.DataFrame) -> float | None:
+    """All ranks' samples over all GPUs' energy; None where a rank's is not known."""
+    energy = trial["energy_j"]
+    if energy.isna().any():
+        return None
+    return float((energy * trial["samples_per_joule"]).sum() / energy.sum())

@@ -1,0 +1,80 @@
+"""What GPUs told of themselves, by cell: as fakes of their rows, since NVML has tests of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness import analyse
+from harness.present_cost import gpu_table
+from tests.records import line, steps_of
+
+TOLD = {
+    "gpu_utilisation": 0.9,
+    "power_w": 300.0,
+    "sm_clock_fraction": 1.0,
+    "temperature_c": 60.0,
+    "throttled": "",
+    "energy_j": 1000.0,
+    "samples_per_joule": 2.0,
+}
+
+
+def told(cell: str, *ranks: dict[str, Any], **columns: Any) -> dict[str, Any]:
+    """A trial whose ranks told so."""
+    made = line(cell, rates=(100.0,) * len(ranks), **columns)
+    return made | {"ranks": [{"rank": rank, **TOLD, **more} for rank, more in enumerate(ranks)]}
+
+
+def gpus_of(lines: list[dict[str, Any]]) -> Any:
+    return analyse.gpus(analyse.trials(lines, steps_of(lines)), analyse.ranks(lines))
+
+
+def test_a_cell_is_the_mean_of_its_ranks_and_the_worst_of_what_may_not_be_exceeded() -> None:
+    hot = {"temperature_c": 80.0, "power_w": 100.0, "sm_clock_fraction": 0.5, "gpu_utilisation": 0.5}
+    found = gpus_of([told("ddp2", {}, hot, block=0), told("ddp2", {}, {}, block=1)])
+    (row,) = found.to_dict("records")
+    assert (row["strategy"], row["devices"], row["blocks"]) == ("ddp", 2, 2)
+    assert row["power_w"] == pytest.approx(250.0) and row["gpu_utilisation"] == pytest.approx(0.8)
+    assert (row["sm_clock_fraction"], row["temperature_c"]) == (0.5, 80.0)
+
+
+def test_samples_per_joule_are_all_samples_over_all_energy() -> None:
+    wasteful = {"energy_j": 3000.0, "samples_per_joule": 1.0}  # 2,000 samples of one rank, 3,000 of the other
+    (row,) = gpus_of([told("ddp2", {}, wasteful)]).to_dict("records")
+    assert row["samples_per_joule"] == pytest.approx(5000 / 4000)
+
+
+def test_where_one_rank_does_not_tell_its_energy_the_cell_has_none() -> None:
+    untold = {"energy_j": None, "samples_per_joule": None}
+    found = gpus_of([told("ddp2", {}, {}, block=0), told("ddp2", {}, untold, block=1)])
+    assert found["samples_per_joule"].isna().all() and found["power_w"].notna().all()
+    (row,) = gpu_table(found).rows
+    assert row.cells[-2:] == ("-", "2")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("", "", "no"),
+        ("held by heat", "", "held by heat"),
+        (None, "", "not known"),
+        (None, "held by heat", "held by heat"),
+        ("held by heat", "sw power cap, held by heat", "held by heat, sw power cap"),
+    ],
+)
+def test_why_clocks_were_held_down_is_that_of_any_rank(first: str | None, second: str, shown: str) -> None:
+    (row,) = gpu_table(gpus_of([told("ddp2", {"throttled": first}, {"throttled": second})])).rows
+    assert row.cells[7] == shown
+
+
+def test_a_table_reads_as_a_person_expects() -> None:
+    (row,) = gpu_table(gpus_of([told("single", {})])).rows
+    assert row.cells[1:] == ("single", "1", "90 %", "300", "100 %", "60", "no", "2", "1")
+
+
+def test_without_gpus_and_for_what_failed_there_is_nothing() -> None:
+    assert gpus_of([line("single")]).empty
+    assert gpus_of([told("single", {}, outcome="oom")]).empty
+    assert gpus_of([told("single", {}, purpose="twin", kind="diagnostic")]).empty
