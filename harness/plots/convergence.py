@@ -12,8 +12,8 @@ CLOCKS = (("samples", "training samples"), ("train_s", "training time (s)"))
 
 
 def learning_curves(tables: Tables) -> Drawing:
-    """Loss and accuracy against samples and against training time, one line a seed."""
-    name, title = "convergence", "Loss and accuracy against samples and training time"
+    """Training loss, and accuracy or validation loss, against samples and against training time, one line a seed."""
+    name, title = "convergence", "How trainings learn, against samples and training time"
     done = tables.trials["outcome"].isin(["ok", "diverged"])
     trials = tables.trials[(tables.trials["kind"] == "convergence") & done]
     keys = ["trial_id", "attempt", "strategy", "devices", "seed", "emulated", "oversubscribed"]
