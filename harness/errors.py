@@ -67,3 +67,9 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=1, cutoff=0.6)
     listed = "allowed: " + ", ".join(names) if names else "nothing is allowed here"
     return f"did you mean {close[0]!r}? ({listed})" if close else listed
+
+
+def cause_of(error: BaseException) -> str:
+    """What the system said, in its words."""
+    cause = error.__cause__ if isinstance(error, WriteError) else error
+    return str(getattr(cause, "strerror", None) or cause)

@@ -136,8 +136,8 @@ class Execution:
                     else:
                         position, trial = trials[message.trial_id]
                         self._record(trial, message, group, position)
-                    heard = time.time()
                     self._tell(PATIENCE_S)
+                    heard = time.time()  # what the run waits for the disk is no part of the group's end
         finally:  # after an interruption too: what it finished ran in this environment
             with held():
                 self._remember_group(group, ready, started, start_s, heard)
@@ -177,9 +177,9 @@ class Execution:
             self._recorder.put(Record(trial, result, facts))
             self._attempts[trial.id] = attempt
             self.running = None if self.running == trial.id else self.running
-        self._lost[trial.id] = self._lost.get(trial.id, 0) + (result.outcome == "lost")
-        if result.outcome != "lost" or self._lost[trial.id] >= self._plan.experiment.limits.attempts:
-            self._settled.add(trial.id)
+            self._lost[trial.id] = self._lost.get(trial.id, 0) + (result.outcome == "lost")
+            if result.outcome != "lost" or self._lost[trial.id] >= self._plan.experiment.limits.attempts:
+                self._settled.add(trial.id)
         self._refusals += refusals(trial.cell, result.facts)
         # an examination takes steps that the cell itself does not: it says nothing of what fits
         if result.outcome == "oom" and trial.purpose != "doctor" and self._plan.experiment.limits.prune_oom:

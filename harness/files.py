@@ -54,6 +54,13 @@ def replace_all(contents: Iterable[tuple[Path, bytes | memoryview]]) -> None:
             to_disk(file.fileno())
 
 
+def remove_all(paths: Iterable[Path]) -> None:
+    """Removes files, as far as the system lets it: none of them is needed."""
+    with contextlib.suppress(OSError):
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write beside ``path``, which takes its place, on disk, at the end of the block; raises WriteError."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import platform
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from filelock import FileLock, Timeout
 
 from harness import redact
 from harness.config import Experiment, parse
-from harness.errors import RunFolderError, WriteError
-from harness.files import PARTIAL, append_lines, replace_all, replace_text, replacing, writing
+from harness.errors import RunFolderError, WriteError, cause_of
+from harness.files import PARTIAL, append_lines, remove_all, replace_all, replace_text, replacing, writing
 from harness.frames import csv_text
+from harness.lock import locked
 from harness.messages import TrialResult
 from harness.parquet import gather, in_parquet, write_frame
 from harness.plan import Plan
@@ -88,7 +86,7 @@ class RunFolder:
             replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
         except (OSError, WriteError) as error:
             raise RunFolderError(
-                f"{path}: the run folder cannot be made: {_cause(error)}; give another folder with --output"
+                f"{path}: the run folder cannot be made: {cause_of(error)}; give another folder with --output"
             ) from None
         return cls(path)
 
@@ -121,28 +119,18 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One run at a time writes into a folder; raises RunFolderError where another does.
-
-        The system holds the lock for a process and gives it back when that dies, however it dies.
-        """
-        lock, holder = FileLock(self.path / ".lock"), self.path / ".lock-holder"
-        try:
-            lock.acquire(timeout=0)
-            replace_text(holder, f"pid {os.getpid()} on {platform.node()}")
-        except Timeout:
-            raise RunFolderError(f"{self.path}: another run is writing into this folder{_named(holder)}") from None
-        except (OSError, WriteError) as error:
-            lock.release()
-            raise RunFolderError(f"{self.path}: the folder cannot be written: {_cause(error)}") from None
-        try:
-            with contextlib.suppress(OSError):
-                for left in self.path.rglob(f"*{PARTIAL}"):  # by a run that was killed at it
-                    left.unlink(missing_ok=True)
+        """One run at a time writes into a folder; raises RunFolderError where another does."""
+        with locked(self.path):
+            self._clear()
             yield
-        finally:
-            with contextlib.suppress(OSError):
-                holder.unlink(missing_ok=True)
-            lock.release()
+
+    def _clear(self) -> None:
+        """Removes what a run that was killed left half-done: it would be taken for what the next attempt measured."""
+        with contextlib.suppress(RunFolderError, KeyError):  # what is wrong with the lines is told when they are read
+            named = {f"{line['trial_id']}-{line['attempt']}" for line in self.lines()}
+            parts = (*self.path.glob("raw/*.parquet"), *self.path.glob("logs/*.txt"))
+            remove_all(part for part in parts if part.stem not in named)
+        remove_all(self.path.rglob(f"*{PARTIAL}"))
 
     def extend(self, experiment: Experiment, plan: Plan) -> None:
         """Keeps the experiment and the plan as they are from now on: what was planned before stays in the plan."""
@@ -157,24 +145,38 @@ class RunFolder:
 
     def append(self, trial: Trial, result: TrialResult, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Records what became of a trial: its steps or epochs first, then its line. Returns the line."""
-        return self.append_all([Record(trial, result, facts)])[0]
+        return self._write([Record(trial, result, facts)])[0]
 
-    def append_all(self, records: Sequence[Record]) -> list[dict[str, Any]]:
-        """The same of several, in order, which wait for the disk together. Returns their lines.
+    def append_all(self, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
+        """The same of several, in order, which wait for the disk together. Gives each line when it is there.
 
         Raises WriteError at the first that cannot be written; those before it are recorded all the same.
         """
         if len(records) > 1:
-            with contextlib.suppress(WriteError):  # then each alone: there may be room for the first of them
-                return self._write(records)
-        return [line for record in records for line in self._write([record])]
+            size = self._size()
+            try:
+                yield from self._write(records)
+                return
+            except Exception:  # then each alone: there may be room for the first, or one may be to blame
+                if self._size() > size:  # unless lines are there that could not be taken back
+                    raise
+        for record in records:
+            yield from self._write([record])
 
     def _write(self, records: Sequence[Record]) -> list[dict[str, Any]]:
         """All steps or epochs and logs, and when these are on disk the lines."""
-        replace_all(part for record in records for part in self._parts(record))
         lines = [record.line() for record in records]
-        append_lines(self._lines, [json.dumps(line, allow_nan=True) for line in lines])
+        parts = [part for record in records for part in self._parts(record)]
+        replace_all(parts)
+        try:
+            append_lines(self._lines, [json.dumps(line, allow_nan=True) for line in lines])
+        except BaseException:  # else they would be taken for those of the next attempt
+            remove_all(path for path, _ in parts)
+            raise
         return lines
+
+    def _size(self) -> int:
+        return self._lines.stat().st_size if self._lines.exists() else 0
 
     def _parts(self, record: Record) -> Iterator[tuple[Path, bytes | memoryview]]:
         """The files that a trial has for itself, and what is in them."""
@@ -273,16 +275,3 @@ def _planned(plan: Plan) -> dict[str, Any]:
         "cells": redact.plain(content["cells"]),
         "skipped": [redact.row(row) for row in content["skipped"]],
     }
-
-
-def _cause(error: BaseException) -> str:
-    cause = error.__cause__ if isinstance(error, WriteError) else error
-    return str(getattr(cause, "strerror", None) or cause)
-
-
-def _named(holder: Path) -> str:
-    """Who holds the lock, where that can be told: ' (pid 123 on some-host)'."""
-    try:
-        return f" ({holder.read_text(encoding='utf-8')[:200]})"
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from harness.interrupts import held
 from harness.record import RunFolder
 from harness.trial_record import Record
 
-MOST = 64
+MOST = 32
 """Records that may wait for the disk; who hands over one more waits too."""
 
 
@@ -16,7 +17,7 @@ class Recorder:
     """A thread that puts records into a run folder, in order: those that come while the disk is busy go together.
 
     A disk that stands still for a while, as shared ones do, does not keep a run from hearing its ranks. Use as a
-    context manager; what waits at its end is written all the same.
+    context manager: its end waits until all is on disk, and raises WriteError where that cannot be.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -26,15 +27,21 @@ class Recorder:
         self._busy = self._closed = False
         self._written: list[tuple[Record, dict[str, Any]]] = []
         self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
 
     def __enter__(self) -> Recorder:
-        threading.Thread(target=self._work, name="recorder", daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        try:
+            with held():
+                with self._changed:
+                    self._closed = True
+                    self._changed.notify_all()
+                self._thread.join()
+        finally:  # an interruption does not hide that something was lost
+            self._raise_failure()
 
     def put(self, record: Record) -> None:
         """Hands a record over. Raises WriteError where an earlier one could not be written."""
@@ -58,20 +65,22 @@ class Recorder:
             return written
 
     def _work(self) -> None:
-        while records := self._next():
-            lines, failure = self._recorded(records)
+        while not self._failure and (records := self._next()):
+            written, failure = self._recorded(records)
             with self._changed:
                 self._busy, self._failure = False, failure
-                self._written += zip(records, lines, strict=False)
+                self._written += written
                 self._changed.notify_all()
-            if failure:
-                return
 
-    def _recorded(self, records: list[Record]) -> tuple[list[dict[str, Any]], BaseException | None]:
+    def _recorded(self, records: list[Record]) -> tuple[list[tuple[Record, dict[str, Any]]], BaseException | None]:
+        """What came on disk, in order, and why not the rest."""
+        written = []
         try:
-            return self._folder.append_all(records), None
+            for record, line in zip(records, self._folder.append_all(records), strict=True):
+                written.append((record, line))
         except BaseException as error:  # is raised where the run can end in order
-            return [], error
+            return written, error
+        return written, None
 
     def _next(self) -> list[Record]:
         """What waits; nothing once all is over."""

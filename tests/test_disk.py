@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 BLOCKS, TRIALS = 2, 12
 AT = 5
+SOON_S = 60.0
 """How many trials are recorded before the disk refuses."""
 
 
@@ -81,7 +82,9 @@ def made_read_only(request: Request, witness: Path, said: Path) -> None:
 def _recorded(request: Request) -> Path:
     """Where the lines are, when those of the trials so far are on disk: the run goes on after a second without."""
     (lines,) = request.output.glob("*/*/trials.jsonl")
+    ends = time.monotonic() + SOON_S
     while lines.read_text().count('"outcome": "ok"') < AT:
+        assert time.monotonic() < ends
         time.sleep(0.01)
     return lines
 

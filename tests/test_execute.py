@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +198,9 @@ def test_a_disk_that_stands_still_does_not_keep_the_run_from_hearing(
     monkeypatch.setattr("harness.execute.PATIENCE_S", 0.01)
     answers, append_all, together = threading.Event(), RunFolder.append_all, list[int]()
     first, second = (len(group.trials) for group in plan.groups[:2])
-    assert second > 2
+    assert second > 3
 
-    def slow(folder: RunFolder, records: Sequence[Record]) -> list[dict[str, Any]]:
+    def slow(folder: RunFolder, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
         if any(record.facts["group_id"] == plan.groups[1].id for record in records):
             assert answers.wait(30)
         together.append(len(records))
@@ -228,7 +228,7 @@ def test_what_cannot_be_written_ends_the_run_and_its_group(
 ) -> None:
     append_all = RunFolder.append_all
 
-    def full(folder: RunFolder, records: Sequence[Record]) -> list[dict[str, Any]]:
+    def full(folder: RunFolder, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
         if any(record.trial is plan.groups[1].trials[1] for record in records):
             raise WriteError("trials.jsonl: cannot be written")
         return append_all(folder, records)

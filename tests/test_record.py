@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def test_trials_that_are_recorded_together_are_as_if_each_was_alone(
     assert [line["trial_id"] for line in folder.append_all(records)] == [first.id, second.id, third.id]
     assert folder.lines() == alone.lines()
     assert folder.steps(folder.lines()).equals(alone.steps(alone.lines()))
-    assert folder.append_all([]) == []
+    assert list(folder.append_all([])) == []
     assert len(folder.lines()) == 3 and not list(folder.path.rglob("*.partial"))
 
 
@@ -130,9 +130,48 @@ def test_of_trials_together_those_before_the_one_that_does_not_fit_are_kept(fold
         Record(three, TrialResult(three.id, "ok", steps=steps()), FACTS),
     ]
     with small_files(), pytest.raises(WriteError, match=rf"{two.id}-1.txt: cannot be written: File too large"):
-        folder.append_all(records)
+        list(folder.append_all(records))
     assert [line["trial_id"] for line in folder.lines()] == [one.id]
     assert len(folder.steps(folder.lines())) == 2 and not list(folder.path.rglob("*.partial"))
+
+
+def test_of_trials_together_one_that_is_to_blame_takes_none_before_it_along(folder: RunFolder, plan: Plan) -> None:
+    one, two, three = plan.trials[:3]
+    records = [
+        Record(one, TrialResult(one.id, "ok", steps=steps()), FACTS),
+        Record(two, TrialResult(two.id, "ok", facts={"steady": object()}), FACTS),
+        Record(three, TrialResult(three.id, "ok", steps=steps()), FACTS),
+    ]
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        list(folder.append_all(records))
+    assert [line["trial_id"] for line in folder.lines()] == [one.id]
+
+
+def test_steps_whose_line_could_not_be_written_are_not_taken_for_the_next_attempts(
+    folder: RunFolder, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, lines: Sequence[str]) -> None:
+        raise WriteError("trials.jsonl: cannot be written")
+
+    trial = plan.trials[0]
+    monkeypatch.setattr("harness.record.append_lines", full)
+    with pytest.raises(WriteError):
+        folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
+    monkeypatch.undo()
+    folder.append(trial, TrialResult(trial.id, "skipped", "the time is up"), FACTS)
+    assert folder.steps(folder.lines()).empty
+
+
+def test_what_a_killed_run_left_without_a_line_is_gone_when_the_next_begins(folder: RunFolder, plan: Plan) -> None:
+    done, killed = plan.trials[:2]
+    folder.append(done, TrialResult(done.id, "error", "boom", detail="Traceback: boom", steps=steps()), FACTS)
+    lines = (folder.path / "trials.jsonl").read_bytes()
+    folder.append(killed, TrialResult(killed.id, "error", "boom", detail="Traceback: boom", steps=steps()), FACTS)
+    (folder.path / "trials.jsonl").write_bytes(lines)  # killed after its steps and before its line
+    (folder.path / "raw" / "x.parquet.partial").touch()
+    with folder.locked():
+        left = sorted(path.name for part in ("raw", "logs") for path in (folder.path / part).iterdir())
+        assert left == [f"{done.id}-1.parquet", f"{done.id}-1.txt"]
 
 
 def test_a_folder_without_raw_files_reads_the_compacted_ones(folder: RunFolder, plan: Plan) -> None:

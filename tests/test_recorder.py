@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -25,14 +25,15 @@ class Disk:
         self.together: list[list[str]] = []
         self._fails_at = fails_at
 
-    def append_all(self, records: Sequence[Record]) -> list[dict[str, Any]]:
+    def append_all(self, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
         self.asked.release()
         assert self.free.wait(SOON_S)
         names = [record.result.trial_id for record in records]
         self.together.append(names)
-        if self._fails_at in names:
-            raise WriteError("full")
-        return [{"trial_id": name} for name in names]
+        for name in names:
+            if name == self._fails_at:
+                raise WriteError("full")
+            yield {"trial_id": name}
 
 
 def recorder(disk: Disk) -> Recorder:
@@ -85,7 +86,8 @@ def test_no_more_wait_than_may() -> None:
         assert more.is_alive()
         disk.free.set()
         more.join(SOON_S)
-        assert len(beside.written(None)) in (1 + MOST, 2 + MOST)
+        assert not more.is_alive()
+        assert len(beside.written(None)) == 2 + MOST
     assert max(len(group) for group in disk.together) == MOST
 
 
@@ -94,17 +96,42 @@ def test_what_waits_at_the_end_is_written() -> None:
     with recorder(disk) as beside:
         beside.put(record("a"))
         beside.put(record("b"))
+        threading.Timer(0.05, disk.free.set).start()
+    assert [name for group in disk.together for name in group] == ["a", "b"]
+    assert names(beside.written(0.0)) == ["a", "b"]
+
+
+def test_what_cannot_be_written_is_raised_at_the_end_though_nobody_asked() -> None:
+    disk = Disk(fails_at="a")
     disk.free.set()
-    assert names(beside.written(None)) == ["a", "b"]
+    with pytest.raises(WriteError, match="full"), recorder(disk) as beside:
+        beside.put(record("a"))
+
+
+def test_a_lost_record_is_told_rather_than_the_interruption_that_came_meanwhile() -> None:
+    disk = Disk(fails_at="a")
+    with pytest.raises(WriteError, match="full"), recorder(disk) as beside:
+        beside.put(record("a"))
+        disk.free.set()
+        raise KeyboardInterrupt
+
+
+def test_of_those_that_went_together_the_ones_before_the_failure_are_told() -> None:
+    disk = Disk(fails_at="c")
+    with pytest.raises(WriteError, match="full"), recorder(disk) as beside:
+        beside.put(record("first"))
+        assert disk.asked.acquire(timeout=SOON_S)
+        for name in "abcd":
+            beside.put(record(name))
+        disk.free.set()
+    assert names(beside.written(0.0)) == ["first", "a", "b"]
 
 
 def test_a_failure_is_raised_where_the_run_can_end_and_what_was_written_is_told_first() -> None:
     disk = Disk(fails_at="b")
     disk.free.set()
-    with recorder(disk) as beside:
+    with pytest.raises(WriteError, match="full"), recorder(disk) as beside:
         beside.put(record("a"))
-        while not disk.together:
-            disk.asked.acquire(timeout=SOON_S)
         assert names(beside.written(None)) == ["a"]
         beside.put(record("b"))
         with pytest.raises(WriteError, match="full"):

@@ -26,7 +26,7 @@ guard parquet grid reach workloads trial
 diagnostics training
 plan checkpoint ray_session job
 plan_rows events failures resume blocks preflight measure
-trial_record node doctor
+trial_record node doctor lock
 record
 scenarios premises
 results recorder worker ray_backend ray_callbacks cluster console reopen sitting
@@ -61,6 +61,7 @@ interrupts
 inventory
 job
 labels
+lock
 mailbox
 messages
 parquet

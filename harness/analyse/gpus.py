@@ -18,9 +18,10 @@ ENERGY = ["energy_j", "samples_per_joule"]
 
 def gpus(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
     """One row a cell whose GPUs told anything of themselves; none without GPUs."""
-    told = ranks.loc[ranks["gpu_utilisation"].notna() | ranks["power_w"].notna(), [*KEYS, *STATES, *ENERGY]]
-    kept = measured(trials)[[*KEYS, "cell_id", *AXES]]
-    rows = [_row(group) for _, group in told.merge(kept, on=KEYS).groupby("cell_id", sort=False)]
+    asked = ranks[[*KEYS, *STATES, *ENERGY]]
+    told = asked[asked[[*STATES, *ENERGY]].notna().any(axis=1)][KEYS].drop_duplicates()
+    kept = measured(trials)[[*KEYS, "cell_id", *AXES]].merge(told, on=KEYS)
+    rows = [_row(group) for _, group in asked.merge(kept, on=KEYS).groupby("cell_id", sort=False)]
     return GPUS.frame(sorted(rows, key=order))
 
 
@@ -43,7 +44,7 @@ def _row(ranks: pd.DataFrame) -> dict[str, Any]:
 
 def _samples_per_joule(trial: pd.DataFrame) -> float | None:
     """All ranks' samples over all GPUs' energy; None where a rank's is not known."""
-    energy = trial["energy_j"]
-    if energy.isna().any():
+    known = trial[ENERGY].astype("Float64")
+    if known.isna().any(axis=None):
         return None
-    return float((energy * trial["samples_per_joule"]).sum() / energy.sum())
+    return float((known["energy_j"] * known["samples_per_joule"]).sum() / known["energy_j"].sum())

@@ -54,6 +54,20 @@ def test_where_one_rank_does_not_tell_its_energy_the_cell_has_none() -> None:
     assert row.cells[-2:] == ("-", "2")
 
 
+def test_a_rank_that_tells_nothing_leaves_what_needs_all_of_them_unknown() -> None:
+    silent = dict.fromkeys(TOLD)
+    found = gpus_of([told("ddp2", {}, silent)])
+    assert found["samples_per_joule"].isna().all() and found["power_w"].tolist() == [300.0]
+    (row,) = gpu_table(found).rows
+    assert row.cells[7] == "not known"
+
+
+def test_energy_alone_is_told_too() -> None:
+    energy = {**dict.fromkeys(TOLD), "energy_j": 3000.0, "samples_per_joule": 1.0}
+    (row,) = gpus_of([told("ddp2", {}, energy)]).to_dict("records")
+    assert row["samples_per_joule"] == pytest.approx(5000 / 4000)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "shown"),
     [

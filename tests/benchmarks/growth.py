@@ -88,7 +88,7 @@ def measure(trials: int, folder: Path) -> dict[str, float]:
     seconds["record"] = seconds["record first half"] + seconds["record second half"]
     seconds["to disk"] = waited[0]
     alone = RunFolder.create(folder / "alone", experiment, plan, "name: growth\n")
-    timed("one by one", lambda: [alone.append_all([as_told(trial, told)]) for trial in plan.trials])
+    timed("one by one", lambda: [list(alone.append_all([as_told(trial, told)])) for trial in plan.trials])
     timed("by hand", lambda: write_by_hand(run, folder / "by hand"))
     results = load(run.path)
     timed("read", lambda: (results.lines, results.steps, results.epochs, results.checks))
