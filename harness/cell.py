@@ -167,7 +167,6 @@ class Cell:
             compile=False,
             loader={},
             schedule={},
-            launcher="ray",
         )
 
     def at_global_batch_size(self, batch: int) -> Cell:

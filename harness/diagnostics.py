@@ -43,18 +43,19 @@ def explaining_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
 
 
 def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
-    """The trials, each knowing its check, and the checks with what they are compared with, in the first block."""
-    compared = [trial.cell for trial in trials if trial.timed and trial.cell.strategy != "single"]
+    """The trials, each knowing its check, and the checks with what they are compared with, in the first block.
+
+    The same code trains under either launcher: where there is a choice, under Ray, as examinations are.
+    """
+    compared = [trial.cell for trial in trials if trial.cell.strategy != "single"]
     if not compared:
         return list(trials)
     batch = check_batch(compared)
-    by_cell = {cell: cell.check(batch) for cell in dict.fromkeys(compared)}
+    launcher = "ray" if any(cell.launcher == "ray" for cell in compared) else compared[0].launcher
+    by_cell = {cell: replace(cell.check(batch), launcher=launcher) for cell in dict.fromkeys(compared)}
     checks = dict.fromkeys(by_cell.values())
     references = dict.fromkeys(cell.base() for cell in checks)
-    known = [
-        replace(trial, check_id=by_cell[trial.cell].id) if trial.timed and trial.cell in by_cell else trial
-        for trial in trials
-    ]
+    known = [replace(t, check_id=by_cell[t.cell].id) if t.cell in by_cell else t for t in trials]
     first = min(trial.block for trial in trials)
     return known + [
         Trial(cell, "diagnostic", first, seed, added=True, purpose="equivalence") for cell in {**checks, **references}

@@ -110,7 +110,8 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
         reached = group["reached"].fillna(False)
         otherwise = "never" if group["reached"].notna().any() else "-"
         values = (
-            f"{shown_strategy(first)} x{first['devices']}",
+            f"{shown_strategy(first)} x{first['devices']}"
+            + ("" if pd.isna(first["excluded"]) else " (trains otherwise)"),
             ", ".join(part for part in (model, f"global batch {first['global_batch_size']}") if part),
             str(len(group)),
             _span(group["train_loss"], "{:.4f}"),

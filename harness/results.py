@@ -132,7 +132,7 @@ class Results:
     def convergence(self) -> pd.DataFrame:
         settings = self.experiment.convergence
         target = settings.target.model_dump(exclude_none=True) if settings and settings.target else None
-        return analyse.convergence(self.trials, self.epochs, target)
+        return analyse.convergence(self.trials, self.epochs, target, analyse.disagreeing(self.agreement))
 
     @cached_property
     def missing(self) -> pd.DataFrame:

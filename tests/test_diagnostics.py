@@ -79,6 +79,20 @@ def test_a_cell_knows_its_check_whatever_its_batch_and_precision(make_experiment
     assert {t.check_id for t in plan.trials if t.cell.strategy == "single"} == {None}
 
 
+def test_a_training_knows_its_check_and_may_be_the_only_reason_for_it(make_experiment: Make) -> None:
+    section = {"epochs": 1, "global_batch_size": 32}
+    plan = make_plan(make_experiment(WEAK, diagnostics=True, convergence=section), laptop())
+    checks = {t.cell.id: t.cell for t in plan.trials if t.purpose == "equivalence"}
+    trainings = [t for t in plan.trials if t.kind == "convergence" and t.cell.strategy == "ddp"]
+    assert trainings
+    for training in trainings:
+        check = checks[str(training.check_id)]
+        assert (check.strategy, check.devices) == (training.cell.strategy, training.cell.devices)
+    alone = make_plan(make_experiment(WEAK, diagnostics=True, throughput=None, convergence=section), laptop())
+    assert {t.check_id for t in alone.trials if t.kind == "convergence" and t.cell.strategy == "ddp"} <= set(checks)
+    assert [t for t in alone.trials if t.purpose == "equivalence"]
+
+
 def test_only_takes_along_what_its_cells_need(make_experiment: Make) -> None:
     whole = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 1}), laptop())
     part = only(whole, {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8})

@@ -95,8 +95,11 @@ def test_torchrun_is_for_one_machine(make_experiment: Make) -> None:
         assert not plan.trials and {skip.reason for skip in plan.skips} == {reason}
 
 
-def test_ray_is_not_started_where_no_group_is_for_it(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(launcher="torchrun"), laptop())
+@pytest.mark.parametrize("diagnostics", [False, True])
+def test_ray_is_not_started_where_no_group_is_for_it(make_experiment: Make, diagnostics: bool) -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, launcher="torchrun", diagnostics=diagnostics), laptop())
+    assert diagnostics == any(trial.purpose == "equivalence" for trial in plan.trials)
     with started_ray(None, plan) as ready:
         assert ready is None
 

@@ -11,10 +11,16 @@ from harness.analyse.common import order
 from harness.schema import AXES, CONVERGENCE
 
 
-def convergence(trials: pd.DataFrame, epochs: pd.DataFrame, target: Mapping[str, Any] | None) -> pd.DataFrame:
+def convergence(
+    trials: pd.DataFrame,
+    epochs: pd.DataFrame,
+    target: Mapping[str, Any] | None,
+    excluded: Mapping[str, str] | None = None,
+) -> pd.DataFrame:
     """One row a training: where it ended, and when it reached the target, if it did.
 
-    ``target``: {'metric': 'val_accuracy', 'at_least': 0.95} or with 'at_most'; None for no target.
+    ``target``: {'metric': 'val_accuracy', 'at_least': 0.95} or with 'at_most'; None for no target. ``excluded``: why
+    cells do not train as one device does, by the id of the check that shows it.
     """
     done = trials[(trials["kind"] == "convergence") & trials["outcome"].isin(["ok", "diverged"])]
     by_trial = {key: group for key, group in epochs.groupby(["trial_id", "attempt"])}
@@ -33,6 +39,7 @@ def convergence(trials: pd.DataFrame, epochs: pd.DataFrame, target: Mapping[str,
                 **{name: last[name] for name in curve.columns if str(name).startswith("val_")},
                 "best_val_accuracy": curve["val_accuracy"].max(),
                 **_time_to_target(curve, target),
+                "excluded": (excluded or {}).get(str(trial["check_id"])),
             }
         )
     return CONVERGENCE.frame(sorted(rows, key=order))

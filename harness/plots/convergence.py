@@ -5,10 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.plots import captions
-from harness.plots.common import Drawing, Tables, add_legend, draw_lines, make_grid, strategy_legend
+from harness.plots.common import Drawing, Tables, add_legend, draw_lines, hatch_point, make_grid, strategy_legend
 from harness.present import plural
 
 CLOCKS = (("samples", "training samples"), ("train_s", "training time (s)"))
+TRIAL = ["trial_id", "attempt"]
 
 
 def learning_curves(tables: Tables) -> Drawing:
@@ -16,28 +17,31 @@ def learning_curves(tables: Tables) -> Drawing:
     name, title = "convergence", "How trainings learn, against samples and training time"
     done = tables.trials["outcome"].isin(["ok", "diverged"])
     trials = tables.trials[(tables.trials["kind"] == "convergence") & done]
-    keys = ["trial_id", "attempt", "strategy", "devices", "seed", "emulated", "oversubscribed"]
-    curves = tables.epochs.merge(trials[keys], on=["trial_id", "attempt"], validate="many_to_one")
+    keys = [*TRIAL, "strategy", "devices", "seed", "emulated", "oversubscribed"]
+    curves = tables.epochs.merge(trials[keys], on=TRIAL, validate="many_to_one")
     if curves.empty:
         return Drawing(name, title, "Left out: no training was recorded (the file has no convergence section).", None)
     accuracy = curves["val_accuracy"].notna().any()
     second = ("val_accuracy", "validation accuracy") if accuracy else ("val_loss", "validation loss")
     quantities = (("train_loss", "training loss"), second)
+    otherwise = tables.convergence[tables.convergence["excluded"].notna()]
+    ends = curves.merge(otherwise[TRIAL], on=TRIAL).sort_values("epoch").drop_duplicates(TRIAL, keep="last")
     figure, grid = make_grid(len(quantities), len(CLOCKS))
     for line, (value, label) in zip(grid, quantities, strict=True):
         for axes, (clock, clock_label) in zip(line, CLOCKS, strict=True):
-            draw_lines(axes, curves.sort_values("epoch"), clock, value, ["trial_id", "attempt"])
+            draw_lines(axes, curves.sort_values("epoch"), clock, value, TRIAL)
+            for end in ends.dropna(subset=[clock, value]).to_dict("records"):
+                hatch_point(axes, float(end[clock]), float(end[value]))
             axes.set_yscale("log" if value.endswith("loss") else "linear")
             axes.set_xlabel(clock_label)
             axes.set_ylabel(label)
     add_legend(figure, strategy_legend(curves))
-    checks = tables.trials.loc[tables.trials["cell_id"].isin(tables.otherwise), "check_id"].dropna()
-    return Drawing(name, title, _caption(trials, trials[trials["check_id"].isin(checks)]), figure)
+    return Drawing(name, title, _caption(trials, otherwise), figure)
 
 
 def _caption(trials: pd.DataFrame, otherwise: pd.DataFrame) -> str:
     """``otherwise``: the trainings of cells that do not train as one device does."""
-    differ = f" Not trained as one device trains: {_which(otherwise)}." if len(otherwise) else ""
+    differ = f" Not trained as one device trains, and hatched: {_which(otherwise)}." if len(otherwise) else ""
     seeds = plural(trials["seed"].nunique(), "seed")
     return (
         f"One line a training: {_which(trials)}; {seeds} each, {captions.global_batches(trials)}. "

@@ -236,6 +236,7 @@ CONVERGENCE = Table(
         _c("samples_to_target", "Int64", "samples until then", "samples"),
         _c("epochs_to_target", "Int64", "epochs until then"),
         _c("train_s", "Float64", "training clock at the end", "s"),
+        _c("excluded", "string", "why it is no match for the others: it does not train as one device does"),
     ),
 )
 

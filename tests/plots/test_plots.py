@@ -13,8 +13,11 @@ from harness import analyse
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.plots.common import COLOURS, STRATEGIES, log2_axis
 from harness.plots.phases import step_phases
+from harness.present import convergence_table
 from harness.schema import EPOCHS, PHASES
 from tests.records import epochs_of, line, steps_of
+
+HATCH = "$////$"
 
 
 def tables_of(
@@ -32,7 +35,7 @@ def tables_of(
         parity=analyse.parity(trials, None, excluded),
         waterfall=analyse.waterfall(trials, analyse.windows(lines), analyse.scaling(trials)),
         phases=analyse.phases(trials, analyse.windows(lines)),
-        convergence=analyse.convergence(trials, curves, None),
+        convergence=analyse.convergence(trials, curves, None, excluded),
         steps=steps,
         epochs=curves,
     )
@@ -162,20 +165,24 @@ def test_learning_curves_hold_one_line_a_seed() -> None:
 
 
 def test_trainings_that_are_not_one_devices_are_named_under_their_curves() -> None:
-    def training(strategy: str, seed: int) -> dict[str, Any]:
-        cell = f"{strategy}2-training"
-        return line(
-            cell, strategy=strategy, kind="convergence", rates=(1.0, 1.0), seed=seed, check_id=f"check-{strategy}"
-        )
-
-    timed = [line(f"{name}2", rates=(9.0, 9.0), check_id=f"check-{name}") for name in ("ddp", "fsdp")]
-    lines = [line("single"), *timed, *(training(name, seed) for name in ("ddp", "fsdp") for seed in (0, 1))]
-    ids = [one["trial_id"] for one in lines if one["kind"] == "convergence"]
-    epochs = pd.concat([epochs_of(name, [0.5, 0.8]) for name in ids], ignore_index=True)
+    pairs = [(strategy, seed) for strategy in ("ddp", "fsdp") for seed in (0, 1)]
+    lines = [
+        line(f"{strategy}2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed, check_id=f"check-{strategy}")
+        for strategy, seed in pairs
+    ]
+    epochs = pd.concat([epochs_of(one["trial_id"], [0.5, 0.8]) for one in lines], ignore_index=True)
     differs = {"check-fsdp": "does not train as one device does"}
-    caption = draw_all(tables_of(lines, epochs, excluded=differs))["convergence"].caption
-    assert "Not trained as one device trains: fsdp on 2." in caption
-    assert "Not trained" not in draw_all(tables_of(lines, epochs))["convergence"].caption
+    tables = tables_of(lines, epochs, excluded=differs)
+    drawing, healthy = (draw_all(each)["convergence"] for each in (tables, tables_of(lines, epochs)))
+    assert "Not trained as one device trains, and hatched: fsdp on 2." in drawing.caption
+    hatched = [[str(one.get_marker()) for one in axes.get_lines()].count(HATCH) for axes in axes_of(drawing.figure)]
+    assert hatched == [2, 2, 2, 2]
+    assert "Not trained" not in healthy.caption
+    assert not any(str(one.get_marker()) == HATCH for axes in axes_of(healthy.figure) for one in axes.get_lines())
+    assert [row.cells[0] for row in convergence_table(tables.convergence).rows] == [
+        "ddp x2",
+        "fsdp x2 (trains otherwise)",
+    ]
 
 
 def test_nothing_measured_draws_nothing_and_says_why() -> None:
