@@ -11,6 +11,8 @@ import pandas as pd
 from harness.labels import rate_unit, settings, shown_devices, shown_strategy
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+DOUBTFUL = "?"
+"""Stands in a terminal behind a cell that has doubts."""
 METRICS = {
     "val_accuracy": ("accuracy", 100.0, "{:.1f}", " %"),
     "val_perplexity": ("perplexity", 1.0, "{:.2f}", ""),
@@ -44,7 +46,7 @@ class TextTable:
 def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
     """The scaling table, for a terminal, in parts that hold the same things fixed, each with its name and its base.
 
-    Speedup's interval is left out: it is that of efficiency, times the devices.
+    Speedup's interval is left out: it is that of efficiency, times the devices. Doubts are a mark.
     """
     names = settings(scaling)
     parts = []
@@ -52,15 +54,20 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
         rows = scaling[names == name]
         bases = ", ".join(dict.fromkeys(_base(row) for row in rows.to_dict("records")))
         whole = scaling_table(rows, narrow=True)
-        narrow = tuple(Line((" x".join(row.cells[1:3]), *row.cells[3:-1]), row.kind) for row in whole.rows)
+        marks = [f" {DOUBTFUL}" if own_doubts(row) else "" for row in rows.to_dict("records")]
+        narrow = tuple(
+            Line((" x".join(row.cells[1:3]) + mark, *row.cells[3:-1]), row.kind)
+            for row, mark in zip(whole.rows, marks, strict=True)
+        )
         columns = (Heading("strategy"), *whole.columns[3:-1])
         parts.append((f"{name} (base: {bases})", TextTable(columns, narrow)))
     return parts
 
 
 def scaling_table(scaling: pd.DataFrame, *, narrow: bool = False) -> TextTable:
-    """Throughput, speedup and efficiency of each cell against its base, each with its interval; n; the base."""
+    """Throughput, speedup and efficiency of each cell against its base, each with its interval; n; base; doubts."""
     unit = rate_unit(scaling)
+    doubtful = not narrow and any(own_doubts(row) for row in scaling.to_dict("records"))
     columns = (
         Heading("setting"),
         Heading("strategy"),
@@ -70,6 +77,7 @@ def scaling_table(scaling: pd.DataFrame, *, narrow: bool = False) -> TextTable:
         Heading("efficiency", True),
         Heading("n", True),
         Heading(f"base ({unit})", True),
+        *([Heading("doubts, by blocks")] if doubtful else []),
     )
     rows = []
     for name, row in zip(settings(scaling), scaling.to_dict("records"), strict=True):
@@ -83,10 +91,17 @@ def scaling_table(scaling: pd.DataFrame, *, narrow: bool = False) -> TextTable:
             "base" if is_base else _efficiency(row),
             str(row["blocks"]),
             _base(row),
+            *([own_doubts(row)] if doubtful else []),
         )
         apart = bool(row["emulated"] or row["oversubscribed"])
         rows.append(Line(values, "base" if is_base else "apart" if apart else ""))
     return TextTable(columns, tuple(rows))
+
+
+def own_doubts(row: Any) -> str:
+    """A cell's doubts without those of its base, which has a row of its own."""
+    names = [] if pd.isna(row["doubts"]) else str(row["doubts"]).split("; ")
+    return "; ".join(name for name in names if not name.startswith("base: "))
 
 
 def convergence_table(convergence: pd.DataFrame) -> TextTable:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness.labels import rate_unit, settings, shown_devices, shown_strategy
-from harness.present import Heading, Line, TextTable, duration, speed, with_ends
+from harness.present import DOUBTFUL, Heading, Line, TextTable, duration, speed, with_ends
 from harness.schema.doubts import DOUBTS
 
 NAMED = 6
@@ -188,10 +188,15 @@ def belief_lines(noise: pd.DataFrame, trials: pd.DataFrame, scaling: pd.DataFram
     known = noise[noise["low"].notna()]
     if not known.empty:
         floors = ", ".join(f"{row['low']:.3f} to {row['high']:.3f}" for row in known.to_dict("records"))
-        lines.append(f"Noise floor (the base against its twin, 95 %): {floors}.")
+        wrong = int(known["excludes_one"].fillna(False).sum())
+        told = f" {wrong} of {len(known)} leave out 1, as one in twenty does by chance." if wrong else ""
+        lines.append(f"Noise floor (the base against its twin, 95 %): {floors}.{told}")
+    elif len(noise):
+        lines.append("Noise floor: unknown, as one block has no interval.")
     if wide := imprecise(scaling):
         lines.append(wide)
     doubts = doubt_table(trials).rows
     if doubts:
-        lines.append(f"Doubts, by timed trials: {'; '.join(f'{line.cells[0]} ({line.cells[1]})' for line in doubts)}.")
+        told = "; ".join(f"{line.cells[0]} ({line.cells[1]})" for line in doubts)
+        lines.append(f"Doubts ({DOUBTFUL}), by timed trials: {told}.")
     return lines

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from harness import report_content as content
+from harness import report_environment
 from harness.errors import RunFolderError
 from harness.files import replace_all, replace_text, writing
 from harness.plots import FIGURES, Drawing, Tables, style
@@ -139,11 +140,9 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    nodes = content.nodes(results.environment)
     return environment.get_template("report.html").render(
         name=results.experiment.name,
-        started=content.started(results.environment),
-        machine_line=content.machine_line(nodes),
+        **report_environment.facts(results.environment),
         cards=content.cards(results),
         findings=content.findings(results),
         asked=content.asked(results),
@@ -160,19 +159,18 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
         preflight_words=content.preflight_words(results),
         compute=compute_table(results.cells),
         waterfall=waterfall_table(results.waterfall),
+        unexplained=content.unexplained(results),
         communication=communication_table(results.waterfall, results.trials),
         memory=memory_table(results.cells, results.ranks, results.trials),
         gpus=gpu_table(results.gpus),
         ledger=ledger_table(results.ledger),
+        checks_words=content.checks_words(results),
         figures=[_figure(drawing, images) for drawing in drawings],
         convergence=convergence_table(results.convergence),
         convergence_words=content.convergence_words(results),
         outcomes=outcome_table(results.outcomes),
         failures=failure_table(results.trials),
         missing=missing_table(results.missing),
-        nodes=[{"host": node["host"], "facts": content.node_facts(node)} for node in nodes],
-        environment_differs=content.difference(results.environment),
-        sittings_differ=content.sitting_differences(results.environment),
     )
 
 

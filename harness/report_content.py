@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from harness.config_sections import Throughput
-from harness.labels import rate_unit, spread_options
-from harness.present import counts, duration, plural, speed
+from harness.labels import rate_unit, settings, spread_options
+from harness.present import counts, duration, percent, plural, speed, with_ends
 from harness.present_belief import imprecise
 from harness.present_doctor import seen, shared, verdict, where
 from harness.results import Results
@@ -48,10 +46,14 @@ def cards(results: Results) -> list[dict[str, str]]:
     if not claims.empty:
         most = claims[claims["devices"] == claims["devices"].max()]
         span = f"{100 * most['efficiency'].min():.0f} to {100 * most['efficiency'].max():.0f} %"
-        one = f"{100 * most['efficiency'].max():.0f} %"
-        value = one if len(most) == 1 else span
+        on = f"efficiency on {most['devices'].iloc[0]} devices"
+        first = most.iloc[0]
+        one = with_ends(percent, first["efficiency"], first["efficiency_low"], first["efficiency_high"])
+        sure = f"n = {first['blocks']}" if first["blocks"] > 1 else "one block"
         cards.append(
-            {"value": value, "label": f"efficiency on {most['devices'].iloc[0]} devices, over strategies and settings"}
+            {"value": one, "label": f"{on}, {sure}"}
+            if len(most) == 1
+            else {"value": span, "label": f"{on}, over strategies and settings; each one's interval is below"}
         )
     return cards
 
@@ -108,6 +110,28 @@ def _noise(results: Results) -> list[str]:
     if noise.empty and not results.cells.empty and results.experiment.throughput:
         return ["No base was measured twice: the noise floor is unknown."]
     return []
+
+
+def checks_words(results: Results) -> str:
+    """What part of the run its checks and examinations took."""
+    ledger, trials = results.ledger, results.trials
+    checks = trials["trial_id"][trials["purpose"].isin(["equivalence", "doctor"])]
+    total = float(ledger["seconds"].sum())
+    if checks.empty or total <= 0:
+        return ""
+    spent = float(ledger["seconds"][(ledger["level"] == "trial") & ledger["trial_id"].isin(checks)].sum())
+    return f"Checks and preflight took {100 * spent / total:.1f} % of it."
+
+
+def unexplained(results: Results) -> list[str]:
+    """Cells that lack what would explain them, each with the reason."""
+    trials = results.trials
+    bad = trials[trials["explain_error"].notna() & (trials["outcome"] == "ok")].drop_duplicates("cell_id")
+    return [f"{row['strategy']} x{row['devices']}, {name}: {row['explain_error']}." for row, name in _named(bad)]
+
+
+def _named(rows: pd.DataFrame) -> list[tuple[dict[Any, Any], str]]:
+    return list(zip(rows.to_dict("records"), settings(rows), strict=True)) if len(rows) else []
 
 
 def preflight_words(results: Results) -> str:
@@ -205,72 +229,3 @@ def convergence_words(results: Results) -> str:
             f" Target: {target.metric} {bound}, looked for at the end of each epoch; the clock excludes evaluation."
         )
     return words + (f" {plural(resumed, 'training')} went on from a checkpoint." if resumed else "")
-
-
-def nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each node once, as it was first seen."""
-    nodes = {node["node_id"]: node for group in environment.get("groups", []) for node in group["nodes"]}
-    control = nodes.pop("torchrun", None)  # this machine, which Ray knows by an id
-    if control and control["host"] not in {node["host"] for node in nodes.values()}:
-        nodes["torchrun"] = control
-    return list(nodes.values())
-
-
-def node_facts(node: Mapping[str, Any]) -> list[tuple[str, str]]:
-    packages = ", ".join(f"{name} {version}" for name, version in node["packages"].items())
-    models = [
-        f"{device['model']} {device['uuid'] or ''}".strip() for device in node["devices"] if device["kind"] == "cuda"
-    ]
-    facts = [
-        ("processor", f"{node['cpu']}, {node['cores']} cores, {node['logical_cpus']} logical"),
-        ("memory", f"{node['memory_bytes'] / 2**30:.1f} GiB"),
-        ("GPUs", ", ".join(models) or "none used"),
-        ("system", node["system"]),
-        ("software", f"Python {node['python']}, {packages}, CUDA {node['cuda'] or 'none'}"),
-        ("threads per device", str(node["threads"])),
-    ]
-    if node.get("niceness"):
-        facts.append(("niceness", f"{node['niceness']}: the ranks yield to other processes"))
-    if node["variables"]:
-        facts.append(("variables", ", ".join(f"{name}={value}" for name, value in node["variables"].items())))
-    return facts
-
-
-def machine_line(nodes: Sequence[Mapping[str, Any]]) -> str:
-    if not nodes:
-        return "no worker group came up"
-    first = nodes[0]
-    gpus = [device["model"] for device in first["devices"] if device["kind"] == "cuda"]
-    what = gpus[0] if gpus else f"{first['cpu']}, {first['cores']} cores, no GPU used"
-    return f"{plural(len(nodes), 'node')}: {what} · torch {first['packages'].get('torch', '?')}"
-
-
-def difference(environment: Mapping[str, Any]) -> str:
-    """A sentence where worker groups saw another hardware or other versions of the same node."""
-    keys = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads", "niceness")
-    seen: dict[str, set[str]] = {}
-    for group in environment.get("groups", []):
-        for node in group["nodes"]:
-            seen.setdefault(node["host"], set()).add(json.dumps([node.get(key) for key in keys], sort_keys=True))
-    different = [host for host, versions in seen.items() if len(versions) > 1]
-    return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
-
-
-def sitting_differences(environment: Mapping[str, Any]) -> list[str]:
-    """A sentence for each sitting that found other code, versions or hardware than the one before it."""
-    return [
-        f"Sitting {number} found what differs from the one before: {'; '.join(sitting['differs'])}."
-        for number, sitting in enumerate(environment.get("sittings", []))
-        if sitting.get("differs")
-    ]
-
-
-def started(environment: Mapping[str, Any]) -> str:
-    """When, how often it was resumed, at which commit."""
-    sittings = [sitting for sitting in environment.get("sittings", []) if "started_at" in sitting]
-    if not sittings:
-        return "not started"
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(sittings[0]["started_at"]))
-    again = f", resumed {plural(len(sittings) - 1, 'time')}" if len(sittings) > 1 else ""
-    commit = sittings[0].get("git_commit")
-    return f"{began}{again}{f' · git {commit[:12]}' if commit else ''}"

@@ -100,13 +100,16 @@ def _throughput(scene: Scene) -> TrialResult:
         **memory.of_state(training),
         **speed.load,
     }
-    stretches, facts = list(speed.stretches), {"steady": speed.steady, "effective_lr": training.effective_lr}
+    stretches = list(speed.stretches)
+    facts: dict[str, Any] = {"steady": speed.steady, "effective_lr": training.effective_lr}
     if settings.explain and trial.purpose != "twin":
         with scene.part("explain"):
             more, told = _explained(scene, stepper, speed, workload)
         stretches += more
         facts |= told
-    for kind, name in (("warmup", "warmup"), ("timed", "windows")):
+    elif not settings.explain:
+        facts["flops_reason"] = "throughput.explain is off"
+    for kind, name in (("warmup", "warmup"), ("timed", "windows"), ("phases", "phases")):
         scene.parts[name] = sum(s.window.duration_s for s in stretches if s.kind == kind)
     seen = ranks.gather((window_rows(ranks.rank, stretches), step_columns(ranks.rank, stretches)))
     bad = earliest(first_in(steps["loss"], rank) for rank, (_, steps) in enumerate(seen))
@@ -115,7 +118,7 @@ def _throughput(scene: Scene) -> TrialResult:
         **verdict(bad or (None if speed.finite else Divergence(0)), facts),
         unit=workload.unit,
         parameters=training.parameters,
-        steps_s=scene.parts["warmup"] + scene.parts["windows"],
+        steps_s=scene.parts["warmup"] + scene.parts["windows"] + scene.parts["phases"],
         windows=tuple(row for windows, _ in seen for row in windows),
         steps=joined([steps for _, steps in seen]),
     )

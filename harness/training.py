@@ -144,13 +144,19 @@ class Training:
 
     def snapshot(self) -> dict[str, Any]:
         """Parameters, buffers and optimizer state, copied to the host."""
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {
+            "model": self.model.state_dict(),
+            "buffers": dict(self.model.named_buffers()),  # those too that no state_dict() holds
+            "optimizer": self.optimizer.state_dict(),
+        }
         copied: dict[str, Any] = tree_map(_on_host, state)
         return copied
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Puts back what ``snapshot`` took."""
         self.model.load_state_dict(snapshot["model"])
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(snapshot["buffers"][name])
         self.optimizer.state.clear()  # else the old state would stand beside the new one
         # a copy: the optimizer keeps the tensors that it is given, and steps in them
         self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))

@@ -164,7 +164,7 @@ def _rank_row(ranks: Ranks, facts: dict[str, Any]) -> dict[str, Any]:
         "address": ranks.address,
         "host": socket.gethostname(),
         "devices": ", ".join(str(device) for device in ranks.devices),
-        "device_model": environment.describe(ranks.devices[0])["model"],
+        "device_model": " + ".join(sorted({environment.describe(device)["model"] for device in ranks.devices})),
         "threads": torch.get_num_threads(),
         **facts,
     }

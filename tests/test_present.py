@@ -88,6 +88,18 @@ def test_parts_by_setting_name_their_base() -> None:
     assert part.rows[1].cells[2] == "1.60"  # without its interval, which is that of efficiency
 
 
+def test_a_cells_doubts_stand_beside_its_numbers_and_are_a_mark_in_a_terminal() -> None:
+    rows = scaling(3)
+    rows["doubts"] = ["wide spread (1 of 3)", "slow rank 1 (2 of 3); base: wide spread (1 of 3)"]
+    table = scaling_table(rows)
+    assert table.columns[-1].title == "doubts, by blocks"
+    assert [row.cells[-1] for row in table.rows] == ["wide spread (1 of 3)", "slow rank 1 (2 of 3)"]
+    rows["doubts"] = [None, "base: wide spread (1 of 3); slow rank 1 (2 of 3)"]
+    ((_, part),) = scaling_by_setting(rows)
+    assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2 ?"]
+    assert len(part.columns) == len(part.rows[0].cells) == 5
+
+
 def test_rehearsals_are_marked() -> None:
     lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
     rows = scaling_table(analyse.scaling(analyse.trials(lines, steps_of(lines)))).rows

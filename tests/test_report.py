@@ -15,6 +15,7 @@ import pytest
 
 import harness
 from harness import report_content as content
+from harness import report_environment
 from harness.config import Experiment
 from harness.errors import RunFolderError
 from harness.messages import TrialResult
@@ -294,14 +295,45 @@ def test_a_twin_that_differs_is_a_finding_that_says_how_often_chance_does_that()
 
 
 def test_the_end_of_a_run_tells_the_floor_and_the_doubts() -> None:
-    noise = NOISE.frame([{"ratio": 1.0, "low": 0.9, "high": 1.1}, {"ratio": 1.0}])
+    noise = NOISE.frame([{"ratio": 1.0, "low": 0.9, "high": 1.1, "excludes_one": False}, {"ratio": 1.0}])
     trials = TRIALS.frame(
         [{"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubt} for doubt in ("wide spread", None, "wide spread")]
     )
     assert belief_lines(noise, trials, SCALING.frame([])) == [
         "Noise floor (the base against its twin, 95 %): 0.900 to 1.100.",
-        "Doubts, by timed trials: wide spread (2 of 3).",
+        "Doubts (?), by timed trials: wide spread (2 of 3).",
     ]
+    one = NOISE.frame([{"ratio": 1.0}])
+    assert belief_lines(one, trials[:0], SCALING.frame([])) == ["Noise floor: unknown, as one block has no interval."]
+    off = NOISE.frame([{"ratio": 1.2, "low": 1.1, "high": 1.3, "excludes_one": True}])
+    (told,) = belief_lines(off, trials[:0], SCALING.frame([]))
+    assert told.endswith("1 of 1 leave out 1, as one in twenty does by chance.")
+
+
+def test_what_checks_took_of_the_run_is_told(run_folder: RunFolder) -> None:
+    results = write_report(run_folder.path)
+    trials = TRIALS.frame(
+        [{"trial_id": name, "purpose": purpose} for name, purpose in (("a", ""), ("b", "equivalence"), ("c", "doctor"))]
+    )
+    rows = [("trial", name, seconds) for name, seconds in (("a", 80.0), ("b", 4.0), ("c", 1.0))]
+    rows += [("group", None, 15.0)]
+    vars(results)["ledger"] = pd.DataFrame(rows, columns=["level", "trial_id", "seconds"])
+    vars(results)["trials"] = trials
+    assert content.checks_words(results) == "Checks and preflight took 5.0 % of it."
+    vars(results)["trials"] = trials[:1]
+    assert content.checks_words(results) == ""
+
+
+def test_what_could_not_be_explained_is_named_with_its_reason(run_folder: RunFolder) -> None:
+    results = write_report(run_folder.path)
+    assert content.unexplained(results) == []
+    trials = results.trials.copy()
+    ok = trials.index[trials["outcome"] == "ok"][0]
+    trials.loc[ok, "explain_error"] = "its communication cannot be taken away"
+    vars(results)["trials"] = trials
+    (told,) = content.unexplained(results)
+    assert told.startswith(f"{trials['strategy'][ok]} x{trials['devices'][ok]}, ")
+    assert told.endswith(": its communication cannot be taken away.")
 
 
 def test_timed_windows_and_epochs_are_what_counts_as_measured(run_folder: RunFolder) -> None:
@@ -320,8 +352,12 @@ def test_timed_windows_and_epochs_are_what_counts_as_measured(run_folder: RunFol
 
 
 def test_ranks_that_yield_to_other_processes_are_told_and_so_is_a_difference() -> None:
-    assert not [fact for fact in content.node_facts(NODE) if fact[0] == "niceness"]
-    assert ("niceness", "15: the ranks yield to other processes") in content.node_facts(NODE | {"niceness": 15})
+    assert not [fact for fact in report_environment.node_facts(NODE) if fact[0] == "niceness"]
+    assert ("niceness", "15: the ranks yield to other processes") in report_environment.node_facts(
+        NODE | {"niceness": 15}
+    )
     groups = [{"nodes": [NODE | {"niceness": nice}]} for nice in (0, 15)]
-    assert content.difference({"groups": groups}).startswith("Worker groups saw different hardware or software on")
-    assert content.difference({"groups": groups[:1] * 2}) == ""
+    assert report_environment.difference({"groups": groups}).startswith(
+        "Worker groups saw different hardware or software on"
+    )
+    assert report_environment.difference({"groups": groups[:1] * 2}) == ""

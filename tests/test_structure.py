@@ -30,7 +30,7 @@ trial_record node doctor lock
 record
 scenarios premises
 results recorder worker ray_backend ray_callbacks cluster console reopen sitting
-launch ray_trainer ray_worker torchrun_worker report_content
+launch ray_trainer ray_worker torchrun_worker report_content report_environment
 ray_watch execute torchrun_processes
 report ray_launcher torchrun_launcher
 stage
@@ -82,6 +82,7 @@ redact
 reopen
 report
 report_content
+report_environment
 results
 resume
 schema

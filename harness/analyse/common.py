@@ -45,6 +45,19 @@ def family(row: Row) -> tuple[Any, ...]:
     return (*(str(row[axis]) for axis in FAMILY), int(row[batch]))
 
 
+def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
+    """The base of each measured cell: the planned one; where that could not run, the least devices of its family."""
+    smallest: dict[tuple[Any, ...], tuple[int, str]] = {}
+    for cell_id, group in cells.items():
+        candidate = (int(group[0]["devices"]), cell_id)
+        key = family(group[0])
+        smallest[key] = min(smallest.get(key, candidate), candidate)
+    return {
+        cell_id: str(first["base_id"]) if first["base_id"] in cells else smallest[family(first)][1]
+        for cell_id, (first, *_) in cells.items()
+    }
+
+
 def ends(estimate: Estimate) -> dict[str, Any]:
     return {"blocks": estimate.n, "low": estimate.low, "high": estimate.high}
 

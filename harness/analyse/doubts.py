@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import Row, Rows
+from harness.analyse.common import Row, Rows, bases_of, by_cell, measured
 from harness.analyse.steps import StepTimes
 from harness.frames import records
 from harness.schema.doubts import FOREIGN_CORES, SLOW_RANK, WIDE_SPREAD
@@ -51,14 +51,15 @@ def doubts(
         by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
     machines = {key: _machine(rows) for key, rows in by_trial.items()}
     settings = _environments(environment)
-    bases = {(row["cell_id"], row["block"], row["sitting"]): row for row in records(ok) if not row["purpose"]}
+    own = {(row["cell_id"], row["block"], row["sitting"]): row for row in records(ok) if not row["purpose"]}
+    bases = bases_of(by_cell(measured(trials)))
     found: list[str] = []
     for row in records(trials):
         key = (row["trial_id"], row["attempt"])
         names: list[str] = []
         if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
             names += _own(row, spread.get(key), slow.get(key), by_trial.get(key))
-            base = bases.get((row["base_id"], row["block"], row["sitting"]))
+            base = own.get((bases.get(row["cell_id"], row["base_id"]), row["block"], row["sitting"]))
             if base is not None and base["trial_id"] != row["trial_id"]:
                 names += _beside(machines.get(key), machines.get((base["trial_id"], base["attempt"])))
                 mine, other = (settings.get((one["group_id"], one["sitting"])) for one in (row, base))

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analyse.common import STRATEGIES, Row, Rows, by_cell, ends, measured, order
+from harness.analyse.doubts import tally
 from harness.analyse.ratios import Rule, doubts_of, paired
 from harness.schema import AXES, NOISE, PARITY, VERSUS
 from harness.stats import Estimate, geometric_mean, paired_ratio
@@ -27,7 +28,7 @@ def noise(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
     for cell_id, twin in twins.items():
         if ratio := _ratio(twin, bases.get(cell_id, []), rule):
             speeds = {"throughput_per_s": ratio.pop("other"), "twin_throughput_per_s": ratio.pop("own")}
-            rows.append({**_named(twin), **speeds, **ratio})
+            rows.append({**_named(twin), **speeds, **ratio, "doubts": _both(twin, "twin", bases[cell_id], "base")})
     return NOISE.frame(sorted(rows, key=order))
 
 
@@ -41,7 +42,8 @@ def parity(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -
         control = controls.get(_but_launcher(group[0]), [])
         if group[0]["launcher"] == "ray" and (ratio := _ratio(group, control, rule, excluded)):
             speeds = {"throughput_per_s": ratio.pop("own"), "control_throughput_per_s": ratio.pop("other")}
-            rows.append({**_named(group), "control_id": control[0]["cell_id"], **speeds, **ratio})
+            doubts = doubts_of(group, control, "torchrun")
+            rows.append({**_named(group), "control_id": control[0]["cell_id"], **speeds, **ratio, "doubts": doubts})
     return PARITY.frame(sorted(rows, key=order))
 
 
@@ -61,6 +63,13 @@ def versus(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -
                 doubts = doubts_of(group, other, str(other[0]["strategy"]))
                 rows.append({**named, **speeds, **ratio, "doubts": doubts})
     return VERSUS.frame(sorted(rows, key=order))
+
+
+def _both(first: Rows, first_name: str, second: Rows, second_name: str) -> str | None:
+    """The doubts of two that are the same cell, each with its name."""
+    named = ((first_name, first), (second_name, second))
+    told = [f"{name}: {doubt}" for name, rows in named if (doubt := tally([row["doubts"] for row in rows]))]
+    return "; ".join(told) or None
 
 
 def excludes_one(ratio: Estimate) -> bool | None:

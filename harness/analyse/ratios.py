@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import Rows, by_cell, ends, family, measured, order
+from harness.analyse.common import Rows, bases_of, by_cell, ends, measured, order
 from harness.analyse.doubts import tally
 from harness.schema import AXES, SCALING
 from harness.stats import Estimate, geometric_mean, paired_ratio
@@ -25,14 +25,14 @@ def scaling(trials: pd.DataFrame, rule: Rule = None, excluded: Mapping[str, str]
     id of the check that shows it.
     """
     cells = by_cell(measured(trials))
-    smallest = _smallest_of_family(cells)
+    bases = bases_of(cells)
     rows = []
     for cell_id, group in cells.items():
         first = group[0]
-        base_id = first["base_id"] if first["base_id"] in cells else smallest.get(family(first))
-        base = cells.get(str(base_id))
-        row = _against(group, base, rule) if base else None
-        if base is None or row is None:
+        base_id = bases[cell_id]
+        base = cells[base_id]
+        row = _against(group, base, rule)
+        if row is None:
             continue
         reason = (excluded or {}).get(str(first["check_id"]))
         if reason:
@@ -97,12 +97,3 @@ def _against(group: Rows, base: Rows, rule: Rule) -> dict[str, Any] | None:
 def meets(estimate: Estimate, rule: Rule) -> bool | None:
     """Whether an interval is as narrow as the rule asks; None without a rule."""
     return None if rule is None else estimate.halfwidth is not None and estimate.halfwidth <= rule["halfwidth"]
-
-
-def _smallest_of_family(cells: Mapping[str, Rows]) -> dict[tuple[Any, ...], str]:
-    smallest: dict[tuple[Any, ...], tuple[int, str]] = {}
-    for cell_id, group in cells.items():
-        candidate = (int(group[0]["devices"]), cell_id)
-        key = family(group[0])
-        smallest[key] = min(smallest.get(key, candidate), candidate)
-    return {key: cell_id for key, (_, cell_id) in smallest.items()}

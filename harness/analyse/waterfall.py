@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from statistics import mean, median_low
+from statistics import mean, median
 from typing import Any
 
 import pandas as pd
@@ -114,10 +114,11 @@ def _block(
             return None
         parts |= _of_ddp(mine, alone, wrapped)
     else:
-        profiled = {part: row[column] for part, column in PROFILED.items() if column.startswith(row["strategy"] + "_")}
-        if any(pd.isna(seconds) for seconds in profiled.values()):
+        columns = {part: column for part, column in PROFILED.items() if column.startswith(row["strategy"] + "_")}
+        profiled = {part: row[column] for part, column in columns.items() if not pd.isna(row[column])}
+        if columns and not profiled:
             return None  # what follows the windows failed there
-        parts |= profiled
+        parts |= profiled  # what was not seen is in the rest
     parts["waiting for data"] = mine.wait_s - alone.wait_s
     parts["rest"] = mine.step_s - ideal - sum(parts.values())
     return {"ideal": ideal, "step": mine.step_s, **parts}
@@ -126,14 +127,15 @@ def _block(
 def _of_ddp(mine: Timing, alone: Timing, wrapped: Timing) -> dict[str, float]:
     """ddp's parts, waiting for data taken out of each.
 
-    The lower median: of two ranks the faster, else half of a slow rank's cost would be put on both.
+    Of two ranks the faster is the usual one, else half of a slow rank's cost would be put on both.
     """
     own = list(mine.alone_s.values())
+    usual = min(own) if len(own) == 2 else median(own)
     assert mine.together_s is not None
     return {
         "wrapper": (wrapped.step_s - wrapped.wait_s) - (alone.step_s - alone.wait_s),
-        "side by side": median_low(own) - (wrapped.step_s - wrapped.wait_s),
-        "slowest rank": max(own) - median_low(own),
+        "side by side": usual - (wrapped.step_s - wrapped.wait_s),
+        "slowest rank": max(own) - usual,
         "exposed communication": mine.together_s - max(own),
     }
 

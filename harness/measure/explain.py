@@ -14,8 +14,7 @@ from harness.measure.profiled import measure_collectives
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed
 
-PHASE_PART = 4
-"""Windows that mark dear phases take one part in so many of a timed window's steps."""
+STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
 FLOPS_SAMPLES = 2
 PROBE_S = 0.1
 
@@ -26,13 +25,13 @@ def explain(
     """Further windows of this rank, and what the trial's row gains; FLOPs and peaks are rank 0's."""
     stretches: list[Stretch] = []
     facts: dict[str, Any] = {}
-    steps = speed.window_steps
-    if not speed.phases:
-        stretches.append(stepper.window("phases", max(3, -(-steps // PHASE_PART))))
-    if cell.strategy == "ddp" and stepper.ranks.world_size > 1 and not cell.strategy_options.get("static_graph"):
-        more, told = measure_communication(stepper, steps)
-        stretches += more
-        facts |= told
+    if cell.strategy == "ddp" and stepper.ranks.world_size > 1:
+        if cell.strategy_options.get("static_graph"):
+            facts["explain_error"] = STATIC_GRAPH
+        else:
+            more, told = measure_communication(stepper, speed.window_steps)
+            stretches += more
+            facts |= told
     if cell.strategy == "fsdp" or (cell.strategy == "dp" and cell.devices > 1):
         facts |= measure_collectives(cell.strategy, stepper)
     if stepper.ranks.first:

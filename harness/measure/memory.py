@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +31,19 @@ def reset_peak(devices: Sequence[torch.device]) -> bool:
     return True
 
 
-def peak(devices: Sequence[torch.device]) -> dict[str, int | None]:
-    """Bytes since ``reset_peak``: the largest of the rank's devices, or the process's resident memory."""
+def peak(devices: Sequence[torch.device]) -> dict[str, Any]:
+    """Bytes since ``reset_peak``: the largest of the rank's devices, and each one's, or the process's resident memory.
+
+    'allocated_by_device' and 'reserved_by_device' are text, '1024, 512', in the order of the devices.
+    """
     if devices[0].type == "cuda":
+        allocated = [torch.cuda.max_memory_allocated(device) for device in devices]
+        reserved = [torch.cuda.max_memory_reserved(device) for device in devices]
         return {
-            "peak_memory_bytes": max(torch.cuda.max_memory_allocated(device) for device in devices),
-            "peak_reserved_bytes": max(torch.cuda.max_memory_reserved(device) for device in devices),
+            "peak_memory_bytes": max(allocated),
+            "peak_reserved_bytes": max(reserved),
+            "allocated_by_device": ", ".join(map(str, allocated)),
+            "reserved_by_device": ", ".join(map(str, reserved)),
             "resident_bytes": _resident_peak(),
         }
     resident = _resident_peak()

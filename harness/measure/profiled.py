@@ -27,8 +27,8 @@ FSDP = {
 """Of each the first that was seen: a kernel and its annotation are the same time twice."""
 
 
-def measure_collectives(strategy: str, stepper: Stepper) -> dict[str, float]:
-    """Seconds a step of each collective on this rank, whether or not computing goes on beside it.
+def measure_collectives(strategy: str, stepper: Stepper) -> dict[str, float | None]:
+    """Seconds a step of each collective on this rank, whether or not computing goes on beside it; None if unseen.
 
     On a GPU a collective's kernels count; on a CPU its call, or the time that gloo's thread is at it.
     """
@@ -42,17 +42,18 @@ def measure_collectives(strategy: str, stepper: Stepper) -> dict[str, float]:
         if cuda:
             torch.cuda.synchronize(stepper.ranks.devices[0])
     events = list(profiler.events())
-    return {column: _first_seen(events, keys, cuda) / STEPS for column, keys in names.items()}
+    seen = {column: _first_seen(events, keys, cuda) for column, keys in names.items()}
+    return {column: None if seconds is None else seconds / STEPS for column, seconds in seen.items()}
 
 
-def _first_seen(events: Sequence[Any], keys: Iterable[str], cuda: bool) -> float:
-    """Seconds of the events of the first of these names that there is."""
+def _first_seen(events: Sequence[Any], keys: Iterable[str], cuda: bool) -> float | None:
+    """Seconds of the events of the first of these names that there is; None where there is none of them."""
     for key in keys:
         # the function itself, or a kernel whose name goes on after it
         named = [e for e in events if e.name == key or (key.startswith("nccl") and e.name.startswith(key))]
         if named:
             return _seconds(named, cuda)
-    return 0.0
+    return None
 
 
 def _seconds(events: Sequence[Any], cuda: bool) -> float:

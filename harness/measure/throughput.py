@@ -16,29 +16,29 @@ from harness.measure.stepper import Stepper, Stretch
 from harness.measure.telemetry import open_telemetry
 from harness.stats import is_steady
 
+PHASE_PART, LEAST_MARKED = 4, 3
+"""A window that marks dear phases takes one part in so many of a timed window's steps, and at least so many."""
+
 
 @dataclass(frozen=True)
 class Speed:
     """One rank's windows, and what was seen around the timed ones.
 
-    ``finite`` is False where the training diverged, ``steady`` where the warm-up came to its limit. ``phases``:
-    whether the timed windows hold the phases of their steps.
+    ``finite`` is False where the training diverged, ``steady`` where the warm-up came to its limit.
     """
 
     stretches: tuple[Stretch, ...]
+    window_steps: int
     finite: bool
     steady: bool
-    phases: bool
     load: Mapping[str, Any]
-
-    @property
-    def window_steps(self) -> int:
-        """Steps of a timed window."""
-        return self.stretches[-1].window.steps
 
 
 def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool = False) -> Speed:
-    """Warm-up rounds, then windows. ``shared``: ranks share GPUs. Raises WorkloadError."""
+    """Warm-up rounds, then windows, and where marking phases costs, one more for these alone.
+
+    ``shared``: ranks share GPUs. Raises WorkloadError.
+    """
     ranks = stepper.ranks
     rounds, steady = _warm_up(stepper, settings)
     pace_s = _pace(rounds[-1].window.step_s)
@@ -49,7 +49,8 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     used = watch.seen(timed)
     finite = stepper.training.finite(list(timed[-1].window.losses))
     flags = ranks.sum([float(finite)])
-    return Speed((*rounds, *timed), flags[0] == ranks.world_size, steady, detailed, used)
+    marked = () if detailed else (stepper.window("phases", max(LEAST_MARKED, -(-steps // PHASE_PART))),)
+    return Speed((*rounds, *timed, *marked), steps, flags[0] == ranks.world_size, steady, used)
 
 
 class Watch:

@@ -23,7 +23,8 @@ from harness.plots.common import (
 )
 
 BATCH = "per_device_batch_size"
-QUANTITIES = (("per_device_per_s", "throughput of one device"), ("peak_gib", "peak memory of a rank"))
+SPEED = "per_device_per_s"
+QUANTITIES = ((SPEED, "throughput of one device"), ("peak_gib", "peak memory of a rank"))
 LINES = ("devices", "device_ids", "nodes", "emulated", "oversubscribed")
 
 
@@ -40,6 +41,8 @@ def batch_sizes(tables: Tables) -> Drawing:
         lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
         for axes, (value, label) in zip(grid[:, column], QUANTITIES, strict=True):
             _panel(axes, part, lost, value)
+            if value == SPEED:
+                _intervals(axes, part)
             for row in part[part["cell_id"].isin(tables.otherwise) & part[value].notna()].to_dict("records"):
                 hatch_point(axes, row[BATCH], row[value])
             unit = "GiB" if value == "peak_gib" else rate_unit(rows)
@@ -48,7 +51,8 @@ def batch_sizes(tables: Tables) -> Drawing:
     marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
     add_legend(figure, [*strategy_legend(rows), *marks])
     caption = (
-        f"Each point is one cell; lines join cells of one strategy and device count (number beside the line). "
+        f"Each point is one cell, {captions.count(rows)}; bars are 95 % intervals of its throughput"
+        f"{captions.one_block(rows)}; lines join cells of one strategy and device count (number beside the line). "
         f"Memory: {captions.memory(rows)}. {captions.failures(failed)}"
         f"{captions.otherwise(tables.otherwise, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
@@ -68,6 +72,13 @@ def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str) -> No
     axes.set_ylim(0, 1 if pd.isna(highest) else 1.15 * float(highest))
     log2_axis(axes, pd.concat([part[BATCH], lost[BATCH]]))
     axes.set_xlabel("per-device batch size (samples)")
+
+
+def _intervals(axes: Axes, part: pd.DataFrame) -> None:
+    """Of the throughput of one device: the cell's, over its devices."""
+    for row in part[part["low"].notna()].to_dict("records"):
+        low, high = (float(row[end]) / row["devices"] for end in ("low", "high"))
+        axes.vlines(row[BATCH], low, high, color=COLOURS[str(row["strategy"])], linewidth=1.2)
 
 
 def _without_result(trials: pd.DataFrame) -> pd.DataFrame:

@@ -92,5 +92,13 @@ def otherwise(cells: Collection[str], rows: pd.DataFrame) -> str:
     return " Hatched: does not train as one device does." if rows["cell_id"].isin(cells).any() else ""
 
 
+def unsteady(rows: pd.DataFrame) -> str:
+    """Which points rest on steps that were not steady."""
+    doubts = rows["doubts"].fillna("")
+    bad = rows[[any(part.startswith("no steady state") for part in str(text).split("; ")) for text in doubts]]
+    names = dict.fromkeys(f"{row['strategy']} on {row['devices']}" for row in bad.to_dict("records"))
+    return f" Not steady when the windows began: {', '.join(names)}." if names else ""
+
+
 def left_out(count: int) -> str:
     return f" {count} cells have no ratio: they do not train as one device does." if count else ""

@@ -27,7 +27,8 @@ def efficiency_waterfall(tables: Tables) -> Drawing:
     figure = panels(facets, _draw, legend=[], height=1.1 + ROW_HEIGHT * (tallest + 1))
     caption = (
         "From 100 % down to the efficiency that was measured: each bar is the share of the step that a part takes, "
-        "hatched where it is a gain; thin lines are 95 % intervals over blocks. Side by side: the same step on all "
+        f"hatched where it is a gain; thin lines are 95 % intervals over blocks{captions.one_block(rows)}, "
+        f"{captions.count(rows)}. Side by side: the same step on all "
         "devices at once, no gradients exchanged. dp's and fsdp's collectives come from profiled steps, overlapped "
         f"or not, and the rest makes up for it.{captions.set_apart(rows)}{captions.cut(facets)}"
     )
@@ -61,6 +62,8 @@ def _draw(axes: Axes, part: pd.DataFrame) -> None:
         left = end
     y = len(lost)
     axes.barh(y, ideal["share"], height=0.7, color=colour)
+    if not pd.isna(ideal["low"]):
+        axes.plot([ideal["low"], ideal["high"]], [y, y], color="0.25", linewidth=1)
     labels.append(f"efficiency  {100 * ideal['share']:.1f} %")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()

@@ -94,6 +94,7 @@ NOISE = Table(
         _c("ratio", "Float64", "the twin's throughput over the base's, geometric mean over blocks"),
         *_INTERVAL,
         _c("excludes_one", "boolean", "the interval leaves out 1, as it does by chance in one study of twenty"),
+        _c("doubts", "string", "of the twin and of the base, each marked so"),
     ),
 )
 
@@ -111,6 +112,7 @@ PARITY = Table(
         *_INTERVAL,
         _c("excludes_one", "boolean", "the interval leaves out 1"),
         _c("excluded", "string", "why it has no ratio: it does not train as one device does"),
+        _c("doubts", "string", "of the cell or, marked so, of its control"),
     ),
 )
 

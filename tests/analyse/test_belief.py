@@ -146,6 +146,18 @@ def test_what_differs_from_the_base_becomes_a_doubt(columns: dict[str, Any], dou
     assert doubts_of([base, other]) == ["", doubt]
 
 
+def test_where_another_base_stands_in_what_differs_from_that_one_is_a_doubt() -> None:
+    """The planned base, one device, could not run: two devices are the base of four."""
+    names = ("single", "ddp2", "ddp4")
+    lines = [line(names[0], outcome="oom"), *(line(name, rates=(9.0,) * int(name[-1])) for name in names[1:])]
+    made = [
+        lines[0],
+        *(with_ranks(line, **WATCHED, device_model=model) for line, model in zip(lines[1:], "AB", strict=True)),
+    ]
+    told = [text.split("; ") for text in doubts_of(made)]
+    assert ["other devices than the base's" in names for names in told] == [False, False, True]
+
+
 def test_a_cell_that_spans_the_bases_host_and_another_has_no_doubt_for_it() -> None:
     base = with_ranks(line("single"), **WATCHED)
     other = line("ddp2", rates=(50.0, 50.0))

@@ -53,11 +53,34 @@ def test_warm_up_goes_in_rounds_to_its_limit_and_windows_follow() -> None:
     kinds = [stretch.kind for stretch in speed.stretches]
     rounds = kinds.count("warmup")
     assert 2 <= rounds <= FAST.warmup_rounds
-    assert kinds == ["warmup"] * rounds + ["timed"] * 2
-    assert speed.steady or rounds == FAST.warmup_rounds
-    assert speed.finite
-    assert [stretch.weight for stretch in speed.stretches[-2:]] == [32.0, 32.0]
+    assert kinds[: rounds + 2] == ["warmup"] * rounds + ["timed"] * 2
+    assert speed.finite and speed.window_steps == FAST.window_steps
+    assert [stretch.weight for stretch in speed.stretches if stretch.kind == "timed"] == [32.0, 32.0]
     assert speed.load["watched_s"] > 0
+
+
+@pytest.mark.parametrize("steady_after", [2, 3, None])
+def test_warm_up_goes_on_until_rank_0_says_so(monkeypatch: pytest.MonkeyPatch, steady_after: int | None) -> None:
+    """This rank's own steps do not count: what rank 0 tells does."""
+    told = iter([False] * ((steady_after or 99) - 1) + [True] * 9)
+    stepper = stepper_for(CELL)
+    monkeypatch.setattr(throughput, "is_steady", lambda rounds: not steady_after)  # the opposite
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: next(told))
+    rounds, steady = throughput._warm_up(stepper, FAST)
+    assert steady is bool(steady_after)
+    assert len(rounds) == (steady_after or FAST.warmup_rounds)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_rank_0_alone_finds_steps_steady(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    asked: list[Any] = []
+    stepper = stepper_for(CELL)
+    stepper.ranks = replace(stepper.ranks, rank=0 if first else 1)
+    monkeypatch.setattr(throughput, "is_steady", lambda rounds: len(rounds) >= 2)
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: asked.append(value) or len(asked) == 2)
+    monkeypatch.setattr(Ranks, "barrier", lambda ranks: None)
+    throughput._warm_up(stepper, FAST)
+    assert asked == ([False, True] if first else [False, False])
 
 
 def test_the_phases_of_a_window_add_up_to_its_steps() -> None:
@@ -78,6 +101,32 @@ def test_a_weight_that_is_not_the_batchs_length_is_refused() -> None:
 def test_a_batch_above_the_data_set_is_skipped_with_the_numbers() -> None:
     with pytest.raises(SkipTrial, match="global batch 8 exceeds the 7"):
         stepper_for(CELL, samples=7)
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer that no state_dict() holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x) + 0 * self.calls  # type: ignore[no-any-return]
+
+
+class CountingNet(Net):
+    def build_model(self) -> nn.Module:
+        return Counting()
+
+
+@pytest.mark.usefixtures("no_group")
+def test_buffers_that_no_state_dict_holds_are_as_before_too() -> None:
+    stepper = stepper_for(replace(CELL, strategy="ddp"), CountingNet())
+    stepper.window("warmup", 3)
+    measure_communication(stepper, 20)
+    assert stepper.training.model.module.calls.item() == 3  # type: ignore[union-attr, operator]
 
 
 @pytest.mark.usefixtures("no_group")
@@ -127,7 +176,8 @@ class Call:
         ([Call(KERNEL, device=0, us=300.0), Call("nccl:_all_gather_base", device=0, us=310.0)], 3e-4),
         ([Call(KERNEL, device=at, us=us) for at, us in ((0, 100.0), (1, 250.0), (0, 50.0))], 2.5e-4),
         ([Call("nccl:_all_gather_base", device=0, us=310.0)], 3.1e-4),
-        ([Call("ncclDevKernel_ReduceScatter", device=0, us=9.0)], 0.0),
+        ([Call("ncclDevKernel_ReduceScatter", device=0, us=9.0)], None),
+        ([], None),
     ],
 )
 def test_on_gpus_the_kernels_of_a_collective_count_on_the_device_that_was_longest_at_it(
@@ -149,5 +199,7 @@ def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest
     monkeypatch.setattr(throughput.marks, "phases_are_cheap", lambda *asked: cheap)
     speed = measure_throughput(stepper_for(CELL), FAST)
     timed = [stretch.window for stretch in speed.stretches if stretch.kind == "timed"]
-    assert len(timed) == FAST.windows and speed.phases is cheap
+    marked = [stretch.window for stretch in speed.stretches if stretch.kind == "phases"]
+    assert len(timed) == FAST.windows
     assert all(bool(window.phases) is cheap for window in timed)
+    assert [window.steps for window in marked] == ([] if cheap else [3]) and all(window.phases for window in marked)

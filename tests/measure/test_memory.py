@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 
 from harness.measure import memory
+from harness.training import Training
 
 CPU = [torch.device("cpu")]
 MIB = 2**20
@@ -39,4 +43,28 @@ def test_a_gpus_peak_is_the_fullest_devices(monkeypatch: pytest.MonkeyPatch) -> 
     assert memory.reset_peak(devices) and forgotten == devices
     told = memory.peak(devices)
     assert (told["peak_memory_bytes"], told["peak_reserved_bytes"]) == (30, 60)
+    assert (told["allocated_by_device"], told["reserved_by_device"]) == ("10, 30", "20, 60")
     assert told["resident_bytes"] != told["peak_memory_bytes"]
+
+
+def test_what_adam_holds_counts_by_hand() -> None:
+    """A layer of 3 times 5 weights and 5 biases in fp32; Adam keeps two moments of each, and a step of each tensor."""
+    model = torch.nn.Linear(3, 5)
+    optimizer = torch.optim.Adam(model.parameters())
+    training = cast(Training, SimpleNamespace(model=model, optimizer=optimizer))
+    assert memory.of_state(training) == {"parameter_bytes": 80, "gradient_bytes": 0, "optimizer_bytes": 0}
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert memory.of_state(training) == {"parameter_bytes": 80, "gradient_bytes": 80, "optimizer_bytes": 2 * 80 + 2 * 4}
+
+
+def test_of_what_is_sharded_the_own_shard_counts() -> None:
+    class Shard:
+        grad = None
+
+        def to_local(self) -> torch.Tensor:
+            return torch.ones(7, dtype=torch.bfloat16)
+
+    model, optimizer = SimpleNamespace(parameters=lambda: [Shard()]), SimpleNamespace(state={})
+    told = memory.of_state(cast(Training, SimpleNamespace(model=model, optimizer=optimizer)))
+    assert told["parameter_bytes"] == 14

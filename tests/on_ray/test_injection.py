@@ -25,10 +25,11 @@ FAULTS = ["none", "loader", "gradients", "rank1"]
 
 
 def study(faults: list[str], **sections: object) -> Experiment:
-    """single and ddp on one and two devices, with what explains them, for each fault."""
+    """single and ddp on one and two devices, with what explains them, and fsdp on two, for each fault."""
     content = {
         "name": "injected",
         "grid": {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 4},
+        "cells": [{"strategy": "fsdp", "devices": 2, "per_device_batch_size": 4}],
         "workload": "tests.injected_workload:Injected",
         "workload_options": {"fault": faults},
         "optimizer": {"name": "SGD", "lr": 0.0001},
@@ -51,7 +52,7 @@ def study(faults: list[str], **sections: object) -> Experiment:
 def injected(execute: Callable[[Experiment], Executed]) -> Results:
     """All faults in one study, in the same two worker groups."""
     results, _ = execute(study(FAULTS))
-    assert results.trials[results.trials["outcome"] != "skipped"]["outcome"].tolist() == ["ok"] * 3 * len(FAULTS)
+    assert results.trials[results.trials["outcome"] != "skipped"]["outcome"].tolist() == ["ok"] * 4 * len(FAULTS)
     return results
 
 
@@ -62,18 +63,20 @@ def of_fault(frame: pd.DataFrame, fault: str) -> pd.DataFrame:
 def losses(results: Results, fault: str) -> dict[str, float]:
     """The share of the step of ddp on two devices that each part takes."""
     rows = of_fault(results.waterfall, fault)
+    rows = rows[rows["strategy"] == "ddp"]
     assert rows["share"].sum() == pytest.approx(1.0)
     return {str(part): float(share) for part, share in zip(rows["part"], rows["share"], strict=True) if part != "ideal"}
 
 
-def doubts(results: Results, fault: str) -> str:
-    return " ".join(str(doubts) for doubts in of_fault(results.trials, fault)["doubts"].dropna())
+def doubts(results: Results, fault: str) -> set[str]:
+    return {
+        name for text in of_fault(results.trials, fault)["doubts"].dropna() for name in str(text).split("; ") if name
+    }
 
 
 def test_a_healthy_study_loses_little_and_raises_no_doubt(injected: Results) -> None:
     assert all(abs(share) < 0.15 for share in losses(injected, "none").values())
-    for name in ("slow rank", "foreign load", "no steady state", "swapped", "differ"):
-        assert name not in doubts(injected, "none")
+    assert doubts(injected, "none") <= {"wide spread"}, "steps that sleep are alike but where the machine is not"
 
 
 def test_a_loader_that_sleeps_is_waiting_for_data(injected: Results) -> None:
@@ -81,7 +84,8 @@ def test_a_loader_that_sleeps_is_waiting_for_data(injected: Results) -> None:
     assert max(parts, key=lambda part: parts[part]) == "waiting for data"
     assert parts["waiting for data"] > 0.3  # 4 samples of 5 ms beside 20 ms of computing
     phases = of_fault(injected.phases, "loader")
-    assert float(phases[phases["devices"] == 2].iloc[0]["wait_s"]) > 0.018
+    waits = phases[phases["devices"] == 2]["wait_s"].astype(float)
+    assert len(waits) == 2 and (waits > 0.018).all()
 
 
 def test_huge_gradients_are_exposed_communication(injected: Results) -> None:
@@ -96,18 +100,33 @@ def test_a_rank_that_sleeps_is_the_slowest_and_is_named(injected: Results) -> No
     assert "slow rank 1" in doubts(injected, "rank1")
 
 
+def test_what_a_collective_takes_is_seen(injected: Results) -> None:
+    trials = of_fault(injected.trials, "gradients").set_index(["strategy", "devices"])
+    assert trials.loc[("ddp", 2), "ddp_communication_s"] > 0.001  # DDP's own clock: 25 MB in a step
+    fsdp = trials.loc[("fsdp", 2)]
+    assert fsdp["fsdp_all_gather_s"] > 0.001 and fsdp["fsdp_reduce_scatter_s"] > 0.001
+    parts = injected.waterfall[injected.waterfall["strategy"] == "fsdp"]["part"]
+    assert {"all-gather", "reduce-scatter"} <= set(parts)
+
+
 def test_a_foreign_process_that_burns_a_core_is_a_doubt(tmp_path: Path) -> None:
-    """Each trial in processes of its own, by torchrun."""
-    experiment = study(["none"], launcher="torchrun")
-    plan = make_plan(experiment, laptop())
-    run = RunFolder.create(tmp_path, experiment, plan, "")
+    """Each trial in processes of its own, by torchrun: with that process, and without it."""
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        Execution(plan, run, TorchrunLauncher(experiment, 1, str(TESTS.parent)), lambda event: None).run()
+        burnt = under_torchrun(tmp_path / "burnt", strategy="ddp", devices=[1, 2])
     finally:
         burner.kill()
         burner.wait()
-    results = harness.load(run.path)
-    timed = results.trials[results.trials["throughput_per_s"].notna()]
+    timed = burnt.trials[burnt.trials["throughput_per_s"].notna()]
     assert len(timed) == 3 and all("foreign load" in str(doubts) for doubts in timed["doubts"])
-    assert "slow rank" not in doubts(results, "none")
+    assert not any(name.startswith("slow rank") for name in doubts(burnt, "none"))
+    assert doubts(under_torchrun(tmp_path / "quiet", strategy="single", devices=[1]), "none") <= {"wide spread"}
+
+
+def under_torchrun(folder: Path, strategy: str, devices: list[int]) -> Results:
+    grid = {"strategy": strategy, "devices": devices, "per_device_batch_size": 4}
+    experiment = study(["none"], launcher="torchrun", grid=grid, cells=[])
+    plan = make_plan(experiment, laptop())
+    run = RunFolder.create(folder, experiment, plan, "")
+    Execution(plan, run, TorchrunLauncher(experiment, 1, str(TESTS.parent)), lambda event: None).run()
+    return harness.load(run.path)

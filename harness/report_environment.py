@@ -1,0 +1,91 @@
+"""What the report says of the machines and the sittings of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.present import plural
+
+
+def facts(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template needs of environment.json, by its names there."""
+    seen = nodes(environment)
+    return {
+        "started": started(environment),
+        "machine_line": machine_line(seen),
+        "nodes": [{"host": node["host"], "facts": node_facts(node)} for node in seen],
+        "environment_differs": difference(environment),
+        "sittings_differ": sitting_differences(environment),
+    }
+
+
+def nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each node once, as it was first seen."""
+    nodes = {node["node_id"]: node for group in environment.get("groups", []) for node in group["nodes"]}
+    control = nodes.pop("torchrun", None)  # this machine, which Ray knows by an id
+    if control and control["host"] not in {node["host"] for node in nodes.values()}:
+        nodes["torchrun"] = control
+    return list(nodes.values())
+
+
+def node_facts(node: Mapping[str, Any]) -> list[tuple[str, str]]:
+    packages = ", ".join(f"{name} {version}" for name, version in node["packages"].items())
+    models = [
+        f"{device['model']} {device['uuid'] or ''}".strip() for device in node["devices"] if device["kind"] == "cuda"
+    ]
+    facts = [
+        ("processor", f"{node['cpu']}, {node['cores']} cores, {node['logical_cpus']} logical"),
+        ("memory", f"{node['memory_bytes'] / 2**30:.1f} GiB"),
+        ("GPUs", ", ".join(models) or "none used"),
+        ("system", node["system"]),
+        ("software", f"Python {node['python']}, {packages}, CUDA {node['cuda'] or 'none'}"),
+        ("threads per device", str(node["threads"])),
+    ]
+    if node.get("niceness"):
+        facts.append(("niceness", f"{node['niceness']}: the ranks yield to other processes"))
+    if node["variables"]:
+        facts.append(("variables", ", ".join(f"{name}={value}" for name, value in node["variables"].items())))
+    return facts
+
+
+def machine_line(nodes: Sequence[Mapping[str, Any]]) -> str:
+    if not nodes:
+        return "no worker group came up"
+    first = nodes[0]
+    gpus = [device["model"] for device in first["devices"] if device["kind"] == "cuda"]
+    what = gpus[0] if gpus else f"{first['cpu']}, {first['cores']} cores, no GPU used"
+    return f"{plural(len(nodes), 'node')}: {what} · torch {first['packages'].get('torch', '?')}"
+
+
+def difference(environment: Mapping[str, Any]) -> str:
+    """A sentence where worker groups saw another hardware or other versions of the same node."""
+    keys = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads", "niceness")
+    seen: dict[str, set[str]] = {}
+    for group in environment.get("groups", []):
+        for node in group["nodes"]:
+            seen.setdefault(node["host"], set()).add(json.dumps([node.get(key) for key in keys], sort_keys=True))
+    different = [host for host, versions in seen.items() if len(versions) > 1]
+    return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
+
+
+def sitting_differences(environment: Mapping[str, Any]) -> list[str]:
+    """A sentence for each sitting that found other code, versions or hardware than the one before it."""
+    return [
+        f"Sitting {number} found what differs from the one before: {'; '.join(sitting['differs'])}."
+        for number, sitting in enumerate(environment.get("sittings", []))
+        if sitting.get("differs")
+    ]
+
+
+def started(environment: Mapping[str, Any]) -> str:
+    """When, how often it was resumed, at which commit."""
+    sittings = [sitting for sitting in environment.get("sittings", []) if "started_at" in sitting]
+    if not sittings:
+        return "not started"
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(sittings[0]["started_at"]))
+    again = f", resumed {plural(len(sittings) - 1, 'time')}" if len(sittings) > 1 else ""
+    commit = sittings[0].get("git_commit")
+    return f"{began}{again}{f' · git {commit[:12]}' if commit else ''}"

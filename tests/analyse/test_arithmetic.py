@@ -1,0 +1,57 @@
+"""What a step computes, against what the device can: from hand-made records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness import analyse
+from harness.peaks import peak_flops
+from tests.records import line, steps_of
+
+H100 = "NVIDIA H100 80GB HBM3"
+COUNTED = {"steady": True, "flops_per_unit": 3e9, "flops_reason": ""}
+
+
+def cell_of(
+    *facts: dict[str, Any], model: str = "some CPU", rates: tuple[float, ...] = (100.0,), **columns: Any
+) -> Any:
+    """The cells row of one cell, with a block for each of these facts."""
+    name = "ddp2" if len(rates) > 1 else "single"
+    lines = [line(name, block=block, facts=told, rates=rates, **columns) for block, told in enumerate(facts)]
+    for one in lines:
+        one["ranks"] = [{**rank, "device_model": model} for rank in one["ranks"]]
+    (row,) = analyse.cells(analyse.trials(lines, steps_of(lines)), steps_of(lines)).to_dict("records")
+    return row
+
+
+def test_achieved_is_flops_of_a_sample_times_the_samples_of_one_device() -> None:
+    assert cell_of(COUNTED)["achieved_flops_per_s"] == pytest.approx(3e11)
+    assert cell_of(COUNTED, rates=(100.0, 100.0))["achieved_flops_per_s"] == pytest.approx(3e11)
+
+
+@pytest.mark.parametrize(("precision", "peak"), [("fp32", 67e12), ("bf16", 989.4e12)])
+def test_mfu_is_achieved_over_the_published_peak_of_the_precision_in_effect(precision: str, peak: float) -> None:
+    row = cell_of(COUNTED, model=H100, precision=precision)
+    known = peak_flops(H100, precision)
+    assert known and known.flops_per_s == pytest.approx(peak, rel=0.01)
+    assert row["mfu"] == pytest.approx(3e11 / known.flops_per_s) and row["peak_source"] == known.source
+
+
+@pytest.mark.parametrize("model", ["some CPU", f"{H100} + NVIDIA A100-SXM4-80GB"])
+def test_without_a_known_peak_there_is_no_mfu(model: str) -> None:
+    row = cell_of(COUNTED, model=model)
+    assert pd.isna(row["mfu"]) and pd.isna(row["peak_source"]) and row["achieved_flops_per_s"] > 0
+
+
+def test_the_measured_peak_is_the_best_that_any_block_saw() -> None:
+    row = cell_of(*({**COUNTED, "measured_peak_flops_per_s": peak} for peak in (4e11, 6e11, 5e11)))
+    assert row["of_measured_peak"] == pytest.approx(0.5)
+    assert pd.isna(cell_of(COUNTED)["of_measured_peak"])
+
+
+def test_what_was_not_counted_says_why() -> None:
+    row = cell_of({"steady": True, "flops_reason": "an LSTM is not counted"})
+    assert pd.isna(row["achieved_flops_per_s"]) and row["flops_reason"] == "an LSTM is not counted"

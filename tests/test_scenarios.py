@@ -1,0 +1,102 @@
+"""A whole trial on one rank of this process: what its result holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness import scenarios
+from harness.config import Experiment
+from harness.measure import marks
+from harness.messages import TrialResult
+from harness.plan import make_plan
+from harness.ranks import Ranks
+from harness.scenarios import Scene, play
+from harness.trial import Trial
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+GRID = {"data": ["digits"], "model": ["resnet8"], "strategy": "single", "devices": 1, "per_device_batch_size": 8}
+SHORT = {"blocks": 1, "warmup_steps": 3, "warmup_rounds": 2, "windows": 2, "window_steps": 5, "window_seconds": 0.0}
+ALONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+
+
+@pytest.fixture
+def played(make_experiment: Make) -> Callable[..., TrialResult]:
+    """The result of the trial of a purpose; ``throughput`` as in the file, ``ranks`` who runs it."""
+
+    def play_it(purpose: str = "", ranks: Ranks = ALONE, **throughput: Any) -> TrialResult:
+        experiment = make_experiment(
+            GRID, diagnostics=True, workload_options={"width": 4}, throughput={**SHORT, **throughput}
+        )
+        trial = next(t for t in make_plan(experiment, laptop()).trials if t.purpose == purpose)
+        return play(scene(trial, experiment, ranks))
+
+    return play_it
+
+
+def scene(trial: Trial, experiment: Experiment, ranks: Ranks) -> Scene:
+    return Scene(trial, experiment, ranks, lambda: None, {})
+
+
+def kinds(result: TrialResult) -> list[str]:
+    return [str(window["window_kind"]) for window in result.windows]
+
+
+def test_warm_up_steps_are_recorded_and_marked(played: Callable[..., TrialResult]) -> None:
+    result = played()
+    warm = [bool(flag) for flag in result.steps["warmup"]]
+    assert warm == [True] * warm.count(True) + [False] * 10
+    assert warm.count(True) == 3 * kinds(result).count("warmup")
+    assert 0 < result.steps_s == pytest.approx(sum(float(window["duration_s"]) for window in result.windows), rel=1e-6)
+
+
+@pytest.mark.parametrize(("purpose", "explain"), [("", True), ("", False), ("twin", True)])
+@pytest.mark.parametrize("cheap", [True, False])
+def test_every_timed_trial_has_the_phases_of_its_step(
+    played: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch, purpose: str, explain: bool, cheap: bool
+) -> None:
+    """In windows of their own where marking them costs."""
+    monkeypatch.setattr(marks, "phases_are_cheap", lambda *asked: cheap)
+    result = played(purpose, explain=explain)
+    marked = [window for window in result.windows if window.get("forward_s")]
+    wanted = {"timed", "warmup"} if cheap else {"phases", "warmup"}
+    assert wanted - {"warmup"} <= {str(window["window_kind"]) for window in marked} <= wanted
+    assert kinds(result).count("phases") == (not cheap)
+
+
+def test_what_is_not_explained_has_a_reason(played: Callable[..., TrialResult]) -> None:
+    told = played()
+    assert told.facts["flops_per_unit"] > 0 and told.facts["measured_peak_flops_per_s"] > 0
+    assert not told.facts["flops_reason"]
+    silent = played(explain=False)
+    assert silent.facts["flops_reason"] == "throughput.explain is off" and "flops_per_unit" not in silent.facts
+
+
+def broken(*asked: Any) -> Any:
+    raise RuntimeError("no profile\nhere")
+
+
+def test_what_was_measured_stays_where_explaining_it_fails(
+    played: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenarios, "explain", broken)
+    result = played()
+    assert result.outcome == "ok" and kinds(result).count("timed") == 2
+    assert result.facts["explain_error"] == "RuntimeError: no profile here"
+
+
+def test_one_rank_of_several_does_not_go_on_alone(
+    played: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are in a collective that it would not meet them in."""
+    monkeypatch.setattr(scenarios, "explain", broken)
+    monkeypatch.setattr(Ranks, "sum", lambda ranks, values: [2.0 * value for value in values])
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: value)
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, value])
+    with pytest.raises(RuntimeError, match="no profile"):
+        played(ranks=replace(ALONE, world_size=2))
