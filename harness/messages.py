@@ -43,7 +43,7 @@ class TrialResult:
     """What became of a trial. Times are in seconds; ``steps`` and ``epochs`` hold every rank's rows.
 
     ``trial_s`` is the trial's whole time inside its worker group, ``steps_s`` the part of it that was
-    warm-up, windows or training epochs, ``parts`` all of it by what it went to, all on rank 0. ``facts`` are
+    in steps, of whatever kind, ``parts`` all of it by what it went to, all on rank 0. ``facts`` are
     further columns of the trial's row; ``checks`` is the update that an equivalence check compares.
     """
 

@@ -103,8 +103,7 @@ def _throughput(scene: Scene) -> TrialResult:
     stretches = list(speed.stretches)
     facts: dict[str, Any] = {"steady": speed.steady, "effective_lr": training.effective_lr}
     if settings.explain and trial.purpose != "twin":
-        with scene.part("explain"):
-            more, told = _explained(scene, stepper, speed, workload)
+        more, told = _explained(scene, stepper, speed, workload)
         stretches += more
         facts |= told
     elif not settings.explain:
@@ -118,7 +117,7 @@ def _throughput(scene: Scene) -> TrialResult:
         **verdict(bad or (None if speed.finite else Divergence(0)), facts),
         unit=workload.unit,
         parameters=training.parameters,
-        steps_s=scene.parts["warmup"] + scene.parts["windows"] + scene.parts["phases"],
+        steps_s=stepper.spent_s,
         windows=tuple(row for windows, _ in seen for row in windows),
         steps=joined([steps for _, steps in seen]),
     )
@@ -129,12 +128,17 @@ def _explained(scene: Scene, stepper: Stepper, speed: Speed, workload: Any) -> t
 
     Not so where ranks work together: one that went on alone would meet the others in another collective.
     """
+    before = stepper.spent_s
     try:
-        return explain(scene.trial.cell, stepper, speed, workload, scene.cache)
+        with scene.part("explain"):
+            return explain(scene.trial.cell, stepper, speed, workload, scene.cache)
     except Exception as error:
         if scene.ranks.world_size > 1:
             raise
         return [], {"explain_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    finally:
+        scene.parts["explaining steps"] = stepper.spent_s - before
+        scene.parts["explain"] -= scene.parts["explaining steps"]
 
 
 def _convergence(scene: Scene) -> TrialResult:

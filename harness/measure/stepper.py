@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -44,6 +45,8 @@ class Stepper:
         advance: Callable[[], None],
     ) -> None:
         self.training, self.ranks, self._advance = training, ranks, advance
+        self.spent_s = 0.0
+        """Seconds in steps so far, of whatever kind."""
         self.micro_batches = cell.micro_batches
         training.set_first_rate()
         self.share = _full_share(dataset, cell, ranks)
@@ -63,9 +66,11 @@ class Stepper:
             self.fetch = resident_batch(self.copy(next(self.fetch)))
 
     def step(self) -> None:
-        """One step that nobody times."""
+        """One step that is in no window."""
+        start = time.perf_counter()
         self.training.step(self.copy(next(self.fetch)), self.share)
         self._advance()
+        self.spent_s += time.perf_counter() - start
 
     def one_batch(self) -> Any:
         """What the model sees in one forward pass, on the device."""
@@ -85,6 +90,7 @@ class Stepper:
             synchronize=lambda: synchronize(self.ranks.devices),
             advance=self._advance,
         )
+        self.spent_s += window.duration_s
         weight = sum(float(weight) for weight in window.weights)
         if training.unit == "samples":
             _check_weight(weight, share.samples * steps)

@@ -92,7 +92,7 @@ TRIALS = Table(
         _c(
             "steps_s",
             "Float64",
-            "part of it spent in warm-up, windows or epochs, or in a check or examination",
+            "part of it spent in steps, of whatever kind, or in a check or examination",
             "s",
         ),
     ),
