@@ -7,8 +7,13 @@ from typing import Any
 
 import pandas as pd
 
+from harness.frames import records
+
 SETTING_AXES = ("workload", "data", "model", "scaling", "per_device_batch_size", "precision", "compile", "launcher")
 """What a comparison of strategies and device counts holds fixed."""
+
+
+BATCH_AXES = ["scaling", "per_device_batch_size", "global_batch_size"]
 
 
 def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
@@ -37,7 +42,7 @@ def settings(frame: pd.DataFrame, *, batch: bool = True) -> pd.Series[str]:
         if axis in frame and axis not in ("per_device_batch_size", "scaling") and frame[axis].nunique(dropna=False) > 1:
             parts[axis] = [_named(axis, value) for value in frame[axis]]
     if batch:
-        parts["batch"] = [_batch(row) for row in frame.to_dict("records")]
+        parts["batch"] = [_batch(row) for row in records(frame[BATCH_AXES])]
     for name, values in spread_options(frame).items():
         parts[str(name)] = ["" if value is None else f"{name}={value}" for value in values]
     joined = [", ".join(part for part in row if part) for row in parts.itertuples(index=False)]

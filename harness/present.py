@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.frames import records
 from harness.labels import rate_unit, settings, shown_devices, shown_strategy
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -52,9 +53,9 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
     parts = []
     for name in dict.fromkeys(names):
         rows = scaling[names == name]
-        bases = ", ".join(dict.fromkeys(_base(row) for row in rows.to_dict("records")))
+        bases = ", ".join(dict.fromkeys(_base(row) for row in records(rows)))
         whole = scaling_table(rows, narrow=True)
-        marks = [f" {DOUBTFUL}" if own_doubts(row) else "" for row in rows.to_dict("records")]
+        marks = [f" {DOUBTFUL}" if own_doubts(row) else "" for row in records(rows)]
         narrow = tuple(
             Line((" x".join(row.cells[1:3]) + mark, *row.cells[3:-1]), row.kind)
             for row, mark in zip(whole.rows, marks, strict=True)
@@ -67,7 +68,7 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
 def scaling_table(scaling: pd.DataFrame, *, narrow: bool = False) -> TextTable:
     """Throughput, speedup and efficiency of each cell against its base, each with its interval; n; base; doubts."""
     unit = rate_unit(scaling)
-    doubtful = not narrow and any(own_doubts(row) for row in scaling.to_dict("records"))
+    doubtful = not narrow and any(own_doubts(row) for row in records(scaling))
     columns = (
         Heading("setting"),
         Heading("strategy"),
@@ -80,7 +81,7 @@ def scaling_table(scaling: pd.DataFrame, *, narrow: bool = False) -> TextTable:
         *([Heading("doubts, by blocks")] if doubtful else []),
     )
     rows = []
-    for name, row in zip(settings(scaling), scaling.to_dict("records"), strict=True):
+    for name, row in zip(settings(scaling), records(scaling), strict=True):
         is_base = row["cell_id"] == row["base_id"]
         values = (
             name,
@@ -157,7 +158,7 @@ def outcome_table(outcomes: pd.DataFrame) -> TextTable:
     ordered = outcomes.sort_values(["kind", "trials"], ascending=[False, False])
     rows = [
         Line((row["kind"], row["outcome"], str(row["trials"]), "" if pd.isna(row["reason"]) else row["reason"]))
-        for row in ordered.to_dict("records")
+        for row in records(ordered)
     ]
     return TextTable(columns, tuple(rows))
 
@@ -167,7 +168,7 @@ def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
     bad = trials[~trials["outcome"].isin(["ok", "skipped"])]
     columns = (Heading("trial"), Heading("attempt", True), Heading("outcome"), Heading("reason"), Heading("log"))
     rows = []
-    for row in bad.head(most).to_dict("records"):
+    for row in records(bad.head(most)):
         what = f"{row['strategy']} x{row['devices']}, {row['trial_id']}"
         log = "" if pd.isna(row["log"]) else row["log"]
         rows.append(Line((what, str(row["attempt"]), row["outcome"], row["reason"] or "", log)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.frames import records
 from harness.labels import rate_unit, settings, shown_devices, shown_strategy
 from harness.present import DOUBTFUL, Heading, Line, TextTable, duration, speed, with_ends
 from harness.schema.doubts import DOUBTS
@@ -40,7 +41,7 @@ def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
 
 
 def _with_settings(rows: pd.DataFrame) -> list[tuple[dict[Any, Any], str]]:
-    return list(zip(rows.to_dict("records"), settings(rows), strict=True))
+    return list(zip(records(rows), settings(rows), strict=True))
 
 
 def _placed(row: Any) -> str:
@@ -61,7 +62,7 @@ def _ratio_table(
     titles = (*(f"{name} ({unit})" for name in speeds), f"{ratio} (95 % interval)", "n")
     columns = (*(Heading(name) for name in names), *(Heading(title, True) for title in titles))
     lines = []
-    for row, *named in zip(rows.to_dict("records"), *names.values(), strict=True):
+    for row, *named in zip(records(rows), *names.values(), strict=True):
         numbers = (*(speed(row[column]) for column in speeds.values()), _ratio(row), str(row["blocks"]))
         apart = row["emulated"] or row["oversubscribed"]
         lines.append(Line((*named, *numbers), "apart" if apart else "base" if _is(row["excludes_one"]) else ""))
@@ -95,7 +96,7 @@ def agreement_table(agreement: pd.DataFrame) -> TextTable:
                 "as one device" if _is(row["agrees"]) else str(row["reason"]),
             )
         )
-        for row in agreement.to_dict("records")
+        for row in records(agreement)
     ]
     return TextTable(columns, tuple(rows))
 
@@ -118,7 +119,7 @@ def ledger_table(ledger: pd.DataFrame) -> TextTable:
     sums = ledger.groupby(["level", "part"], sort=False)["seconds"].sum().sort_values(ascending=False)
     rows = [
         Line((levels[row["level"]], row["part"], duration(row["seconds"]), f"{100 * row['seconds'] / total:.1f} %"))
-        for row in sums.reset_index().to_dict("records")
+        for row in records(sums.reset_index())
         if row["seconds"] >= 0.0005 * total
     ]
     columns = (Heading("where"), Heading("part"), Heading("time", True), Heading("of all", True))
@@ -143,10 +144,10 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
     merged = ranks.merge(keys, on=["trial_id", "attempt"], how="inner").dropna(subset=["peak_memory_bytes"])
     fullest = {
         row["cell_id"]: row
-        for row in merged.sort_values("peak_memory_bytes").drop_duplicates("cell_id", keep="last").to_dict("records")
+        for row in records(merged.sort_values("peak_memory_bytes").drop_duplicates("cell_id", keep="last"))
     }
     rows = []
-    for name, cell in zip(settings(cells), cells.to_dict("records"), strict=True):
+    for name, cell in zip(settings(cells), records(cells), strict=True):
         rank = fullest.get(cell["cell_id"])
         if rank is None or pd.isna(rank["parameter_bytes"]):
             continue
@@ -187,7 +188,7 @@ def belief_lines(noise: pd.DataFrame, trials: pd.DataFrame, scaling: pd.DataFram
     lines = []
     known = noise[noise["low"].notna()]
     if not known.empty:
-        floors = ", ".join(f"{row['low']:.3f} to {row['high']:.3f}" for row in known.to_dict("records"))
+        floors = ", ".join(f"{row['low']:.3f} to {row['high']:.3f}" for row in records(known))
         wrong = int(known["excludes_one"].fillna(False).sum())
         told = f" {wrong} of {len(known)} leave out 1, as one in twenty does by chance." if wrong else ""
         lines.append(f"Noise floor (the base against its twin, 95 %): {floors}.{told}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.frames import records
 from harness.labels import settings, shown_devices, shown_strategy
 from harness.present import Heading, Line, TextTable, percent
 
@@ -23,7 +24,7 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
     told = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
     rows = [
         Line((name, shown_strategy(row), shown_devices(row), *_arithmetic(row)))
-        for name, row in zip(settings(told), told.to_dict("records"), strict=True)
+        for name, row in zip(settings(told), records(told), strict=True)
     ]
     return TextTable(columns, tuple(rows))
 
@@ -46,7 +47,7 @@ def waterfall_table(waterfall: pd.DataFrame) -> TextTable:
         Heading("n", True),
     )
     rows = []
-    for name, row in zip(settings(waterfall), waterfall.to_dict("records"), strict=True):
+    for name, row in zip(settings(waterfall), records(waterfall), strict=True):
         is_first = row["part"] == "ideal"
         cell = f"{shown_strategy(row)} x{shown_devices(row)}, {name}" if is_first else ""
         interval = "one block" if pd.isna(row["low"]) else f"{_share(row['low'])} to {_share(row['high'])} %"
@@ -72,7 +73,7 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
     exposed = waterfall[waterfall["part"] == "exposed communication"]
     told = trials.groupby("cell_id")[["ddp_exposed_s", "ddp_communication_s"]].mean()
     rows = []
-    for name, row in zip(settings(exposed), exposed.to_dict("records"), strict=True):
+    for name, row in zip(settings(exposed), records(exposed), strict=True):
         own = told.loc[row["cell_id"]] if row["cell_id"] in told.index else {}
         values = (row["part_s"], own.get("ddp_exposed_s"), own.get("ddp_communication_s"))
         rows.append(Line((name, shown_devices(row), *(_ms(value) for value in values))))
@@ -108,7 +109,7 @@ def gpu_table(gpus: pd.DataFrame) -> TextTable:
                 str(row["blocks"]),
             )
         )
-        for name, row in zip(settings(gpus), gpus.to_dict("records"), strict=True)
+        for name, row in zip(settings(gpus), records(gpus), strict=True)
     ]
     return TextTable(columns, tuple(rows))
 

@@ -47,7 +47,7 @@ def batch_sizes(tables: Tables) -> Drawing:
                 hatch_point(axes, row[BATCH], row[value])
             unit = "GiB" if value == "peak_gib" else rate_unit(rows)
             axes.set_ylabel(f"{label} ({unit})" if column == 0 else "")
-        grid[0][column].set_title(facet, parse_math=False)
+        grid[0][column].set_title(facet, y=1.0, parse_math=False)
     marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
     add_legend(figure, [*strategy_legend(rows), *marks])
     caption = (
@@ -76,9 +76,9 @@ def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str) -> No
 
 def _intervals(axes: Axes, part: pd.DataFrame) -> None:
     """Of the throughput of one device: the cell's, over its devices."""
-    for row in part[part["low"].notna()].to_dict("records"):
-        low, high = (float(row[end]) / row["devices"] for end in ("low", "high"))
-        axes.vlines(row[BATCH], low, high, color=COLOURS[str(row["strategy"])], linewidth=1.2)
+    for strategy, rows in part[part["low"].notna()].groupby("strategy"):
+        low, high = (rows[end].astype(float) / rows["devices"] for end in ("low", "high"))
+        axes.vlines(rows[BATCH].astype(float), low, high, color=COLOURS[str(strategy)], linewidth=1.2)
 
 
 def _without_result(trials: pd.DataFrame) -> pd.DataFrame:

@@ -102,7 +102,7 @@ def panels(
     flat = [axes for line in grid for axes in line]
     for axes, (name, part) in zip(flat, facets, strict=False):
         draw(axes, part)
-        axes.set_title(name, parse_math=False)  # a name with dollar signs is a name
+        axes.set_title(name, y=1.0, parse_math=False)  # a name with dollars is a name; a set place is not looked for
     for axes in flat[len(facets) :]:
         axes.set_axis_off()
     add_legend(figure, legend)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.frames import records
 from harness.labels import shown_devices
 from harness.plots import captions
 from harness.plots.common import COLOURS, STRATEGIES, Drawing, Tables, facets_of, is_apart, panels
@@ -21,7 +22,7 @@ def step_times(tables: Tables) -> Drawing:
     name, title = "step_times", "Step time of each cell"
     if tables.cells["step_s"].isna().all():
         return Drawing(name, title, "Left out: no step was timed.", None)
-    rows = tables.cells.assign(label=[_label(row) for row in tables.cells.to_dict("records")])
+    rows = tables.cells.assign(label=[_label(row) for row in records(tables.cells)])
     rows = rows.sort_values(["devices", "strategy"], key=_in_order, kind="stable")
     facets = facets_of(rows)
     otherwise = tables.otherwise
@@ -39,7 +40,7 @@ def step_times(tables: Tables) -> Drawing:
             widths=0.6,
             medianprops={"color": "black"},
         )
-        for box, row in zip(boxes["boxes"], part.to_dict("records"), strict=True):
+        for box, row in zip(boxes["boxes"], records(part), strict=True):
             box.set_facecolor((*COLOURS[row["strategy"]], 0.15 if is_apart(row) else 0.65))
             box.set_hatch("////" if row["cell_id"] in otherwise else None)
         axes.invert_yaxis()

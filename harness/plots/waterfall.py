@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.frames import records
 from harness.labels import settings, shown_devices
 from harness.plots import captions
 from harness.plots.common import COLOURS, MOST_FACETS, Drawing, Tables, is_apart, panels
@@ -21,8 +23,8 @@ def efficiency_waterfall(tables: Tables) -> Drawing:
     if rows.empty:
         return Drawing(name, title, "Left out: no cell on several devices has the trials that explain it.", None)
     names = settings(rows)
-    rows = rows.assign(facet=[_title(row, name) for row, name in zip(rows.to_dict("records"), names, strict=True)])
-    facets = [(str(facet), part) for facet, part in rows.groupby("facet", sort=False)][:MOST_FACETS]
+    rows = rows.assign(facet=[_title(row, name) for row, name in zip(records(rows), names, strict=True)])
+    facets = [(str(facet), part) for facet, part in islice(rows.groupby("facet", sort=False), MOST_FACETS)]
     tallest = max(len(part) for _, part in facets)
     figure = panels(facets, _draw, legend=[], height=1.1 + ROW_HEIGHT * (tallest + 1))
     caption = (
@@ -42,9 +44,9 @@ def _title(row: Any, setting: str) -> str:
 def _draw(axes: Axes, part: pd.DataFrame) -> None:
     colour = COLOURS[str(part["strategy"].iloc[0])]
     left = 1.0
-    labels, records = [], part.to_dict("records")
-    ideal = next(row for row in records if row["part"] == "ideal")
-    lost = [row for row in records if row["part"] != "ideal"]
+    labels, bars = [], records(part)
+    ideal = next(row for row in bars if row["part"] == "ideal")
+    lost = [row for row in bars if row["part"] != "ideal"]
     for y, row in enumerate(lost):
         end = left - row["share"]
         axes.barh(
