@@ -36,8 +36,12 @@ def _arithmetic(row: Any) -> tuple[str, str, str]:
     return f"{row['achieved_flops_per_s'] / 1e9:,.3g}", percent(row["of_measured_peak"]), mfu
 
 
-def waterfall_table(waterfall: pd.DataFrame) -> TextTable:
-    """The efficiency loss of each cell on several devices, part by part; the shares of a cell add up to 100 %."""
+def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
+    """The efficiency loss of each cell on several devices, part by part; the shares of a cell add up to 100 %.
+
+    Not more parts than ``most``: the whole table is on disk.
+    """
+    left_out, waterfall = waterfall[most:], waterfall[:most]
     columns = (
         Heading("cell"),
         Heading("part"),
@@ -54,6 +58,8 @@ def waterfall_table(waterfall: pd.DataFrame) -> TextTable:
         values = (_ms(row["part_s"]), f"{_share(row['share'])} %", interval, str(row["blocks"]))
         part = "ideal (efficiency)" if is_first else str(row["part"])
         rows.append(Line((cell, part, *values), "base" if is_first else ""))
+    if len(left_out):
+        rows.append(Line((f"and {len(left_out)} more, in tables/waterfall.csv", "", "", "", "", "")))
     return TextTable(columns, tuple(rows))
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from harness import analyse, premises
 from harness.config import Experiment
+from harness.garbage import no_garbage_collection
 from harness.record import RunFolder
 from harness.schema import FINDINGS
 
@@ -32,7 +33,8 @@ class Results:
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        return self.folder.lines()
+        with no_garbage_collection():
+            return self.folder.lines()
 
     @cached_property
     def steps(self) -> pd.DataFrame:

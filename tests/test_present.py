@@ -220,3 +220,6 @@ def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None
         ("", "rest", "-1.00", "-10.0 %", "-20.0 to 0.0 %", "3"),
     ]
     assert [row.kind for row in table.rows] == ["base", "", ""]
+    short = waterfall_table(WATERFALL.frame(rows), most=2)
+    assert [row.cells[1] for row in short.rows] == ["ideal (efficiency)", "slowest rank", ""]
+    assert short.rows[-1].cells[0] == "and 1 more, in tables/waterfall.csv"

@@ -9,17 +9,22 @@ import pandas as pd
 
 from harness.analyse.common import Lines, measured, order
 from harness.schema import AXES, HOST_PHASES, LEDGER, PHASES
+from harness.schema.recorded import COLLECTIVE_COLUMNS
 
 NAMES = ("wait_s", "idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s", "rest_s")
+COLLECTIVES = [column.name for column in COLLECTIVE_COLUMNS]
 HOST_NAMES = tuple(f"host_{name}" for name in NAMES if name != "idle_s")
 
 
 def phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
     """One row a measured cell: seconds of its step by phase, the mean over ranks and blocks; they add up to the step.
 
-    From the timed windows, or, where marking the phases costs too much, from windows of their own.
+    From the timed windows, or, where marking the phases costs too much, from windows of their own. Collectives of dp
+    and fsdp, on rank 0 in profiled steps, lie inside the phases: they are not to be added.
     """
-    return PHASES.frame(_by_cell(trials, windows, NAMES))
+    profiled = measured(trials).groupby("cell_id")[COLLECTIVES].mean()
+    rows = _by_cell(trials, windows, NAMES)
+    return PHASES.frame([{**row, **profiled.loc[row["cell_id"]].to_dict()} for row in rows])
 
 
 def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.garbage import no_garbage_collection
 from harness.measure.marks import Marks
 
 Clock = Callable[[], float]
@@ -80,15 +79,3 @@ def measure_window(
         duration = clock() - start
     told = marks.read()
     return Window(duration, told.step_s, told.wait_s, losses, weights, told.phases, told.host_phases)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Python's collector does not run inside; it is as it was afterwards."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.schema.recorded import AXIS_COLUMNS, HOST_PHASE_COLUMNS, PHASE_COLUMNS, TRIAL_COLUMNS
+from harness.schema.recorded import AXIS_COLUMNS, COLLECTIVE_COLUMNS, HOST_PHASE_COLUMNS, PHASE_COLUMNS, TRIAL_COLUMNS
 from harness.schema.table import Table
 from harness.schema.table import column as _c
 
@@ -166,12 +166,13 @@ AGREEMENT = Table(
 
 PHASES = Table(
     "phases",
-    "one cell's step by phase, in seconds a step; the phases add up",
+    "one cell's step by phase, in seconds a step; the phases add up, what was profiled lies inside them",
     (
         _c("cell_id", "string", "hash of the cell's resolved content"),
         *AXIS_COLUMNS,
         _c("step_s", "Float64", "mean over ranks and blocks", "s"),
         *PHASE_COLUMNS,
+        *COLLECTIVE_COLUMNS,
     ),
 )
 

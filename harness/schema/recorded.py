@@ -31,6 +31,15 @@ AXIS_COLUMNS = (
     _c("options", "string", "strategy, workload, optimizer, schedule, training and loader options, as JSON"),
 )
 
+COLLECTIVE_COLUMNS = (
+    _c("dp_replicate_s", "Float64", "profiled: copying the model to the devices, a step", "s"),
+    _c("dp_scatter_s", "Float64", "profiled: splitting the batch", "s"),
+    _c("dp_gather_s", "Float64", "profiled: joining the outputs", "s"),
+    _c("dp_reduce_s", "Float64", "profiled: adding up the gradients", "s"),
+    _c("fsdp_all_gather_s", "Float64", "profiled: gathering parameters, a step, overlapped or not", "s"),
+    _c("fsdp_reduce_scatter_s", "Float64", "profiled: reducing and scattering gradients", "s"),
+)
+
 TRIALS = Table(
     "trials",
     "one trial, whatever became of it; a retried trial has one row an attempt",
@@ -78,12 +87,7 @@ TRIALS = Table(
         _c("flops_reason", "string", "why that is absent"),
         _c("measured_peak_flops_per_s", "Float64", "a matrix product on one device in this precision", "FLOP/s"),
         _c("explain_error", "string", "why nothing explains it: the steps after its windows failed"),
-        _c("dp_replicate_s", "Float64", "profiled: copying the model to the devices, a step", "s"),
-        _c("dp_scatter_s", "Float64", "profiled: splitting the batch", "s"),
-        _c("dp_gather_s", "Float64", "profiled: joining the outputs", "s"),
-        _c("dp_reduce_s", "Float64", "profiled: adding up the gradients", "s"),
-        _c("fsdp_all_gather_s", "Float64", "profiled: gathering parameters, a step, overlapped or not", "s"),
-        _c("fsdp_reduce_scatter_s", "Float64", "profiled: reducing and scattering gradients", "s"),
+        *COLLECTIVE_COLUMNS,
         _c("doubts", "string", "what speaks against the number, by name; results/README.md explains them"),
         _c("ddp_communication_s", "Float64", "DDP's own clock: first bucket ready to last reduced, a step", "s"),
         _c("ddp_exposed_s", "Float64", "what of it lies after the end of backward's computing", "s"),

@@ -162,6 +162,19 @@ def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
     assert analyse.host_phases(trials, analyse.windows(lines)).empty
 
 
+def test_collectives_stand_beside_the_phases_that_they_lie_in() -> None:
+    lines = [
+        line("fsdp2", rates=(9.0, 9.0), block=block, facts={"steady": True, "fsdp_all_gather_s": seconds})
+        for block, seconds in enumerate((0.002, 0.004))
+    ]
+    for one in lines:
+        one["windows"] = [window | {"forward_s": 1.0, "rest_s": 1.0} for window in one["windows"]]
+    trials = analyse.trials(lines, steps_of(lines)).assign(doubts="")
+    (row,) = analyse.phases(trials, analyse.windows(lines)).to_dict("records")
+    assert row["fsdp_all_gather_s"] == pytest.approx(0.003) and pd.isna(row["dp_replicate_s"])
+    assert row["step_s"] == pytest.approx(0.2), "they are not added to it"
+
+
 def test_the_ledger_counts_every_second_once() -> None:
     lines = [line("single"), line("ddp2", rates=(1.0, 1.0))]  # 3 s each, all of it in parts
     environment = {

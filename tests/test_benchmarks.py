@@ -1,0 +1,112 @@
+"""The benchmarks run, and judge what they measured as they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import files
+from harness.plan import make_plan
+from tests.benchmarks import growth, run_time
+from tests.conftest import laptop
+
+ROOT = Path(__file__).parents[1]
+
+
+def sizes(**changed: float) -> dict[str, float]:
+    """What growth measured at its largest size, all of it well within the limits."""
+    row = {name: 5.0 for name in (*growth.COLUMNS, "record first half", "record second half")}
+    return {**row, "peak_gib": 1.0, "trials": 10_000.0, "cells": 10_000.0, **changed}
+
+
+def smaller(row: dict[str, float], part: float) -> dict[str, float]:
+    return {name: value if name == "peak_gib" else part * value for name, value in row.items()}
+
+
+def test_what_grows_linearly_within_the_limits_is_met() -> None:
+    told, missed = growth.verdict([smaller(sizes(), 0.1), smaller(sizes(), 0.3), sizes()])
+    assert not missed and told.endswith("met")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"report": 10.1}, "report 10.1 s"),
+        ({"peak_gib": 2.1}, "2.10 GiB"),
+        ({"record second half": 7.0}, "the second half of recording 10,000 took 1.40 of the first"),
+        ({"read": 7.0}, "read from 3,000 on: 1.40 a trial"),
+    ],
+)
+def test_what_misses_is_named(changed: dict[str, float], said: str) -> None:
+    told, missed = growth.verdict([smaller(sizes(), 0.3), sizes(**changed)])
+    assert missed and said in told and told.endswith("MISSED")
+
+
+def test_small_sizes_are_not_judged() -> None:
+    assert growth.verdict([smaller(sizes(), 0.001), smaller(sizes(report=9.0), 0.05)])[1] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plain", [True, False])
+def test_growth_takes_a_study_through_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
+    monkeypatch.setattr(files, "to_disk", files.to_disk)  # which it replaces
+    told = growth.measure(50, tmp_path, plain)
+    assert all(told[stage] > 0 for stage in growth.COLUMNS)
+    assert 40 <= told["trials"] <= 60
+    (run,) = (tmp_path / "growth").iterdir()
+    assert (run / "report.html").stat().st_size > 10_000
+    waterfall = (run / "tables" / "waterfall.csv").read_text().splitlines()
+    assert (len(waterfall) > 1) is not plain
+
+
+def test_the_targets_of_run_time_are_judged_each() -> None:
+    ours = {"outside_s": 10.0, "trial_beside_steps_max_s": 0.2}
+    others = {"torchrun": {"outside_s": 40.0}, "fit() each": {"outside_s": 80.0}}
+    rows = {"harness": ours, "explained": dict(ours), **others}
+    assert not any(missed for _, missed in run_time._verdicts(rows).values())
+    rows["torchrun"]["outside_s"], rows["explained"]["trial_beside_steps_max_s"] = 29.0, 0.6
+    told = run_time._verdicts(rows)
+    assert {way for way, (_, missed) in told.items() if missed} == {"torchrun", "explained"}
+    assert told["torchrun"][0] == "MISSED: 0.333" and told["fit() each"][0] == "met: 0.167"
+
+
+def test_run_time_takes_one_block_of_the_default_experiment_with_equal_steps() -> None:
+    batches, strategies = [16, 32], ["single", "dp", "ddp", "fsdp"]
+    experiment = run_time.experiment_of(batches, strategies, explained=False)
+    plan = make_plan(experiment, laptop())
+    timed = [trial for trial in plan.trials if trial.timed]
+    assert len(timed) == 2 * len(batches) * 5 and {trial.purpose for trial in timed} == {""}
+    assert {trial.kind for trial in plan.trials} == {"throughput", "convergence"} and plan.blocks == 1
+    assert experiment.throughput and experiment.throughput.window_seconds == 0.0
+    apart = run_time.apart(plan)
+    assert [len(group.trials) for group in apart.groups] == [1] * len(plan.trials)
+    more = make_plan(run_time.experiment_of(batches, strategies, explained=True), laptop())
+    assert {trial.purpose for trial in more.trials} >= {"", "twin"}
+
+
+def ran(name: str, folder: Path, *options: str) -> Any:
+    """The figures that a benchmark wrote."""
+    path = folder / "figures.json"
+    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *options, "--json", str(path)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300)
+    return json.loads(path.read_text())["figures"]
+
+
+@pytest.mark.slow
+def test_overhead_compares_the_loops(tmp_path: Path) -> None:
+    told = ran("overhead", tmp_path, "--processes", "2", "--pairs", "2", "--window", "0.02", "--models", "small MLP")
+    assert len(told) == 2
+    assert [row["strategy"] for row in told[0]] == ["single", "ddp"]
+    assert all(0.5 < row["step"] < 2 and row["step_s"] > 0 for row in told[0])
+
+
+@pytest.mark.slow
+def test_overhead_plain_compares_the_scripts(tmp_path: Path) -> None:
+    told = ran("overhead_plain", tmp_path, "--repeats", "1", "--devices", "1")["1"]
+    assert [len(told[name]) for name in ("plain_step_s", "harness_step_s")] == [1, 1]
+    assert 0.2 < told["harness_step_s"][0] / told["plain_step_s"][0] < 5
