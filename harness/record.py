@@ -121,16 +121,8 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """One run at a time writes into a folder; raises RunFolderError where another does."""
         with locked(self.path):
-            self._clear()
+            remove_all(self.path.rglob(f"*{PARTIAL}"))  # by a run that was killed at it
             yield
-
-    def _clear(self) -> None:
-        """Removes what a run that was killed left half-done: it would be taken for what the next attempt measured."""
-        with contextlib.suppress(RunFolderError, KeyError):  # what is wrong with the lines is told when they are read
-            named = {f"{line['trial_id']}-{line['attempt']}" for line in self.lines()}
-            parts = (*self.path.glob("raw/*.parquet"), *self.path.glob("logs/*.txt"))
-            remove_all(part for part in parts if part.stem not in named)
-        remove_all(self.path.rglob(f"*{PARTIAL}"))
 
     def extend(self, experiment: Experiment, plan: Plan) -> None:
         """Keeps the experiment and the plan as they are from now on: what was planned before stays in the plan."""
@@ -167,6 +159,8 @@ class RunFolder:
         """All steps or epochs and logs, and when these are on disk the lines."""
         lines = [record.line() for record in records]
         parts = [part for record in records for part in self._parts(record)]
+        # a run that was killed before its line may have left steps under this name
+        remove_all(self._raw(record.name) for record in records if not record.rows)
         replace_all(parts)
         try:
             append_lines(self._lines, [json.dumps(line, allow_nan=True) for line in lines])

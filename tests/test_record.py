@@ -162,16 +162,19 @@ def test_steps_whose_line_could_not_be_written_are_not_taken_for_the_next_attemp
     assert folder.steps(folder.lines()).empty
 
 
-def test_what_a_killed_run_left_without_a_line_is_gone_when_the_next_begins(folder: RunFolder, plan: Plan) -> None:
+def test_what_a_killed_run_left_without_a_line_is_not_taken_for_the_next_attempts(
+    folder: RunFolder, plan: Plan
+) -> None:
     done, killed = plan.trials[:2]
-    folder.append(done, TrialResult(done.id, "error", "boom", detail="Traceback: boom", steps=steps()), FACTS)
+    folder.append(done, TrialResult(done.id, "ok", steps=steps()), FACTS)
     lines = (folder.path / "trials.jsonl").read_bytes()
-    folder.append(killed, TrialResult(killed.id, "error", "boom", detail="Traceback: boom", steps=steps()), FACTS)
+    folder.append(killed, TrialResult(killed.id, "ok", steps=steps()), FACTS)
     (folder.path / "trials.jsonl").write_bytes(lines)  # killed after its steps and before its line
     (folder.path / "raw" / "x.parquet.partial").touch()
     with folder.locked():
-        left = sorted(path.name for part in ("raw", "logs") for path in (folder.path / part).iterdir())
-        assert left == [f"{done.id}-1.parquet", f"{done.id}-1.txt"]
+        assert len(list((folder.path / "raw").iterdir())) == 2, "nothing is removed on suspicion but what is partial"
+        folder.append(killed, TrialResult(killed.id, "skipped", "the time is up"), FACTS)
+    assert folder.steps(folder.lines())["trial_id"].unique().tolist() == [done.id]
 
 
 def test_a_folder_without_raw_files_reads_the_compacted_ones(folder: RunFolder, plan: Plan) -> None:
