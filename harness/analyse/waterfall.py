@@ -89,6 +89,7 @@ def waterfall(
         found = [(row["block"], _block(row, base["base_id"], known, timings)) for row in group]
         blocks = {block: parts for block, parts in found if parts}  # the last sitting's, where one was cut in two
         if blocks:
+            blocks = _alike(blocks)
             rows += _rows(first, str(base["base_id"]), blocks, pilot)
     return WATERFALL.frame(sorted(rows, key=lambda row: (*order(row), row["position"])))
 
@@ -122,6 +123,16 @@ def _block(
     parts["waiting for data"] = mine.wait_s - alone.wait_s
     parts["rest"] = mine.step_s - ideal - sum(parts.values())
     return {"ideal": ideal, "step": mine.step_s, **parts}
+
+
+def _alike(blocks: Mapping[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """Blocks with the same parts: what was not seen in every one of them goes to the rest."""
+    common = set.intersection(*(set(parts) for parts in blocks.values()))
+    return {
+        block: {part: seconds for part, seconds in parts.items() if part in common}
+        | {"rest": parts["rest"] + sum(seconds for part, seconds in parts.items() if part not in common)}
+        for block, parts in blocks.items()
+    }
 
 
 def _of_ddp(mine: Timing, alone: Timing, wrapped: Timing) -> dict[str, float]:

@@ -151,6 +151,43 @@ def test_strong_scaling_names_the_smaller_batch() -> None:
     )
 
 
+def fsdp_study(block: int, **facts: float) -> list[dict[str, Any]]:
+    """single: 100 ms a step; fsdp on two: 160."""
+    two = [window("timed", rank, 2, 0.160) for rank in (0, 1)]
+    told = {"steady": True, **facts}
+    return [
+        trial("single", [window("timed", 0, 2, 0.100)], block=block, alone_id="single"),
+        trial("fsdp2", two, block=block, strategy="fsdp", alone_id="single", facts=told),
+    ]
+
+
+def test_a_collective_that_was_not_seen_in_every_block_is_in_the_rest_and_the_parts_add_up() -> None:
+    seen = {"fsdp_all_gather_s": 0.02, "fsdp_reduce_scatter_s": 0.01}
+    lines = [*fsdp_study(0, **seen), *fsdp_study(1, fsdp_all_gather_s=0.02)]
+    rows = waterfall_of(lines).set_index("part")
+    assert "reduce-scatter" not in rows.index and rows.loc["all-gather", "part_s"] == pytest.approx(0.02)
+    assert rows.loc["rest", "part_s"] == pytest.approx(0.04) and rows["share"].sum() == pytest.approx(1.0)
+    nothing = waterfall_of([*fsdp_study(0, **seen), *fsdp_study(1)])
+    assert nothing["blocks"].unique().tolist() == [1], "a block of which nothing was profiled does not count"
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "usual_s"), [((0.11, 0.12), 0.11), ((0.11, 0.12, 0.13), 0.12), ((0.10, 0.11, 0.13, 0.15), 0.12)]
+)
+def test_the_usual_rank_is_the_median_one_and_of_two_the_faster(alone_s: tuple[float, ...], usual_s: float) -> None:
+    ranks = range(len(alone_s))
+    windows = [
+        *(window("timed", rank, 2, 0.2) for rank in ranks),
+        *(window("alone", rank, 3, seconds) for rank, seconds in enumerate(alone_s)),
+        *(window("together", rank, 4, 0.2) for rank in ranks),
+    ]
+    name = f"ddp{len(alone_s)}"
+    lines = [*study()[:2], trial(name, windows, strategy="ddp", alone_id="single", wrapped_id="ddp1")]
+    seconds = waterfall_of(lines).set_index("part")["part_s"]
+    assert seconds["side by side"] == pytest.approx(usual_s - 0.105)
+    assert seconds["slowest rank"] == pytest.approx(max(alone_s) - usual_s)
+
+
 def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
     lines = study()
     trials = analyse.trials(lines, steps_of(lines)).assign(doubts="")
