@@ -142,10 +142,10 @@ class ConsoleSink:
     def _finish(self, event: Reported) -> None:
         scaling = event.tables["scaling"]
         for name, content in scaling_by_setting(scaling) if len(scaling) else []:
-            self._console.print(rich_table(content, name))
+            self._console.print(rich_table(content, name), "")
         for name, table in (("versus", versus_table), ("parity", parity_table)):
             if len(event.tables[name]):
-                self._console.print(rich_table(table(event.tables[name], narrow=True), PAIRS[name]))
+                self._console.print(rich_table(table(event.tables[name], narrow=True), PAIRS[name]), "")
         trials = event.tables["trials"]
         last = trials.drop_duplicates("trial_id", keep="last")
         self._console.print(
@@ -237,7 +237,8 @@ def _open_end(plan: Plan) -> str:
 
 def rich_table(content: TextTable, title: str) -> Table:
     """A table of text for the terminal."""
-    table = Table(title=Text(printable(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}  # 80 columns are few
+    table = Table(title=Text(printable(title)), title_justify="left", title_style="bold", **look)
     for heading in content.columns:
         table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
     for row in content.rows:

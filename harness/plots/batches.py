@@ -42,7 +42,7 @@ def batch_sizes(tables: Tables) -> Drawing:
         for axes, (value, label) in zip(grid[:, column], QUANTITIES, strict=True):
             _panel(axes, part, lost, value)
             if value == SPEED:
-                _intervals(axes, part)
+                _add_intervals(axes, part)
             for row in part[part["cell_id"].isin(tables.otherwise) & part[value].notna()].to_dict("records"):
                 hatch_point(axes, row[BATCH], row[value])
             unit = "GiB" if value == "peak_gib" else rate_unit(rows)
@@ -74,11 +74,15 @@ def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str) -> No
     axes.set_xlabel("per-device batch size (samples)")
 
 
-def _intervals(axes: Axes, part: pd.DataFrame) -> None:
+def _add_intervals(axes: Axes, part: pd.DataFrame) -> None:
     """Of the throughput of one device: the cell's, over its devices."""
-    for strategy, rows in part[part["low"].notna()].groupby("strategy"):
+    known = part[part["low"].notna()]
+    if len(known):
+        highest = float((known["high"] / known["devices"]).max())
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * highest))
+    for strategy, rows in known.groupby("strategy"):
         low, high = (rows[end].astype(float) / rows["devices"] for end in ("low", "high"))
-        axes.vlines(rows[BATCH].astype(float), low, high, color=COLOURS[str(strategy)], linewidth=1.2)
+        axes.vlines(rows[BATCH].astype(float), low, high, color=COLOURS[str(strategy)], linewidth=1, alpha=0.6)
 
 
 def _without_result(trials: pd.DataFrame) -> pd.DataFrame:
