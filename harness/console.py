@@ -141,6 +141,7 @@ class ConsoleSink:
 
     def _finish(self, event: Reported) -> None:
         scaling = event.tables["scaling"]
+        self._console.print()
         for name, content in scaling_by_setting(scaling) if len(scaling) else []:
             self._console.print(rich_table(content, name), "")
         for name, table in (("versus", versus_table), ("parity", parity_table)):
