@@ -167,6 +167,8 @@ def hatch_point(axes: Axes, x: float, y: float) -> None:
 def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[str], *, marked: bool = True) -> None:
     """One line for each combination of ``units`` in the colour of its strategy, dotted where it is a rehearsal."""
     for keys, group in rows.groupby(["strategy", *units], dropna=False, sort=False):
+        if len(group) == 1 and not marked:
+            continue  # nothing would be seen of it, and seaborn takes its time
         strategy, apart = str(keys[0]), is_apart(group.iloc[0])
         sns.lineplot(
             x=group[x].astype(float),
