@@ -56,8 +56,8 @@ def replace_all(contents: Iterable[tuple[Path, bytes | memoryview]]) -> None:
 
 def remove_all(paths: Iterable[Path]) -> None:
     """Removes files, as far as the system lets it: none of them is needed."""
-    with contextlib.suppress(OSError):
-        for path in paths:
+    for path in paths:
+        with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 

@@ -11,8 +11,6 @@ from harness.frames import records
 
 SETTING_AXES = ("workload", "data", "model", "scaling", "per_device_batch_size", "precision", "compile", "launcher")
 """What a comparison of strategies and device counts holds fixed."""
-
-
 BATCH_AXES = ["scaling", "per_device_batch_size", "global_batch_size"]
 
 
@@ -47,6 +45,11 @@ def settings(frame: pd.DataFrame, *, batch: bool = True) -> pd.Series[str]:
         parts[str(name)] = ["" if value is None else f"{name}={value}" for value in values]
     joined = [", ".join(part for part in row if part) for row in parts.itertuples(index=False)]
     return pd.Series(joined, index=frame.index, dtype="str")
+
+
+def with_settings(frame: pd.DataFrame) -> list[tuple[dict[Any, Any], str]]:
+    """Each row, and what it holds fixed."""
+    return list(zip(records(frame), settings(frame), strict=True))
 
 
 def rate_unit(frame: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness.frames import records
-from harness.labels import rate_unit, settings, shown_devices, shown_strategy
+from harness.labels import rate_unit, settings, shown_devices, shown_strategy, with_settings
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 DOUBTFUL = "?"
@@ -81,7 +81,7 @@ def scaling_table(scaling: pd.DataFrame, *, narrow: bool = False) -> TextTable:
         *([Heading("doubts, by blocks")] if doubtful else []),
     )
     rows = []
-    for name, row in zip(settings(scaling), records(scaling), strict=True):
+    for row, name in with_settings(scaling):
         is_base = row["cell_id"] == row["base_id"]
         values = (
             name,

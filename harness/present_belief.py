@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness.frames import records
-from harness.labels import rate_unit, settings, shown_devices, shown_strategy
+from harness.labels import rate_unit, shown_devices, shown_strategy, with_settings
 from harness.present import DOUBTFUL, Heading, Line, TextTable, duration, speed, with_ends
 from harness.schema.doubts import DOUBTS
 
@@ -19,14 +19,14 @@ NAMED = 6
 
 def noise_table(noise: pd.DataFrame) -> TextTable:
     """Each base against its twin."""
-    names = {"setting": [name for _, name in _with_settings(noise)]}
+    names = {"setting": [name for _, name in with_settings(noise)]}
     speeds = {"base": "throughput_per_s", "twin": "twin_throughput_per_s"}
     return _ratio_table(noise, names, speeds, "twin / base")
 
 
 def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
     """Each cell under Ray against the same cell under torchrun."""
-    rows = _with_settings(parity)
+    rows = with_settings(parity)
     names = {"cell": [_placed(row) for row, _ in rows], "setting": [name for _, name in rows]}
     speeds = {"torchrun": "control_throughput_per_s", "Ray": "throughput_per_s"}
     return _ratio_table(parity, names, {} if narrow else speeds, "Ray / torchrun")
@@ -34,14 +34,10 @@ def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
 
 def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
     """Each strategy against another on the same devices; ``narrow``, for a terminal: without their throughputs."""
-    rows = _with_settings(versus)
+    rows = with_settings(versus)
     names = {"first / second": [_pair(row) for row, _ in rows], "setting": [name for _, name in rows]}
     speeds = {"second": "other_throughput_per_s", "first": "throughput_per_s"}
     return _ratio_table(versus, names, {} if narrow else speeds, "ratio")
-
-
-def _with_settings(rows: pd.DataFrame) -> list[tuple[dict[Any, Any], str]]:
-    return list(zip(records(rows), settings(rows), strict=True))
 
 
 def _placed(row: Any) -> str:
@@ -147,7 +143,7 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
         for row in records(merged.sort_values("peak_memory_bytes").drop_duplicates("cell_id", keep="last"))
     }
     rows = []
-    for name, cell in zip(settings(cells), records(cells), strict=True):
+    for cell, name in with_settings(cells):
         rank = fullest.get(cell["cell_id"])
         if rank is None or pd.isna(rank["parameter_bytes"]):
             continue
@@ -176,7 +172,7 @@ def _is(value: Any) -> bool:
 def imprecise(scaling: pd.DataFrame) -> str:
     """A sentence on the intervals that are wider than the rule for blocks asks; empty where there are none."""
     asked = scaling[scaling["precise"].notna()]
-    wide = [f"{_placed(row)}, {name}" for row, name in _with_settings(asked) if not row["precise"]]
+    wide = [f"{_placed(row)}, {name}" for row, name in with_settings(asked) if not row["precise"]]
     if not wide:
         return ""
     some = "; ".join(wide[:NAMED]) + ("; ..." if len(wide) > NAMED else "")

@@ -6,8 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.frames import records
-from harness.labels import settings, shown_devices, shown_strategy
+from harness.labels import shown_devices, shown_strategy, with_settings
 from harness.present import Heading, Line, TextTable, percent
 
 
@@ -23,8 +22,7 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
     )
     told = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
     rows = [
-        Line((name, shown_strategy(row), shown_devices(row), *_arithmetic(row)))
-        for name, row in zip(settings(told), records(told), strict=True)
+        Line((name, shown_strategy(row), shown_devices(row), *_arithmetic(row))) for row, name in with_settings(told)
     ]
     return TextTable(columns, tuple(rows))
 
@@ -51,7 +49,7 @@ def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
         Heading("n", True),
     )
     rows = []
-    for name, row in zip(settings(waterfall), records(waterfall), strict=True):
+    for row, name in with_settings(waterfall):
         is_first = row["part"] == "ideal"
         cell = f"{shown_strategy(row)} x{shown_devices(row)}, {name}" if is_first else ""
         interval = "one block" if pd.isna(row["low"]) else f"{_share(row['low'])} to {_share(row['high'])} %"
@@ -79,7 +77,7 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
     exposed = waterfall[waterfall["part"] == "exposed communication"]
     told = trials.groupby("cell_id")[["ddp_exposed_s", "ddp_communication_s"]].mean()
     rows = []
-    for name, row in zip(settings(exposed), records(exposed), strict=True):
+    for row, name in with_settings(exposed):
         own = told.loc[row["cell_id"]] if row["cell_id"] in told.index else {}
         values = (row["part_s"], own.get("ddp_exposed_s"), own.get("ddp_communication_s"))
         rows.append(Line((name, shown_devices(row), *(_ms(value) for value in values))))
@@ -115,7 +113,7 @@ def gpu_table(gpus: pd.DataFrame) -> TextTable:
                 str(row["blocks"]),
             )
         )
-        for name, row in zip(settings(gpus), records(gpus), strict=True)
+        for row, name in with_settings(gpus)
     ]
     return TextTable(columns, tuple(rows))
 

@@ -162,10 +162,12 @@ class RunFolder:
         # a run that was killed before its line may have left steps under this name
         remove_all(self._raw(record.name) for record in records if not record.rows)
         replace_all(parts)
+        size = self._size()
         try:
             append_lines(self._lines, [json.dumps(line, allow_nan=True) for line in lines])
-        except BaseException:  # else they would be taken for those of the next attempt
-            remove_all(path for path, _ in parts)
+        except BaseException:
+            if self._size() <= size:  # else they would be taken for those of the next attempt
+                remove_all(path for path, _ in parts)
             raise
         return lines
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.config_sections import Throughput
-from harness.labels import rate_unit, settings, spread_options
+from harness.labels import rate_unit, spread_options, with_settings
 from harness.present import counts, duration, percent, plural, speed, with_ends
 from harness.present_belief import imprecise
 from harness.present_doctor import seen, shared, verdict, where
@@ -127,11 +127,7 @@ def unexplained(results: Results) -> list[str]:
     """Cells that lack what would explain them, each with the reason."""
     trials = results.trials
     bad = trials[trials["explain_error"].notna() & (trials["outcome"] == "ok")].drop_duplicates("cell_id")
-    return [f"{row['strategy']} x{row['devices']}, {name}: {row['explain_error']}." for row, name in _named(bad)]
-
-
-def _named(rows: pd.DataFrame) -> list[tuple[dict[Any, Any], str]]:
-    return list(zip(rows.to_dict("records"), settings(rows), strict=True)) if len(rows) else []
+    return [f"{row['strategy']} x{row['devices']}, {name}: {row['explain_error']}." for row, name in with_settings(bad)]
 
 
 def preflight_words(results: Results) -> str:

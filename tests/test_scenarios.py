@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import scenarios
+from harness import environment, scenarios, worker
 from harness.config import Experiment
 from harness.measure import marks
 from harness.messages import TrialResult
@@ -88,6 +88,14 @@ def test_what_was_measured_stays_where_explaining_it_fails(
     result = played()
     assert result.outcome == "ok" and kinds(result).count("timed") == 2
     assert result.facts["explain_error"] == "RuntimeError: no profile here"
+
+
+def test_a_rank_of_several_gpus_tells_every_model_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {0: "H100", 1: "A100", 2: "H100"}
+    monkeypatch.setattr(environment, "describe", lambda device: {"model": models[device.index]})
+    devices = tuple(torch.device("cuda", index) for index in models)
+    assert worker._rank_row(replace(ALONE, devices=devices), {})["device_model"] == "A100 + H100"
+    assert worker._rank_row(replace(ALONE, devices=devices[::2]), {})["device_model"] == "H100"
 
 
 def test_one_rank_of_several_does_not_go_on_alone(

@@ -86,7 +86,11 @@ TRIALS = Table(
         _c("flops_per_unit", "Float64", "forward and backward of one sample or token, a multiply-add being 2", "FLOP"),
         _c("flops_reason", "string", "why that is absent"),
         _c("measured_peak_flops_per_s", "Float64", "a matrix product on one device in this precision", "FLOP/s"),
-        _c("explain_error", "string", "why nothing explains it: the steps after its windows failed"),
+        _c(
+            "explain_error",
+            "string",
+            "why it is not explained in full: what failed after its windows, or cannot be done",
+        ),
         *COLLECTIVE_COLUMNS,
         _c("doubts", "string", "what speaks against the number, by name; results/README.md explains them"),
         _c("ddp_communication_s", "Float64", "DDP's own clock: first bucket ready to last reduced, a step", "s"),

@@ -110,6 +110,18 @@ def test_without_a_control_or_a_common_block_there_is_no_parity() -> None:
     assert analyse.parity(trials_of(lines)).empty
 
 
+def test_noise_and_parity_carry_the_doubts_of_both() -> None:
+    base = line("single")
+    twin = line("single", purpose="twin", kind="diagnostic", trial_id="single-b0t") | {"windows": base["windows"]}
+    lines = [base, twin]
+    trials = analyse.trials(lines, steps_of(lines)).assign(doubts=["wide spread", "no steady state"])
+    (told,) = analyse.noise(trials)["doubts"]
+    assert told == "twin: no steady state (1 of 1); base: wide spread (1 of 1)"
+    lines = [line(f"ddp2{name}", strategy="ddp", rates=(9.0, 9.0), launcher=name) for name in ("ray", "torchrun")]
+    trials = analyse.trials(lines, steps_of(lines)).assign(doubts=["", "slow rank 1"])
+    assert analyse.parity(trials)["doubts"].tolist() == ["torchrun: slow rank 1 (1 of 1)"]
+
+
 def test_parity_of_what_trains_otherwise_is_left_out_with_the_reason() -> None:
     found = analyse.parity(trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": "why"})
     assert found["ratio"].isna().all() and found["excluded"].tolist() == ["why"]

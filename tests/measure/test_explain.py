@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from harness.cell import Cell
 from harness.config_sections import Throughput
 from harness.errors import SkipTrial, WorkloadError
+from harness.measure import explain as explaining
 from harness.measure import throughput
 from harness.measure.communication import measure_communication
 from harness.measure.profiled import DP, FSDP, _first_seen, measure_collectives
@@ -101,6 +102,18 @@ def test_a_weight_that_is_not_the_batchs_length_is_refused() -> None:
 def test_a_batch_above_the_data_set_is_skipped_with_the_numbers() -> None:
     with pytest.raises(SkipTrial, match="global batch 8 exceeds the 7"):
         stepper_for(CELL, samples=7)
+
+
+def test_where_communication_cannot_be_taken_away_the_trial_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = replace(CELL, strategy="ddp", devices=2, strategy_options={"static_graph": True})
+    asked: list[Any] = []
+    monkeypatch.setattr(explaining, "measure_communication", lambda *args: (asked.append(args) or [], {}))
+    stepper = cast(Any, SimpleNamespace(ranks=replace(stepper_for(CELL).ranks, rank=1, world_size=2)))
+    speed = throughput.Speed((), 8, True, True, {})
+    assert explaining.explain(cell, stepper, speed, None, {}) == ([], {"explain_error": explaining.STATIC_GRAPH})
+    assert not asked
+    explaining.explain(replace(cell, strategy_options={}), stepper, speed, None, {})
+    assert len(asked) == 1
 
 
 class Counting(nn.Module):

@@ -164,6 +164,33 @@ def test_learning_curves_hold_one_line_a_seed() -> None:
     assert "2 seeds each" in drawing.caption
 
 
+def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
+    steady = tables_of(full_study())
+    doubts = ["base: no steady state (1 of 3)"] * len(steady.scaling)
+    here = steady.scaling.index[(steady.scaling["strategy"] == "ddp") & (steady.scaling["devices"] == 2)][0]
+    doubts[list(steady.scaling.index).index(here)] = "wide spread (1 of 3); no steady state (2 of 3)"
+    drawings = draw_all(replace(steady, scaling=steady.scaling.assign(doubts=doubts)))
+    for name in ("throughput", "efficiency"):
+        assert " Not steady when the windows began: ddp on 2." in drawings[name].caption
+        assert "Not steady" not in draw_all(steady)[name].caption
+
+
+def test_intervals_of_one_devices_throughput_are_the_cells_over_its_devices() -> None:
+    lines = [
+        line(f"ddp2x{batch}", strategy="ddp", block=block, rates=(rate, rate), per_device_batch_size=batch)
+        for batch in (16, 32)
+        for block, rate in enumerate((90.0, 100.0, 110.0))
+    ]
+    tables = tables_of(lines)
+    drawing = draw_all(tables)["batch_sizes"]
+    speed = axes_of(drawing.figure)[0]
+    (bars,) = speed.collections
+    wanted = [(low / 2, high / 2) for low, high in zip(tables.cells["low"], tables.cells["high"], strict=True)]
+    seen = [(low, high) for (_, low), (_, high) in bars.get_segments()]
+    assert seen == [pytest.approx(ends) for ends in wanted] and speed.get_ylim()[1] > max(high for _, high in wanted)
+    assert "n = 3 blocks; bars are 95 % intervals of its throughput;" in drawing.caption
+
+
 def test_trainings_that_are_not_one_devices_are_named_under_their_curves() -> None:
     pairs = [(strategy, seed) for strategy in ("ddp", "fsdp") for seed in (0, 1)]
     lines = [
