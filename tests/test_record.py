@@ -157,6 +157,7 @@ def test_steps_whose_line_could_not_be_written_are_not_taken_for_the_next_attemp
     monkeypatch.setattr("harness.record.append_lines", full)
     with pytest.raises(WriteError):
         folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
+    assert not list((folder.path / "raw").iterdir()), "on a full disk they take the room that others need"
     monkeypatch.undo()
     folder.append(trial, TrialResult(trial.id, "skipped", "the time is up"), FACTS)
     assert folder.steps(folder.lines()).empty

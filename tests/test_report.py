@@ -324,6 +324,32 @@ def test_what_checks_took_of_the_run_is_told(run_folder: RunFolder) -> None:
     assert content.checks_words(results) == ""
 
 
+def test_the_report_says_what_checks_took_and_what_is_not_explained(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "checks_words", lambda results: "Checks and preflight took 5.0 % of it.")
+    monkeypatch.setattr(content, "unexplained", lambda results: ["ddp x2: its communication cannot be taken away."])
+    write_report(run_folder.path)
+    html = run_folder.report.read_text()
+    assert "<p>Checks and preflight took 5.0 % of it.</p>" in html
+    assert "<li>ddp x2: its communication cannot be taken away.</li>" in html
+
+
+@pytest.mark.parametrize(
+    ("blocks", "shown", "label"),
+    [(3, "60 % (55 to 65 %)", "efficiency on 2 devices, n = 3"), (1, "60 %", "efficiency on 2 devices, one block")],
+)
+def test_the_efficiency_of_one_cell_has_its_interval_on_the_card(
+    run_folder: RunFolder, blocks: int, shown: str, label: str
+) -> None:
+    results = write_report(run_folder.path)
+    ends = {"efficiency_low": 0.55, "efficiency_high": 0.65} if blocks > 1 else {}
+    row = {"efficiency": 0.6, "devices": 2, "base_devices": 1, "emulated": False, "oversubscribed": False}
+    vars(results)["scaling"] = SCALING.frame([{**row, "blocks": blocks, **ends}])
+    last = content.cards(results)[-1]
+    assert (last["value"].replace("\N{NO-BREAK SPACE}", " "), last["label"]) == (shown, label)
+
+
 def test_what_could_not_be_explained_is_named_with_its_reason(run_folder: RunFolder) -> None:
     results = write_report(run_folder.path)
     assert content.unexplained(results) == []

@@ -14,7 +14,7 @@ from harness.plots import FIGURES, Drawing, Tables, style
 from harness.plots.common import COLOURS, STRATEGIES, log2_axis
 from harness.plots.phases import step_phases
 from harness.present import convergence_table
-from harness.schema import EPOCHS, PHASES
+from harness.schema import EPOCHS, PHASES, WATERFALL
 from tests.records import epochs_of, line, steps_of
 
 HATCH = "$////$"
@@ -162,6 +162,21 @@ def test_learning_curves_hold_one_line_a_seed() -> None:
     assert [len(a.get_lines()) for a in axes] == [2, 2, 2, 2]
     assert axes[0].get_xlabel() == "training samples"
     assert "2 seeds each" in drawing.caption
+
+
+def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
+    named = dict(full_study()[0])
+    axes = {
+        name: named[name] for name in ("strategy", "scaling", "per_device_batch_size", "global_batch_size", "options")
+    }
+    common = {**axes, "cell_id": "a", "devices": 2, "emulated": False, "oversubscribed": False, "blocks": 3}
+    parts = [("ideal", 0.6, 0.55, 0.65), ("rest", 0.4, None, None)]
+    rows = [{**common, "part": part, "share": s, "low": low, "high": high} for part, s, low, high in parts]
+    tables = replace(tables_of(full_study()), waterfall=WATERFALL.frame(rows))
+    drawing = draw_all(tables)["waterfall"]
+    (panel,) = axes_of(drawing.figure)
+    assert [0.55, 0.65] in [[float(x) for x in one.get_xdata()] for one in panel.get_lines()]
+    assert "n = 3 blocks" in drawing.caption
 
 
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
