@@ -7,7 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pyarrow as pa
@@ -88,7 +90,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_table(path: Path, table: Table) -> pa.Table:
     """A Parquet file with numbers, flags and texts in the columns of a table; raises RunFolderError."""
-    with naming(path), pq.ParquetFile(path, pre_buffer=False) as file:  # a thread for each small file takes longer
+    # as a file of the system, and without a thread for each: most are small
+    with naming(path), pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False) as file:
         if file.metadata.num_rows > MAX_ROWS:
             raise ValueError(f"{file.metadata.num_rows} rows; at most {MAX_ROWS} are read")
         content = file.read(use_threads=False)  # half the time of pq.read_table
@@ -147,13 +150,21 @@ def _checked(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_values(row: Mapping[str, Any], needed: tuple[str, ...]) -> None:
-    for name, value in row.items():
-        if value is not None and name in _DTYPES and type(value) not in _PYTHON[_DTYPES[name]]:
-            raise TypeError(f"{name}: expected {_DTYPES[name]}, got a {type(value).__name__}")
-        if type(value) is int and not -(2**63) <= value < 2**63:
+    for name in _whole(tuple(row), tuple(map(type, row.values())), needed):
+        if not -(2**63) <= row[name] < 2**63:
             raise ValueError(f"{name}: a number of more than 64 bits")
-    if missing := [name for name in needed if row.get(name) is None]:
+
+
+@lru_cache(maxsize=1024)
+def _whole(names: tuple[str, ...], types: tuple[type, ...], needed: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of the names have whole numbers; raises where a type is not its column's. A run has few kinds of rows."""
+    found = {name: kind for name, kind in zip(names, types, strict=True) if kind is not NoneType}
+    for name, kind in found.items():
+        if name in _DTYPES and kind not in _PYTHON[_DTYPES[name]]:
+            raise TypeError(f"{name}: expected {_DTYPES[name]}, got a {kind.__name__}")
+    if missing := [name for name in needed if name not in found]:
         raise ValueError(f"{missing[0]} is missing")
+    return tuple(name for name, kind in found.items() if kind is int)
 
 
 def _check_objects(value: Any, name: str) -> None:
