@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness import json_text
 from harness.errors import RunFolderError
 from harness.schema import TRIALS, WINDOWS, Table
 
 MAX_ROWS = 100_000_000
-_HEAD = b'{"trial_id": "'
-"""How every line begins, and so what is left of one that a crash cut short."""
+_HEADS = (b'{"trial_id":"', b'{"trial_id": "')
+"""How every line begins, today and earlier, and so what is left of one that a crash cut short."""
 _TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _NEEDED = ("attempt", "cell_id", "kind", "purpose", "block", "sitting", "outcome", "strategy", "devices")
 _WINDOW = ("rank", "window", "window_kind", "duration_s", "steps", "weight")
@@ -111,9 +111,7 @@ def naming(path: Path, part: str = "") -> Iterator[None]:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    content = json.loads(data)
-    if b"\\ud" in data.lower():  # perhaps half a surrogate pair, which no table can hold
-        content = json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
+    content = json_text.decode(data)
     if not isinstance(content, dict):
         raise TypeError(f"expected a JSON object, got a {type(content).__name__}")
     return content
@@ -121,7 +119,8 @@ def _object(data: bytes) -> dict[str, Any]:
 
 def _torn(line: bytes) -> bool:
     """Whether a line is the beginning of one, or nothing: some file systems leave zeros for what was not written."""
-    return _HEAD.startswith(line.rstrip(b"\0")[: len(_HEAD)])
+    written = line.rstrip(b"\0")
+    return any(head.startswith(written[: len(head)]) for head in _HEADS)
 
 
 def _upgraded(line: dict[str, Any]) -> dict[str, Any]:

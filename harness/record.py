@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from harness import redact
+from harness import json_text, redact
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.files import PARTIAL, append_lines, remove_all, replace_all, replace_text, replacing, writing
@@ -164,7 +164,7 @@ class RunFolder:
         replace_all(parts)
         size = self._size()
         try:
-            append_lines(self._lines, [json.dumps(line, allow_nan=True) for line in lines])
+            append_lines(self._lines, [json_text.encode(line) for line in lines])
         except BaseException:
             if self._size() <= size:  # else they would be taken for those of the next attempt
                 remove_all(path for path, _ in parts)

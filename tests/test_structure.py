@@ -18,7 +18,7 @@ MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 FLOORS = [
     line.split()
     for line in """
-code_files errors frames garbage interrupts lifeline numa stacks stats
+code_files errors frames garbage interrupts json_text lifeline numa stacks stats
 files printable redact inventory schema labels config_values yaml_source cell messages peaks scratch topology
 config_problems config_sections schema_text present traces analyse placement ranks environment loader reading refusal
 config present_belief present_cost present_doctor feasible optimizers plots strategies mailbox socket_mailbox watch
@@ -60,6 +60,7 @@ garbage
 grid
 interrupts
 inventory
+json_text
 job
 labels
 lock

@@ -1,0 +1,65 @@
+"""JSON by pydantic is what Python's own reads and writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import json_text
+
+VALUES: dict[str, Any] = {
+    "nothing": None,
+    "flags": [True, False],
+    "numbers": [0, -1, 2**62, 2**70, 0.1, -0.0, 1e22, 1e-7, 5e-324, 1.7976931348623157e308],
+    "texts": ["", 'a "quoted" \\ line\n', "Ünïcödé \U0001f600", "\x00\x1f\u2028"],
+    "tuples are lists": (1, (2, 3)),
+    "objects": {"a": {"b": []}, "": {}},
+    "numbers of numpy that are Python's": np.float64(0.1),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_python_reads_what_is_written_and_the_other_way_round(value: Any) -> None:
+    expected = json.loads(json.dumps(value))
+    assert json.loads(json_text.encode(value)) == expected
+    assert json_text.decode(json.dumps(value).encode()) == expected
+    assert "\n" not in json_text.encode(value)
+
+
+def test_every_bit_of_a_number_is_kept() -> None:
+    draw = random.Random(0)
+    numbers = [struct.unpack("d", draw.randbytes(8))[0] for _ in range(5_000)]
+    numbers += [draw.lognormvariate(0, 1) for _ in range(5_000)]
+    finite = [number for number in numbers if math.isfinite(number)]
+    assert json_text.decode(json_text.encode(finite).encode()) == finite
+    assert json.loads(json_text.encode(finite)) == json_text.decode(json.dumps(finite).encode()) == finite
+
+
+def test_what_is_not_finite_is_written_as_python_does() -> None:
+    text = json_text.encode([math.nan, math.inf, -math.inf])
+    assert text == "[NaN,Infinity,-Infinity]"
+    first, *others = json_text.decode(text.encode())
+    assert math.isnan(first) and others == [math.inf, -math.inf]
+
+
+def test_half_a_surrogate_pair_is_written_and_read_as_a_question_mark() -> None:
+    text = json_text.encode({"said": "half \ud83d, whole \U0001f600"})
+    assert json_text.decode(text.encode()) == {"said": "half ?, whole \U0001f600"}
+
+
+@pytest.mark.parametrize("value", [object(), np.int64(1), {"a": b"\xff"}])
+def test_what_json_cannot_hold_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError):
+        json_text.encode(value)
+
+
+@pytest.mark.parametrize("data", [b"", b'{"a": 1', b"[1,]", b'{"a": 1}x', b"\xff", b"1" * 10_000, b"[" * 100_000])
+def test_what_is_not_json_is_refused(data: bytes) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        json_text.decode(data)
