@@ -1,12 +1,12 @@
-"""Frames as plain values: rows to go through one by one, and CSV. The same as pandas gives, several times as fast."""
+"""Frames as rows to go through one by one, and as CSV: several times as fast as pandas."""
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pc
 
 
 def records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
@@ -16,23 +16,23 @@ def records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def csv_text(frame: pd.DataFrame) -> str:
-    """What ``frame.to_csv(index=False)`` gives: a missing value is an empty field."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(frame.columns)
-    writer.writerows(zip(*(_known(column) for _, column in frame.items()), strict=True))
+def csv_bytes(frame: pd.DataFrame) -> pa.Buffer:
+    """CSV, texts in quotes: a missing value is an empty field, what is neither text, number nor flag its ``str()``."""
+    plain = frame.assign(**{str(name): _text(column) for name, column in frame.items() if column.dtype == object})
+    out = pa.BufferOutputStream()
+    pc.write_csv(pa.Table.from_pandas(plain, preserve_index=False), out)
     return out.getvalue()
 
 
 def _plain(column: pd.Series[Any]) -> list[Any]:
-    nullable = getattr(column.dtype, "na_value", None) is pd.NA
-    return _known(column) if nullable else column.tolist()
-
-
-def _known(column: pd.Series[Any]) -> list[Any]:
+    if getattr(column.dtype, "na_value", None) is not pd.NA:
+        return column.tolist()
     known = column.notna()
     if not known.any():
         return [None] * len(column)
     values = column.astype(object)
     return (values if known.all() else values.where(known, None)).tolist()
+
+
+def _text(column: pd.Series[Any]) -> pd.Series[Any]:
+    return column.map(str, na_action="ignore").astype("string")

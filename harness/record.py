@@ -17,7 +17,7 @@ from harness import json_text, redact
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.files import PARTIAL, append_lines, remove_all, replace_all, replace_text, replacing, writing
-from harness.frames import csv_text
+from harness.frames import csv_bytes
 from harness.lock import locked
 from harness.messages import TrialResult
 from harness.parquet import gather, in_parquet, write_frame
@@ -202,7 +202,7 @@ class RunFolder:
         path = self.tables / f"{name}.csv"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        replace_text(path, csv_text(frame))
+        replace_all([(path, memoryview(csv_bytes(frame)))])
         return path
 
     # -- reading ----------------------------------------------------------------------------------------------
