@@ -68,6 +68,7 @@ def style() -> Iterator[None]:
     look = {
         **sns.axes_style("whitegrid", {"grid.linestyle": ":", "axes.edgecolor": ".3"}),
         **sns.plotting_context("notebook", font_scale=0.85),
+        "font.family": "DejaVu Sans",  # which comes with matplotlib
         "svg.hashsalt": "harness",
         "figure.max_open_warning": 0,
     }
