@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pc
+from pandas.api.types import is_object_dtype
 
 
 def records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
@@ -18,7 +19,10 @@ def records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
 
 def csv_bytes(frame: pd.DataFrame) -> pa.Buffer:
     """CSV, texts in quotes: a missing value is an empty field, what is neither text, number nor flag its ``str()``."""
-    plain = frame.assign(**{str(name): _text(column) for name, column in frame.items() if column.dtype == object})
+    plain = frame.copy(deep=False)
+    for name, column in frame.items():
+        if is_object_dtype(column.dtype):
+            plain[name] = column.map(str, na_action="ignore").astype("string")
     out = pa.BufferOutputStream()
     pc.write_csv(pa.Table.from_pandas(plain, preserve_index=False), out)
     return out.getvalue()
@@ -32,7 +36,3 @@ def _plain(column: pd.Series[Any]) -> list[Any]:
         return [None] * len(column)
     values = column.astype(object)
     return (values if known.all() else values.where(known, None)).tolist()
-
-
-def _text(column: pd.Series[Any]) -> pd.Series[Any]:
-    return column.map(str, na_action="ignore").astype("string")

@@ -30,9 +30,10 @@ def test_pandas_reads_from_csv_what_it_reads_from_its_own(rows: int) -> None:
 
 
 def test_csv_as_it_is_written() -> None:
-    frame = FRAME.assign(found=[[], ["slow", 'a "b"'], None, {"a": 1}])
+    frame = FRAME.copy()
+    frame["self"] = [[], ["slow", 'a "b"'], None, {"a": 1}]
     assert bytes(csv_bytes(frame)).decode().splitlines() == [
-        '"text","count","seconds","flag","further","mixed","found"',
+        '"text","count","seconds","flag","further","mixed","self"',
         '"plain",1,0.1,true,1,"a","[]"',
         """,,,,,,"['slow', 'a ""b""']\"""",
         '"a ""quoted"", one",-3,1e-7,false,3e+300,"1",',
