@@ -50,6 +50,8 @@ def replace_all(contents: Iterable[tuple[Path, bytes | memoryview]]) -> None:
             partial = stack.enter_context(_in_place_of(path))
             files.append(stack.enter_context(partial.open("wb", buffering=0)))
             _write(files[-1], data)
+        for file in files if len(files) > 1 else ():
+            _begin_writing(file.fileno())
         for file in files:
             to_disk(file.fileno())
 
@@ -98,6 +100,17 @@ def writing(path: Path) -> Iterator[None]:
 def to_disk(number: int) -> None:
     """Waits until what was written to an open file is on disk, with as much of its inode as reading it needs."""
     _SYNC(number)
+
+
+def _begin_writing(number: int) -> None:
+    """Lets the system write an open file's data without waiting for it.
+
+    The first wait is then for all files that were begun, since they share the file system's journal, and the others
+    are short. PostgreSQL begins writing in this way where it has no better one (pg_flush_data in its fd.c).
+    """
+    if hasattr(os, "posix_fadvise"):  # not on macOS
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _write(file: io.FileIO, data: bytes | memoryview) -> None:
