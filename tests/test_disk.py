@@ -83,7 +83,7 @@ def _recorded(request: Request) -> Path:
     """Where the lines are, when those of the trials so far are on disk: the run goes on after a second without."""
     (lines,) = request.output.glob("*/*/trials.jsonl")
     ends = time.monotonic() + SOON_S
-    while lines.read_text().count('"outcome": "ok"') < AT:
+    while lines.read_text().count('"outcome":"ok"') < AT:
         assert time.monotonic() < ends
         time.sleep(0.01)
     return lines
