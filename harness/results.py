@@ -19,7 +19,10 @@ from harness.schema import FINDINGS
 
 @dataclass(frozen=True)
 class Results:
-    """What a run left, read when it is asked for. ``harness.load`` makes one; results/README.md has the columns."""
+    """What a run left, read when it is asked for. ``harness.load`` makes one; results/README.md has the columns.
+
+    Python's collector of cycles would go through all that was recorded again and again meanwhile: it waits.
+    """
 
     folder: RunFolder
 
@@ -32,73 +35,89 @@ class Results:
         return self.folder.environment()
 
     @cached_property
+    @no_garbage_collection()
     def lines(self) -> list[dict[str, Any]]:
-        with no_garbage_collection():
-            return self.folder.lines()
+        return self.folder.lines()
 
     @cached_property
+    @no_garbage_collection()
     def steps(self) -> pd.DataFrame:
         return self.folder.steps(self.lines)
 
     @cached_property
+    @no_garbage_collection()
     def step_times(self) -> analyse.StepTimes:
         """The timed ones of the steps, in the form that the analyses take."""
         return analyse.step_times(self.steps)
 
     @cached_property
+    @no_garbage_collection()
     def epochs(self) -> pd.DataFrame:
         return self.folder.epochs(self.lines)
 
     @cached_property
+    @no_garbage_collection()
     def checks(self) -> pd.DataFrame:
         return self.folder.checks(self.lines)
 
     @cached_property
+    @no_garbage_collection()
     def trials(self) -> pd.DataFrame:
         trials = analyse.trials(self.lines, self.step_times)
         return trials.assign(doubts=analyse.doubts(trials, self.step_times, self.windows, self.ranks, self.environment))
 
     @cached_property
+    @no_garbage_collection()
     def windows(self) -> pd.DataFrame:
         return analyse.windows(self.lines)
 
     @cached_property
+    @no_garbage_collection()
     def ranks(self) -> pd.DataFrame:
         return analyse.ranks(self.lines)
 
     @cached_property
+    @no_garbage_collection()
     def cells(self) -> pd.DataFrame:
         return analyse.cells(self.trials, self.step_times, self._pilot)
 
     @cached_property
+    @no_garbage_collection()
     def scaling(self) -> pd.DataFrame:
         return analyse.scaling(self.trials, self._rule, analyse.disagreeing(self.agreement))
 
     @cached_property
+    @no_garbage_collection()
     def agreement(self) -> pd.DataFrame:
         return analyse.agreement(self.trials, self.checks)
 
     @cached_property
+    @no_garbage_collection()
     def waterfall(self) -> pd.DataFrame:
         return analyse.waterfall(self.trials, self.windows, self.scaling, self._pilot)
 
     @cached_property
+    @no_garbage_collection()
     def phases(self) -> pd.DataFrame:
         return analyse.phases(self.trials, self.windows)
 
     @cached_property
+    @no_garbage_collection()
     def host_phases(self) -> pd.DataFrame:
         return analyse.host_phases(self.trials, self.windows)
 
     @cached_property
+    @no_garbage_collection()
     def gpus(self) -> pd.DataFrame:
         return analyse.gpus(self.trials, self.ranks)
 
     @cached_property
+    @no_garbage_collection()
     def ledger(self) -> pd.DataFrame:
         return analyse.ledger(self.lines, self.environment)
 
     @cached_property
+    @no_garbage_collection()
     def findings(self) -> pd.DataFrame:
         """The doctor's: of the cells that were examined, of the plan, and of the nodes; none where it was not asked."""
         found = analyse.findings(self.lines, self.trials)
@@ -109,14 +128,17 @@ class Results:
         return FINDINGS.typed(pd.concat([found, rest], ignore_index=True)) if len(rest) else found
 
     @cached_property
+    @no_garbage_collection()
     def noise(self) -> pd.DataFrame:
         return analyse.noise(self.trials, self._rule)
 
     @cached_property
+    @no_garbage_collection()
     def parity(self) -> pd.DataFrame:
         return analyse.parity(self.trials, self._rule, analyse.disagreeing(self.agreement))
 
     @cached_property
+    @no_garbage_collection()
     def versus(self) -> pd.DataFrame:
         return analyse.versus(self.trials, self._rule, analyse.disagreeing(self.agreement))
 
@@ -131,16 +153,19 @@ class Results:
         return int(self._rule["at_least"]) if self._rule else None
 
     @cached_property
+    @no_garbage_collection()
     def convergence(self) -> pd.DataFrame:
         settings = self.experiment.convergence
         target = settings.target.model_dump(exclude_none=True) if settings and settings.target else None
         return analyse.convergence(self.trials, self.epochs, target, analyse.disagreeing(self.agreement))
 
     @cached_property
+    @no_garbage_collection()
     def missing(self) -> pd.DataFrame:
         return analyse.missing(self.lines, self.folder.plan(), self.environment)
 
     @cached_property
+    @no_garbage_collection()
     def outcomes(self) -> pd.DataFrame:
         return analyse.outcomes(self.trials)
 

@@ -125,9 +125,10 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
     entries = []
     for strategy in STRATEGIES:
         part = rows[rows["strategy"] == strategy]
+        marks = part["emulated"].astype(bool) | part["oversubscribed"].astype(bool)
         for apart in (False, True):
-            first = next((row for row in part.to_dict("records") if is_apart(row) == apart), None)
-            if first is not None:
+            if len(alike := part[marks == apart]):
+                first = alike.iloc[0]
                 entries.append(
                     Line2D(
                         [],
