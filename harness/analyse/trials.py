@@ -12,18 +12,18 @@ from harness.analyse.common import Lines, Row, Rows, by_cell, ends, measured, or
 from harness.analyse.doubts import tally
 from harness.analyse.steps import StepTimes, quantiles
 from harness.peaks import peak_flops
-from harness.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS
+from harness.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
 from harness.stats import geometric_mean
 
 
 def windows(lines: Lines) -> pd.DataFrame:
     """Every window of every rank of every recorded trial."""
-    return WINDOWS.frame(_nested(lines, "windows"))
+    return _nested(WINDOWS, lines)
 
 
 def ranks(lines: Lines) -> pd.DataFrame:
     """Every rank of every recorded trial."""
-    return RANKS.frame(_nested(lines, "ranks"))
+    return _nested(RANKS, lines)
 
 
 def throughput(windows: Iterable[Mapping[str, Any]]) -> float | None:
@@ -123,7 +123,11 @@ def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
     return OUTCOMES.typed(counts)
 
 
-def _nested(lines: Lines, name: str) -> list[dict[str, Any]]:
-    return [
-        {"trial_id": line["trial_id"], "attempt": line["attempt"], **entry} for line in lines for entry in line[name]
-    ]
+def _nested(table: Table, lines: Lines) -> pd.DataFrame:
+    """What a line has several of, by the table's name, with the line's trial and attempt."""
+    entries = [line[table.name] for line in lines]
+    frame = table.frame(entry for of_line in entries for entry in of_line)
+    counts = [len(of_line) for of_line in entries]
+    frame["trial_id"] = pd.array([line["trial_id"] for line in lines], dtype="string").repeat(counts)
+    frame["attempt"] = pd.array([line["attempt"] for line in lines], dtype="Int64").repeat(counts)
+    return frame
