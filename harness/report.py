@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,12 @@ def build_report(results: Results) -> Results:
         drawings = _draw(results)
         pictures = {drawing.name: _picture(drawing.figure) for drawing in drawings if drawing.figure}
         html = _html(results, drawings, {name: png for name, (png, _) in pictures.items()})
-    folder.compact({"steps": results.steps, "epochs": results.epochs, "checks": results.checks})
-    for name in TABLES:
-        folder.write_table(name, getattr(results, name))
+    recorded = {"steps": results.steps, "epochs": results.epochs, "checks": results.checks}
+    with ThreadPoolExecutor(1) as pool:  # one beside the other: Arrow leaves Python alone for both
+        compacted = pool.submit(folder.compact, recorded)
+        for name in TABLES:
+            folder.write_table(name, getattr(results, name))
+        compacted.result()
     with writing(folder.figures):
         folder.figures.mkdir(exist_ok=True)
     both = [
