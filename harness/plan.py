@@ -13,6 +13,7 @@ from harness.config_sections import Convergence, Throughput
 from harness.diagnostics import examinations, explaining, explaining_cells, twins, with_checks
 from harness.errors import ExperimentError
 from harness.feasible import reason_to_skip
+from harness.garbage import no_garbage_collection
 from harness.grid import device_counts, expand
 from harness.inventory import Inventory, Machine, resolve
 from harness.placement import Placement, place
@@ -55,6 +56,7 @@ class Plan:
         return GROUP_START_S * by_ray + TORCHRUN_START_S * torchrun + trials
 
 
+@no_garbage_collection()
 def make_plan(experiment: Experiment, inventory: Inventory) -> Plan:
     """The plan of an experiment on an inventory; raises ExperimentError where no cell is left."""
     counts = device_counts(experiment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 
@@ -111,3 +112,15 @@ def test_the_least_time_counts_groups_trials_and_windows(make_experiment: Make) 
     settings = {"blocks": 1, "windows": 2, "window_seconds": 3.0}
     plan = make_plan(make_experiment({"per_device_batch_size": 8}, throughput=settings), laptop())
     assert plan.least_seconds == 12.0 + 0.5 + 6.0
+
+
+def test_planning_does_not_collect_garbage_so_that_it_stays_linear(make_experiment: Make) -> None:
+    seen: list[str] = []
+    experiment = make_experiment(GRID, throughput={"blocks": 40})
+    gc.collect()
+    gc.callbacks.append(lambda phase, _: seen.append(phase))
+    try:
+        make_plan(experiment, laptop())
+    finally:
+        gc.callbacks.pop()
+    assert seen.count("start") <= 1  # the one that was held back
