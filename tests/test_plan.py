@@ -116,7 +116,7 @@ def test_the_least_time_counts_groups_trials_and_windows(make_experiment: Make) 
 
 def test_planning_does_not_collect_garbage_so_that_it_stays_linear(make_experiment: Make) -> None:
     seen: list[str] = []
-    experiment = make_experiment(GRID, throughput={"blocks": 40})
+    experiment = make_experiment(GRID, throughput={"blocks": 200})
     gc.collect()
     gc.callbacks.append(lambda phase, _: seen.append(phase))
     try:

@@ -1,8 +1,9 @@
 """How planning, recording, reading and reporting grow: ``python -m tests.benchmarks.growth [--sizes 1000 3000 10000]``.
 
-Each size runs in a process of its own, so that its peak of memory is its own. A trial has 100 steps on 8 ranks, and
-what explains it; twins, checks and examinations are among the trials, as they are by default. ``--plain`` leaves all
-of these out.
+Each size runs in a process of its own, so that its peak of memory is its own, and all of them in every round: what is
+told is the median of the rounds, between the least and the most of them, and sizes are compared inside a round, so that
+a machine that is slower for a minute does not look like growth. A trial has 100 steps on 8 ranks, and what explains it;
+twins, checks and examinations are among the trials, as they are by default. ``--plain`` leaves all of these out.
 
 "Record" hands trials over as fast as the recorder takes them, "one by one" waits until each is on disk; "to disk" is
 the part of "record" that waits for the disk; "by hand" writes and syncs the bytes of each alone and does no more.
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -36,7 +38,7 @@ RANKS, STEPS, BLOCKS = 8, 100, 5
 WINDOWS = ("timed", "alone", "together", "alone", "together")
 PLANNED_BLOCKS = 3
 """Of the plan of so many cells as there are trials."""
-SIZES = (1000, 3000, 10_000)
+SIZES, ROUNDS = (1000, 3000, 10_000), 3
 HALVES = ("record first half", "record second half")
 COLUMNS = ("plan", *HALVES, "record", "to disk", "one by one", "by hand", "read", "analyse", "report")
 STAGES = ("plan", "record", "read", "analyse", "report")
@@ -194,29 +196,72 @@ def write_by_hand(run: Any, folder: Path) -> None:
             os.fdatasync(file.fileno())
 
 
-def verdict(rows: list[dict[str, float]]) -> tuple[str, bool]:
+Rows = list[dict[str, float]]
+"""What one round measured: a row a size, smallest first."""
+
+
+def over(rounds: list[Rows], choose: Callable[[list[float]], float]) -> Rows:
+    """Of each size's figures the median, the least or the most over the rounds."""
+    sizes = zip(*rounds, strict=True)
+    return [{name: choose([row[name] for row in rows]) for name in rows[0]} for rows in sizes]
+
+
+def verdict(rounds: list[Rows]) -> tuple[str, bool]:
     """Whether all grows linearly, and the largest size stays within what is allowed; and whether anything misses."""
     missed, told = [], []
-    for row in rows:
+    for row in over(rounds, median):
         if row["trials"] >= LARGEST:
             missed += [f"{stage} {row[stage]:.1f} s" for stage in STAGES if row[stage] > MOST_S]
             missed += [f"{row['peak_gib']:.2f} GiB"] if row["peak_gib"] > MOST_GIB else []
             told = [f"At {LARGEST:,} within {MOST_S:g} s and {MOST_GIB:g} GiB"]
-        first, second = (row[half] for half in HALVES)
-        if row["trials"] >= LEAST_JUDGED and second > SLOWER * first:
-            missed.append(f"the second half of recording {row['trials']:,.0f} took {second / first:.2f} of the first")
-    for one, next_one in pairwise(row for row in rows if row["trials"] >= LEAST_JUDGED):
-        for stage in STAGES:
-            a_trial = [row[stage] / row["trials"] for row in (one, next_one)]
-            if a_trial[1] > SLOWER * a_trial[0]:
-                missed.append(f"{stage} from {one['trials']:,.0f} on: {a_trial[1] / a_trial[0]:.2f} a trial")
-    told.append(f"linear (at most {SLOWER:g} a trial)")
+    for row in over([growth(rows) for rows in rounds], median):
+        size = f"{row.pop('trials'):,.0f}"
+        halves = row.pop("halves")
+        if halves > SLOWER:
+            missed.append(f"the second half of recording {size} took {halves:.2f} of the first")
+        missed += [f"{stage} to {size}: {ratio:.2f} a trial" for stage, ratio in row.items() if ratio > SLOWER]
+    told.append(f"linear (from {LEAST_JUDGED:,} trials on, at most {SLOWER:g} a trial)")
     return f"{' and '.join(told)}: {'; '.join(missed) + ' MISSED' if missed else 'met'}", bool(missed)
+
+
+def growth(rows: Rows) -> Rows:
+    """How many times longer a trial takes in each stage than at the size before, and after others than before them."""
+    rows = [row for row in rows if row["trials"] >= LEAST_JUDGED]
+    told = [{"trials": row["trials"], "halves": row[HALVES[1]] / row[HALVES[0]]} for row in rows]
+    for (one, next_one), ratios in zip(pairwise(rows), told[1:], strict=True):
+        more = next_one["trials"] / one["trials"]
+        ratios.update({stage: next_one[stage] / one[stage] / more for stage in STAGES})
+    return told
+
+
+def table_of(rounds: list[Rows]) -> Table:
+    """Of each size the median over the rounds, and under it the least and the most."""
+    title = f"Seconds by size: trials of {STEPS} steps on {RANKS} ranks; {platform.processor() or 'CPU'}"
+    table = Table(title=f"{title}; median of {len(rounds)} rounds" if len(rounds) > 1 else title)
+    for name in ("trials (cells planned)", *COLUMNS, "peak GiB"):
+        table.add_column(name, justify="right")
+    named = {"": median, "least": min, "most": max} if len(rounds) > 1 else {"": median}
+    chosen = [over(rounds, choose) for choose in named.values()]  # type: ignore[arg-type]
+    for size in zip(*chosen, strict=True):
+        for name, row in zip(named, size, strict=True):
+            head = name or f"{row['trials']:,.0f} ({row['cells']:,.0f})"
+            table.add_row(head, *(f"{row[column]:.2f}" for column in (*COLUMNS, "peak_gib")))
+        table.add_section()
+    return table
+
+
+def measured_apart(size: int, folder: str, plain: bool) -> dict[str, float]:
+    """A size measured in a process of its own."""
+    one = ["--one", str(size), tempfile.mkdtemp(dir=folder), *(["--plain"] if plain else [])]
+    command = [sys.executable, "-m", "tests.benchmarks.growth", *one]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--plain", action="store_true", help="without twins, checks and what explains trials")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -224,24 +269,14 @@ def main() -> int:
     if asked.one:
         sys.stdout.write(json.dumps(measure(int(asked.one[0]), Path(asked.one[1]), asked.plain)))
         return 0
-    rows = []
+    sizes = sorted(asked.sizes)
     with tempfile.TemporaryDirectory() as folder:
-        for size in asked.sizes:
-            one = ["--one", str(size), tempfile.mkdtemp(dir=folder), *(["--plain"] if asked.plain else [])]
-            command = [sys.executable, "-m", "tests.benchmarks.growth", *one]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            rows.append(json.loads(done.stdout))
-    table = Table(title=f"Seconds by size: trials of {STEPS} steps on {RANKS} ranks; {platform.processor() or 'CPU'}")
-    for title in ("trials (cells planned)", *COLUMNS, "peak GiB"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(
-            f"{row['trials']:,.0f} ({row['cells']:,.0f})", *(f"{row[c]:.2f}" for c in COLUMNS), f"{row['peak_gib']:.2f}"
-        )
-    table.caption, missed = verdict(rows)
+        rounds = [[measured_apart(size, folder, asked.plain) for size in sizes] for _ in range(asked.rounds)]
+    table = table_of(rounds)
+    table.caption, missed = verdict(rounds)
     Console(width=140).print(table)
     if asked.json:
-        write_figures(asked.json, rows)
+        write_figures(asked.json, [{"round": number, **row} for number, rows in enumerate(rounds) for row in rows])
     return int(missed)
 
 
