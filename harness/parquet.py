@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.files import begin_reading
 from harness.messages import Columns
 from harness.reading import read_table
 from harness.schema import Table
@@ -65,6 +66,7 @@ def _joined(table: Table, paths: Sequence[Path]) -> tuple[pa.Table, list[int]]:
     """The rows of all files, and how many each has; in few large pieces, which can be given back one by one."""
     counts, pieces = [], []
     for start in range(0, len(paths), FILES):
+        begin_reading(paths[start : start + FILES])
         read = [read_table(path, table) for path in paths[start : start + FILES]]
         counts += [part.num_rows for part in read]
         pieces.append(pa.concat_tables(read, promote_options="permissive").combine_chunks())
