@@ -238,7 +238,7 @@ def _open_end(plan: Plan) -> str:
 
 def rich_table(content: TextTable, title: str) -> Table:
     """A table of text for the terminal."""
-    look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}  # 80 columns are few
+    look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "collapse_padding": True}
     table = Table(title=Text(printable(title)), title_justify="left", title_style="bold", **look)
     for heading in content.columns:
         table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
