@@ -11,9 +11,10 @@ from rich.console import Console
 
 from harness import analyse
 from harness.config import Experiment
-from harness.console import ConsoleSink
+from harness.console import ConsoleSink, rich_table
 from harness.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
 from harness.plan import make_plan
+from harness.present import Heading, Line, TextTable
 from tests.conftest import laptop
 from tests.records import line, steps_of
 
@@ -48,3 +49,16 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     assert "[red]report.html" in said
     for character in ("\x1b]0", "\x1b[2J\x1b]", "\x07", "\x9b", "\u202e", "\x1b[31m"):
         assert character not in said
+
+
+def test_ratios_of_the_default_experiment_need_a_line_each_on_80_columns() -> None:
+    columns = (
+        Heading("first / second"),
+        Heading("setting"),
+        Heading("ratio (95 % interval)", True),
+        Heading("n", True),
+    )
+    ratio = ("ddp / dp x2 (emulated)", "resnet14, batch 64 per device", "1.175 (0.920 to 1.500)", "3")
+    out = io.StringIO()
+    Console(file=out, width=80).print(rich_table(TextTable(columns, (Line(ratio),)), "Strategies"))
+    assert [part in out.getvalue().splitlines()[-1] for part in ratio] == [True] * 4
