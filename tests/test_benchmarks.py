@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import statistics
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from harness import files
 from harness.plan import make_plan
@@ -123,3 +125,19 @@ def test_overhead_plain_compares_the_scripts(tmp_path: Path) -> None:
     told = ran("overhead_plain", tmp_path, "--repeats", "1", "--devices", "1")["1"]
     assert [len(told[name]) for name in ("plain_step_s", "harness_step_s")] == [1, 1]
     assert 0.2 < told["harness_step_s"][0] / told["plain_step_s"][0] < 5
+
+
+@pytest.mark.slow
+def test_growth_tells_every_round_and_compares_none_that_is_small(tmp_path: Path) -> None:
+    told = ran("growth", tmp_path, "--sizes", "60", "40", "--rounds", "2", "--plain")
+    assert [(row["round"], row["cells"]) for row in told] == [(0, 40), (0, 60), (1, 40), (1, 60)]
+    assert all(row[stage] > 0 for row in told for stage in growth.STAGES)
+
+
+def test_the_table_of_growth_has_the_median_the_least_and_the_most() -> None:
+    rounds = [[sizes(read=seconds)] for seconds in (3.0, 9.0, 4.0)]
+    console = Console(file=io.StringIO(), width=140)
+    console.print(growth.table_of(rounds))
+    said = [line.split("│") for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    reads = [row[1 + 1 + growth.COLUMNS.index("read")].strip() for row in said if len(row) > 2]
+    assert [read for read in reads if read] == ["4.00", "3.00", "9.00"]

@@ -17,7 +17,7 @@ import harness
 from harness import report_content as content
 from harness import report_environment
 from harness.config import Experiment
-from harness.errors import RunFolderError
+from harness.errors import RunFolderError, WriteError
 from harness.messages import TrialResult
 from harness.plan import make_plan
 from harness.present_belief import belief_lines
@@ -215,6 +215,12 @@ def test_it_can_be_rebuilt_any_number_of_times(run_folder: RunFolder) -> None:
     first = (run_folder.path / "tables" / "scaling.csv").read_text()
     write_report(run_folder.path)
     assert (run_folder.path / "tables" / "scaling.csv").read_text() == first
+
+
+def test_steps_that_cannot_be_written_are_an_error_although_the_tables_can(run_folder: RunFolder) -> None:
+    (run_folder.path / "steps.parquet" / "in the way").mkdir(parents=True)
+    with pytest.raises(WriteError, match=r"steps\.parquet: cannot be written"):
+        write_report(run_folder.path)
 
 
 def test_it_needs_neither_torch_nor_ray(run_folder: RunFolder) -> None:
