@@ -15,6 +15,7 @@ from rich.console import Console
 from harness import redact
 from harness.config_values import check_filter
 from harness.errors import ExperimentError, HarnessError, WriteError
+from harness.files import PACKAGE_FOLDER
 from harness.interrupts import INTERRUPTED, interruptible
 from harness.printable import printable
 from harness.yaml_source import parse_value
@@ -227,7 +228,7 @@ def _terminal(*, no_user_code: bool, quiet: bool) -> Iterator[ConsoleSink]:
 
 def _away() -> AbstractContextManager[None]:
     """Out of the current folder, which may be a stranger's: Ray's workers and matplotlib look there for their files."""
-    return chdir(Path(__file__).parents[1])
+    return chdir(PACKAGE_FOLDER.parent)
 
 
 def _quiet_libraries() -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import harness
 from harness.code_files import python_files
 from harness.errors import ClusterError
+from harness.files import PACKAGE_FOLDER
 from harness.guard import end_holders, guarded
 from harness.inventory import Inventory, Node
 from harness.mailbox import Mailbox
@@ -138,7 +138,7 @@ def connected(address: str, import_path: Path | None) -> Iterator[Cluster]:
     """
     with as_ray_reads(_QUIET), Scratch() as code:
         check_reachable(address)
-        copy_code(Path(harness.__file__).parent, code / "harness")
+        copy_code(PACKAGE_FOLDER, code / "harness")
         if import_path:
             copy_code(import_path, code)
         with session(address=address, runtime_env={"working_dir": str(code)}):

@@ -12,13 +12,13 @@ from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.interrupts import held
 from harness.launch import Launcher
-from harness.messages import PRECISE, PRUNED, TIME_IS_UP, GroupStarted, TrialResult, TrialStarted
+from harness.messages import GroupStarted, TrialStarted
 from harness.plan import Plan
 from harness.record import RunFolder
 from harness.recorder import Recorder
 from harness.refusal import Refusal, refusals, refused_by
 from harness.resume import attempts, out_of_memory, pending
-from harness.trial import Trial, WorkerGroup
+from harness.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult, WorkerGroup
 from harness.trial_record import Record
 
 PATIENCE_S = 1.0

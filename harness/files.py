@@ -10,6 +10,8 @@ from pathlib import Path
 
 from harness.errors import WriteError
 
+PACKAGE_FOLDER = Path(__file__).parent
+"""Where the source of this package lies."""
 PARTIAL = ".partial"
 """What a file is called until it is whole; a crash may leave one behind."""
 _CHUNK = 4096

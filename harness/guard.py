@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.files import PACKAGE_FOLDER
 from harness.interrupts import deaf_children
 
 DONE = b"."
@@ -31,9 +32,7 @@ def guarded(folder: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "harness.guard", str(folder)]
     # of a session of its own, and deaf: what is sent to the driver and all its children is not for it
     with deaf_children():
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, start_new_session=True, cwd=Path(__file__).parents[1]
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=PACKAGE_FOLDER.parent)
     with process as guard:
         assert guard.stdin
         try:

@@ -28,13 +28,13 @@ from harness.failures import (
 from harness.inventory import Machine, Node
 from harness.job import Job
 from harness.launch import process_variables
-from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
+from harness.messages import GroupStarted, Message, TrialStarted
 from harness.ray_backend import RankConfig
 from harness.ray_trainer import LeanTrainer
 from harness.ray_watch import Fit, ask_agents, free_devices, patience
 from harness.ray_worker import train
 from harness.scratch import Scratch
-from harness.trial import WorkerGroup
+from harness.trial import TrialResult, WorkerGroup
 from harness.watch import Asked, ComingUp, Registration, Watch
 
 TAKE_S = 1.0

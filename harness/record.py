@@ -19,13 +19,12 @@ from harness.errors import RunFolderError, WriteError, cause_of
 from harness.files import PARTIAL, append_lines, remove_all, replace_all, replace_text, replacing, writing
 from harness.frames import csv_bytes
 from harness.lock import locked
-from harness.messages import TrialResult
 from harness.parquet import gather, in_parquet, write_frame
 from harness.plan import Plan
 from harness.plan_rows import SCHEMA_VERSION, merged, plan_content
 from harness.reading import naming, read_lines, read_object, read_table, read_text, refuse_links
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
-from harness.trial import Trial
+from harness.trial import Trial, TrialResult
 from harness.trial_record import Record
 from harness.yaml_source import MAX_BYTES, read_mapping
 

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.cell import Cell
-from harness.messages import PREFLIGHT
+from harness.trial import PREFLIGHT
 
 BY_BATCH = "memory"
 """The check whose error holds for the examined batch and larger ones; any other holds for every batch."""
+
+
+REFUSALS = "refusals"
+"""Where a process keeps them for its later trials (``Scene.cache``)."""
 
 
 @dataclass(frozen=True)

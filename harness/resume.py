@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from harness.cell import Cell
-from harness.messages import PRECISE, PRUNED, TIME_IS_UP
 from harness.plan import Plan
 from harness.refusal import errors
-from harness.trial import Trial, WorkerGroup
+from harness.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, WorkerGroup
 
 Lines = Sequence[Mapping[str, Any]]
 

@@ -20,7 +20,6 @@ from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
 from harness.interrupts import INTERRUPTED, held
 from harness.launch import Launcher
-from harness.messages import PREFLIGHT
 from harness.plan import Plan
 from harness.preflight import (
     refuse_user_code,
@@ -40,6 +39,7 @@ from harness.stage import (
     planned,
     started_ray,
 )
+from harness.trial import PREFLIGHT
 
 OK, FAILED = 0, 1
 SHOWN = ("trials", "scaling", "noise", "versus", "parity")

@@ -1,4 +1,4 @@
-"""What one rank does for each kind of trial: time steps, train epochs, or check that a strategy trains alike."""
+"""What one rank does in a trial: time steps, train epochs, or take the steps of an equivalence check."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from typing import Any
 from harness import workloads
 from harness.checkpoint import Keeper
 from harness.config import Experiment
-from harness.doctor.examine import examine
-from harness.doctor.subject import Subject, as_examined
-from harness.errors import SkipTrial
 from harness.measure import memory
 from harness.measure.convergence import Epochs
 from harness.measure.divergence import Divergence, earliest, first_in, verdict
@@ -23,11 +20,9 @@ from harness.measure.explain import explain
 from harness.measure.rows import columns_of, joined, step_columns, window_rows
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed, measure_throughput
-from harness.messages import TrialResult
 from harness.ranks import Ranks
-from harness.refusal import Refusal, refusals, refused_by
 from harness.training import Training
-from harness.trial import Trial
+from harness.trial import Trial, TrialResult
 
 
 @dataclass
@@ -51,12 +46,6 @@ class Scene:
         finally:
             self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
 
-    @property
-    def refusals(self) -> list[Refusal]:
-        """Which cells are not measured, after what the doctor found in this process."""
-        found: list[Refusal] = self.cache.setdefault("refusals", [])
-        return found
-
     def workload(self) -> Any:
         """A workload and its data sets, read once a process for all trials that share them."""
         cell = self.trial.cell
@@ -67,24 +56,13 @@ class Scene:
         return self.cache[key]
 
 
-def play(scene: Scene) -> TrialResult:
-    """The trial's result, as this rank knows it: rows of all ranks, without times and ranks."""
-    if scene.trial.purpose == "doctor":
-        return _examination(scene)
-    if reason := refused_by(scene.refusals, scene.trial.cell):
-        raise SkipTrial(reason)
-    if scene.trial.purpose == "equivalence":
-        return _equivalence(scene)
-    return _throughput(scene) if scene.trial.timed else _convergence(scene)
-
-
 def _training(scene: Scene, workload: Any) -> Training:
     with scene.part("build"):
         training = Training(scene.trial.cell, workload, scene.trial.seed, scene.ranks)
     return training
 
 
-def _throughput(scene: Scene) -> TrialResult:
+def throughput(scene: Scene) -> TrialResult:
     settings = scene.experiment.throughput
     assert settings
     trial, ranks = scene.trial, scene.ranks
@@ -141,7 +119,7 @@ def _explained(scene: Scene, stepper: Stepper, speed: Speed, workload: Any) -> t
         scene.parts["explain"] -= scene.parts["explaining steps"]
 
 
-def _convergence(scene: Scene) -> TrialResult:
+def convergence(scene: Scene) -> TrialResult:
     settings = scene.experiment.convergence
     assert settings
     trial, ranks = scene.trial, scene.ranks
@@ -174,28 +152,7 @@ def _keeper(scene: Scene, training: Training) -> Keeper | None:
     return Keeper(Path(settings.folder) / scene.trial.id, settings.every, training, scene.ranks)
 
 
-def _examination(scene: Scene) -> TrialResult:
-    """The doctor's findings; where one is an error, no trial of the same kind is measured after it."""
-    with scene.part("build"):
-        workload, datasets = scene.workload()
-    asked = scene.trial.cell
-    subject = Subject(
-        as_examined(asked),
-        workload,
-        datasets,
-        scene.trial.seed,
-        scene.ranks,
-        scene.advance,
-        micro_batches=asked.micro_batches,
-    )
-    with scene.part("examination"):
-        found = examine(subject, epochs=scene.experiment.convergence is not None)
-    facts = scene.ranks.broadcast(found.facts)
-    scene.refusals.extend(refusals(asked, facts))
-    return TrialResult(scene.trial.id, "ok", unit=workload.unit, steps_s=scene.parts["examination"], facts=facts)
-
-
-def _equivalence(scene: Scene) -> TrialResult:
+def equivalence(scene: Scene) -> TrialResult:
     with scene.part("build"):
         workload, datasets = scene.workload()
     with scene.part("check"):

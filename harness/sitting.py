@@ -10,14 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import harness
 from harness.code_files import python_files
 from harness.environment import PACKAGES, cpu_model, git_commit, package_version
+from harness.files import PACKAGE_FOLDER
 from harness.inventory import Node
 from harness.plan import Plan
 
 GIB = 2**30
-OURS = Path(harness.__file__).parent
 MOST_FILES = 2000
 """Of a workload's own folder, which may be anything: looking at it is to take no time."""
 COMPARED = {
@@ -40,7 +39,7 @@ def sitting_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
     return {
         "blocks": timed and timed.most_blocks,
         "git_commit": home and git_commit(home),
-        "harness": f"{package_version('harness') or 'not installed'}, source {_digest(python_files(OURS))}",
+        "harness": f"{package_version('harness') or 'not installed'}, source {_digest(python_files(PACKAGE_FOLDER))}",
         "workload_code": _own_code(home) if home and plan.experiment.own_workload else None,
         "python": sys.version.split()[0],
         "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},

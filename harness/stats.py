@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 LEVEL = 0.95
 
 
@@ -93,40 +91,3 @@ def _t(freedom: int, level: float) -> float:
     from scipy.stats import t as student  # half a second: worker processes import this module and need none of it
 
     return float(student.ppf(0.5 + level / 2, freedom))
-
-
-STEADY_CHANGE = 0.05
-"""How far the medians of two rounds, or the ends of a trend, may lie apart in a steady state."""
-TREND_NOISE = 3.2
-"""95 % of a trend's ends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
-STEADY_STEPS = 500
-"""Of longer rounds every so many steps are looked at: a trend looks at pairs of them."""
-STEADY_NOISE = 0.20
-"""The most that noise may excuse where single steps scatter widely."""
-
-
-def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
-    """Whether the last two rounds of step times are alike and the last shows no trend.
-
-    Alike: their medians differ by at most STEADY_CHANGE, or by no more than their noise, which is taken as the
-    notch 1.57 IQR / sqrt(n) of each (McGill, Tukey and Larsen 1978), up to STEADY_NOISE. No trend: the Theil-Sen
-    line (Sen 1968: the median of all pairs' slopes) changes by no more than that over the last round.
-    """
-    if len(rounds) < 2 or min(len(rounds[-1]), len(rounds[-2])) < 2:
-        return False
-    before, last = (np.asarray(steps, dtype=float)[:: 1 + len(steps) // STEADY_STEPS] for steps in rounds[-2:])
-    middle = float(np.median(last))
-
-    def allowed(noise: float) -> float:
-        return max(STEADY_CHANGE * middle, min(noise, STEADY_NOISE * middle))
-
-    if abs(float(np.median(before)) - middle) > allowed(_notch(before) + _notch(last)):
-        return False
-    first, second = np.triu_indices(len(last), 1)
-    slope = float(np.median((last[second] - last[first]) / (second - first)))
-    return abs(slope) * (len(last) - 1) <= allowed(TREND_NOISE * _notch(last))
-
-
-def _notch(values: np.ndarray) -> float:
-    low, high = np.percentile(values, (25, 75))
-    return 1.57 * float(high - low) / math.sqrt(len(values))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy.typing as npt
 
 from harness.cell import Cell
 from harness.placement import Placement
@@ -31,6 +34,13 @@ class Trial:
     def timed(self) -> bool:
         """Whether its steps are timed in windows."""
         return self.kind == "throughput" or self.purpose in ("twin", "explain")
+
+    @property
+    def scenario(self) -> Literal["throughput", "convergence", "equivalence", "doctor"]:
+        """What its ranks do."""
+        if self.purpose == "equivalence" or self.purpose == "doctor":
+            return self.purpose
+        return "throughput" if self.timed else "convergence"
 
     @property
     def id(self) -> str:
@@ -71,3 +81,62 @@ class Skip:
 
     trial: Trial
     reason: str
+
+
+Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
+
+
+PRECISE = "precise enough"
+"""How the reason begins of a trial that its cell's interval no longer needs."""
+
+
+PREFLIGHT = "preflight"
+"""The same of a trial that the doctor's findings forbid."""
+
+
+TIME_IS_UP = "time is up: limits.wall was reached"
+"""The reason of a trial that was not started for want of time."""
+
+
+PRUNED = "of the same cell ran out of memory (limits.prune_oom)"
+"""How the reason ends of a trial that would need no less memory than one that ran out of it."""
+
+
+Row = Mapping[str, Any]
+
+
+Columns = Mapping[str, Sequence[Any] | npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What became of a trial. Times are in seconds; ``steps`` and ``epochs`` hold every rank's rows.
+
+    ``trial_s`` is the trial's whole time inside its worker group, ``steps_s`` the part of it that was
+    in steps, of whatever kind, ``parts`` all of it by what it went to, all on rank 0. ``facts`` are
+    further columns of the trial's row; ``checks`` is the update that an equivalence check compares.
+    """
+
+    trial_id: str
+    outcome: Outcome
+    reason: str = ""
+    error_type: str | None = None
+    error_rank: int | None = None
+    detail: str = ""
+    started_at: float | None = None
+    trial_s: float | None = None
+    steps_s: float | None = None
+    unit: str | None = None
+    parameters: int | None = None
+    facts: Row = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict)
+    ranks: tuple[Row, ...] = ()
+    windows: tuple[Row, ...] = ()
+    steps: Columns = field(default_factory=dict)
+    epochs: Columns = field(default_factory=dict)
+    checks: Columns = field(default_factory=dict)
+
+    @property
+    def ends_group(self) -> bool:
+        """Whether its processes are no good for a further trial."""
+        return self.outcome not in ("ok", "diverged", "skipped")

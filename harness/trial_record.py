@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from harness import redact
-from harness.messages import Columns, TrialResult
 from harness.plan_rows import trial_columns
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
-from harness.trial import Trial
+from harness.trial import Columns, Trial, TrialResult
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,30 @@ from typing import Any
 
 import torch
 
-from harness import environment, redact, topology
+from harness import environment, redact, scenarios, topology
+from harness.doctor.examine import examination
 from harness.errors import SkipTrial
 from harness.job import Job
 from harness.measure import memory
-from harness.messages import GroupStarted, Message, Outcome, TrialResult, TrialStarted
+from harness.messages import GroupStarted, Message, TrialStarted
 from harness.ranks import Ranks
-from harness.scenarios import Scene, finished, play
-from harness.trial import Trial
+from harness.refusal import REFUSALS, refused_by
+from harness.scenarios import Scene, finished
+from harness.trial import Outcome, Trial, TrialResult
 
 MOST_DETAIL = 100_000
 """Characters of a traceback that are kept, from its end."""
 Send = Callable[[Message], bool]
 """Tells the driver and waits until it has it; False asks the group to stop before its next trial."""
+
+
+SCENARIOS: Mapping[str, Callable[[Scene], TrialResult]] = {
+    "throughput": scenarios.throughput,
+    "convergence": scenarios.convergence,
+    "equivalence": scenarios.equivalence,
+    "doctor": examination,
+}
+"""What a rank does in a trial, by ``Trial.scenario``: its result as this rank knows it, without times and ranks."""
 
 
 class TrialFailed(Exception):
@@ -143,6 +154,14 @@ def _run_trial(scene: Scene) -> TrialResult:
     result = play(scene)
     rows = ranks.gather(_rank_row(ranks, scene.rank_facts))
     return finished(result, scene, started_at, time.perf_counter() - start, rows)
+
+
+def play(scene: Scene) -> TrialResult:
+    """Runs a trial's scenario; raises SkipTrial if the doctor has found in this process that it must not run."""
+    trial = scene.trial
+    if trial.scenario != "doctor" and (reason := refused_by(scene.cache.get(REFUSALS, ()), trial.cell)):
+        raise SkipTrial(reason)
+    return SCENARIOS[trial.scenario](scene)
 
 
 def _check_placement(trial: Trial, ranks: Ranks) -> None:

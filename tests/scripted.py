@@ -16,9 +16,9 @@ from typing import Any
 from harness import run as pipeline
 from harness.cli import guarded
 from harness.events import Event, Note, TrialEnded
-from harness.messages import GroupStarted, Message, TrialResult, TrialStarted
+from harness.messages import GroupStarted, Message, TrialStarted
 from harness.stage import Request
-from harness.trial import Trial, WorkerGroup
+from harness.trial import Trial, TrialResult, WorkerGroup
 
 TEXT = """
 name: scripted

@@ -14,11 +14,11 @@ from harness.config import Experiment
 from harness.errors import WriteError
 from harness.events import Event, GroupStarting, TrialEnded
 from harness.execute import Execution
-from harness.messages import TIME_IS_UP, GroupStarted, Message, Outcome, TrialResult, TrialStarted
+from harness.messages import GroupStarted, Message, TrialStarted
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder
 from harness.resume import out_of_memory
-from harness.trial import Trial, WorkerGroup
+from harness.trial import TIME_IS_UP, Outcome, Trial, TrialResult, WorkerGroup
 from harness.trial_record import Record
 from tests.conftest import laptop
 

@@ -12,10 +12,10 @@ from harness import run as pipeline
 from harness.config import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.events import Event, Note, RunStarted
-from harness.messages import Outcome, TrialResult
 from harness.plan import Plan, make_plan
 from harness.preflight import check_target, data_paths, download_data, missing_data
 from harness.record import RunFolder
+from harness.trial import Outcome, TrialResult
 from tests.conftest import laptop
 from tests.test_execute import ScriptedLauncher
 

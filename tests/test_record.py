@@ -13,9 +13,9 @@ import harness
 from harness.config import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.files import append_lines, replace_text
-from harness.messages import TrialResult
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder
+from harness.trial import TrialResult
 from harness.trial_record import Record
 from tests.conftest import laptop
 from tests.test_files import LIMIT, small_files

@@ -12,11 +12,11 @@ import torch
 from harness import environment, scenarios, worker
 from harness.config import Experiment
 from harness.measure import marks
-from harness.messages import TrialResult
 from harness.plan import make_plan
 from harness.ranks import Ranks
-from harness.scenarios import Scene, play
-from harness.trial import Trial
+from harness.scenarios import Scene
+from harness.trial import Trial, TrialResult
+from harness.worker import play
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from harness.stats import geometric_mean, is_steady, mean_interval, paired_ratio, stein_blocks
+from harness.stats import geometric_mean, mean_interval, paired_ratio, stein_blocks
+from harness.steady_state import is_steady
 
 
 def test_one_value_has_no_interval() -> None:

@@ -28,7 +28,10 @@ from harness.doctor import (
     wrapped,
 )
 from harness.doctor.finding import Finding
-from harness.doctor.subject import Subject
+from harness.doctor.subject import Subject, as_examined
+from harness.refusal import REFUSALS, refusals
+from harness.scenarios import Scene
+from harness.trial import TrialResult
 
 RUNS = "it runs"
 GRAPH = "parameters of the loss"
@@ -65,6 +68,27 @@ class Examination:
     def facts(self) -> dict[str, Any]:
         """Plain values for the trial's line."""
         return {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
+
+
+def examination(scene: Scene) -> TrialResult:
+    """The doctor's findings; where one is an error, no trial of the same kind is measured after it."""
+    with scene.part("build"):
+        workload, datasets = scene.workload()
+    asked = scene.trial.cell
+    subject = Subject(
+        as_examined(asked),
+        workload,
+        datasets,
+        scene.trial.seed,
+        scene.ranks,
+        scene.advance,
+        micro_batches=asked.micro_batches,
+    )
+    with scene.part("examination"):
+        found = examine(subject, epochs=scene.experiment.convergence is not None)
+    facts = scene.ranks.broadcast(found.facts)
+    scene.cache.setdefault(REFUSALS, []).extend(refusals(asked, facts))
+    return TrialResult(scene.trial.id, "ok", unit=workload.unit, steps_s=scene.parts["examination"], facts=facts)
 
 
 class ExaminationFailed(Exception):

@@ -11,7 +11,6 @@ import torch
 from harness.cell import Cell
 from harness.doctor.finding import Finding
 from harness.doctor.subject import Subject
-from harness.present import plural
 
 NAME = "threads"
 
@@ -44,7 +43,7 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
             NAME,
             "warning",
             f"{threads} computing threads{loaders} on a node with {processors} processors "
-            f"({mine[0]['threads']} threads in the first of its {plural(len(mine), 'rank')})",
+            f"({mine[0]['threads']} threads in the first of its {len(mine)} rank{'s' * (len(mine) > 1)})",
             "they take turns: steps are slower and uneven, and the more so the more ranks there are",
             "leave torch.set_num_threads to the harness" if threads > processors else "fewer loader.workers",
         )

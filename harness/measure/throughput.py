@@ -14,7 +14,7 @@ from harness.measure import load, marks
 from harness.measure.gpu_readings import summarise
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.telemetry import open_telemetry
-from harness.stats import is_steady
+from harness.steady_state import is_steady
 
 PHASE_PART, LEAST_MARKED = 4, 3
 """A window that marks dear phases takes one part in so many of a timed window's steps, and at least so many."""

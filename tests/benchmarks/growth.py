@@ -120,7 +120,7 @@ def told_by_worker_groups(plain: bool = False) -> dict[str, Any]:
     """What a trial of each purpose comes to, but for its id, as a worker group would tell it."""
     import numpy as np
 
-    from harness.messages import TrialResult
+    from harness.trial import TrialResult
 
     ranks = RANKS
     count = ranks * STEPS

@@ -16,8 +16,9 @@ from harness import ray_session
 from harness.cluster import Cluster
 from harness.config import Experiment
 from harness.errors import ClusterLostError
-from harness.messages import GroupStarted, TrialResult, TrialStarted
+from harness.messages import GroupStarted, TrialStarted
 from harness.plan import make_plan
+from harness.trial import TrialResult
 from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow
