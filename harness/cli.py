@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from harness import redact
 from harness.config_values import check_filter
 from harness.errors import ExperimentError, HarnessError, WriteError
-from harness.files import PACKAGE_FOLDER
-from harness.interrupts import INTERRUPTED, interruptible
-from harness.printable import printable
+from harness.system import sanitize
+from harness.system.files import PACKAGE_FOLDER
+from harness.system.sanitize import printable
+from harness.system.signals import INTERRUPTED, interruptible
 from harness.yaml_source import parse_value
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def guarded(work: Callable[[], int]) -> int:
         with interruptible():
             return work()
     except HarnessError as error:
-        said = printable(redact.text(str(error)))
+        said = printable(sanitize.text(str(error)))
         Console(stderr=True).print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
         return FAILED if isinstance(error, WriteError) else BAD_INPUT
     except KeyboardInterrupt:

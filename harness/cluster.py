@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.code_files import python_files
 from harness.errors import ClusterError
-from harness.files import PACKAGE_FOLDER
 from harness.guard import end_holders, guarded
 from harness.inventory import Inventory, Node
 from harness.mailbox import Mailbox
 from harness.node import NodeAgent, describe_node
 from harness.ray_session import as_ray_reads, session
 from harness.reach import check_reachable
-from harness.scratch import Scratch
+from harness.system.files import PACKAGE_FOLDER, python_files
+from harness.system.scratch import Scratch
 
 ANSWER_TIMEOUT_S = 120
 """How long a node's agent has to come up and say what its machine is."""

@@ -32,7 +32,7 @@ from harness.plan import Plan
 from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
 from harness.present_belief import belief_lines, parity_table, versus_table
 from harness.present_doctor import seen, shared, verdict, where
-from harness.printable import printable
+from harness.system.sanitize import printable
 
 LAST_RESULTS = 6
 WHY = {

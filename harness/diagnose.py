@@ -14,7 +14,6 @@ from harness.preflight import refuse_user_code
 from harness.record import RunFolder
 from harness.results import Results
 from harness.schema import FINDINGS
-from harness.scratch import Scratch, sweep
 from harness.stage import (
     Request,
     check_paths,
@@ -25,6 +24,7 @@ from harness.stage import (
     planned,
     started_ray,
 )
+from harness.system.scratch import Scratch, sweep
 
 HEALTHY, ILL = 0, 1
 

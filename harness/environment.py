@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import torch
 
-from harness import numa, redact, topology
+from harness import numa, topology
+from harness.system import sanitize
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
 VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
@@ -46,7 +47,7 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "numa": numa.nodes(),
         "threads": torch.get_num_threads(),
         "niceness": os.nice(0),
-        "variables": redact.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
+        "variables": sanitize.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }
 
 

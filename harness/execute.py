@@ -10,7 +10,6 @@ from typing import Any
 from harness.blocks import needed_blocks
 from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
-from harness.interrupts import held
 from harness.launch import Launcher
 from harness.messages import GroupStarted, TrialStarted
 from harness.plan import Plan
@@ -18,6 +17,7 @@ from harness.record import RunFolder
 from harness.recorder import Recorder
 from harness.refusal import Refusal, refusals, refused_by
 from harness.resume import attempts, out_of_memory, pending
+from harness.system.signals import held
 from harness.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult, WorkerGroup
 from harness.trial_record import Record
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.files import PACKAGE_FOLDER
-from harness.interrupts import deaf_children
+from harness.system.files import PACKAGE_FOLDER
+from harness.system.signals import deaf_children
 
 DONE = b"."
 """What the driver says when it has ended everything itself."""

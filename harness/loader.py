@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from harness.lifeline import die_with_parent
+from harness.system.process import die_with_parent
 
 Key = tuple[int, int]
 """(epoch, index of the sample)."""

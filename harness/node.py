@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from harness import redact, scratch
 from harness.inventory import Node
 from harness.measure.progress import read_counter
+from harness.system import sanitize, scratch
 from harness.traces import Traces, killed_for_memory, what_it_printed
 
 IMPORT_S = 50.0
@@ -104,7 +104,7 @@ class NodeAgent:
                 failing[module] = f"it takes more than {IMPORT_S:.0f} s"
                 continue
             if done.returncode:
-                lines = redact.text(done.stderr.decode(errors="replace")).strip().splitlines()
+                lines = sanitize.text(done.stderr.decode(errors="replace")).strip().splitlines()
                 failing[module] = lines[-1][:300] if lines else f"exit code {done.returncode}"
         return failing
 

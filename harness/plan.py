@@ -13,10 +13,10 @@ from harness.config_sections import Convergence, Throughput
 from harness.diagnostics import examinations, explaining, explaining_cells, twins, with_checks
 from harness.errors import ExperimentError
 from harness.feasible import reason_to_skip
-from harness.garbage import no_garbage_collection
 from harness.grid import device_counts, expand
 from harness.inventory import Inventory, Machine, resolve
 from harness.placement import Placement, place
+from harness.system.process import no_garbage_collection
 from harness.trial import Skip, Trial, WorkerGroup
 
 GROUP_START_S = 12.0

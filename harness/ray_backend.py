@@ -15,7 +15,7 @@ from ray.train import get_context
 from ray.train.backend import Backend, BackendConfig
 
 from harness.node import interface_of, lead_a_process_group
-from harness.scratch import Scratch, shared_memory
+from harness.system.scratch import Scratch, shared_memory
 from harness.traces import of_this_process
 from harness.watch import Registration
 

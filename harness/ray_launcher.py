@@ -33,7 +33,7 @@ from harness.ray_backend import RankConfig
 from harness.ray_trainer import LeanTrainer
 from harness.ray_watch import Fit, ask_agents, free_devices, patience
 from harness.ray_worker import train
-from harness.scratch import Scratch
+from harness.system.scratch import Scratch
 from harness.trial import TrialResult, WorkerGroup
 from harness.watch import Asked, ComingUp, Registration, Watch
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from harness.errors import ClusterError
-from harness.interrupts import deaf_children, held
+from harness.system.signals import deaf_children, held
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from ray.util import placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
 from harness.cluster import Cluster
-from harness.interrupts import interrupted
+from harness.system.signals import interrupted
 
 ANSWER_S = 15.0
 """How long a node has to answer a question about its processes."""

@@ -13,17 +13,26 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from harness import json_text, redact
+from harness import json_text
 from harness.config import Experiment, parse
 from harness.errors import RunFolderError, WriteError, cause_of
-from harness.files import PARTIAL, append_lines, remove_all, replace_all, replace_text, replacing, writing
 from harness.frames import csv_bytes
-from harness.lock import locked
 from harness.parquet import gather, in_parquet, write_frame
 from harness.plan import Plan
 from harness.plan_rows import SCHEMA_VERSION, merged, plan_content
 from harness.reading import naming, read_lines, read_object, read_table, read_text, refuse_links
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
+from harness.system import sanitize
+from harness.system.files import (
+    PARTIAL,
+    append_lines,
+    locked,
+    remove_all,
+    replace_all,
+    replace_text,
+    replacing,
+    writing,
+)
 from harness.trial import Trial, TrialResult
 from harness.trial_record import Record
 from harness.yaml_source import MAX_BYTES, read_mapping
@@ -80,7 +89,7 @@ class RunFolder:
         try:
             for name in ("raw", "tables", "figures", "logs"):
                 (path / name).mkdir(parents=True)
-            replace_text(path / "experiment.yaml", redact.source(source, yaml.safe_load(source)))
+            replace_text(path / "experiment.yaml", sanitize.source(source, yaml.safe_load(source)))
             replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
             replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
         except (OSError, WriteError) as error:
@@ -178,13 +187,13 @@ class RunFolder:
         if rows := record.rows:
             yield self._raw(record.name), memoryview(in_parquet(*rows))
         if record.log:
-            yield self.path / record.log, redact.text(record.result.detail).encode("utf-8", errors="backslashreplace")
+            yield self.path / record.log, sanitize.text(record.result.detail).encode("utf-8", errors="backslashreplace")
 
     def add_environment(self, entry: Mapping[str, Any]) -> None:
         """Adds what one worker group saw to environment.json."""
         with writing(self._environment):
             content = self.environment()
-            content.setdefault("groups", []).append(redact.plain(entry))
+            content.setdefault("groups", []).append(sanitize.plain(entry))
             replace_text(self._environment, json.dumps(content, indent=1))
 
     def set_sitting(self, sitting: int, facts: Mapping[str, Any]) -> None:
@@ -193,7 +202,7 @@ class RunFolder:
             content = self.environment()
             sittings = content.setdefault("sittings", [])
             sittings.extend({} for _ in range(sitting + 1 - len(sittings)))
-            sittings[sitting].update(redact.plain(facts))
+            sittings[sitting].update(sanitize.plain(facts))
             replace_text(self._environment, json.dumps(content, indent=1))
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
@@ -259,7 +268,7 @@ class RunFolder:
 
 
 def _resolved(experiment: Experiment) -> str:
-    content = redact.plain(experiment.model_dump(mode="json"))
+    content = sanitize.plain(experiment.model_dump(mode="json"))
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
@@ -267,6 +276,6 @@ def _planned(plan: Plan) -> dict[str, Any]:
     content = plan_content(plan)
     return {
         **content,
-        "cells": redact.plain(content["cells"]),
-        "skipped": [redact.row(row) for row in content["skipped"]],
+        "cells": sanitize.plain(content["cells"]),
+        "skipped": [sanitize.row(row) for row in content["skipped"]],
     }

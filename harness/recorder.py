@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from harness.interrupts import held
 from harness.record import RunFolder
+from harness.system.signals import held
 from harness.trial_record import Record
 
 MOST = 32

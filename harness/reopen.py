@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness import redact
 from harness.config import Experiment, parse
 from harness.errors import ExperimentError, RunFolderError
 from harness.record import RunFolder
+from harness.system import sanitize
 
 LIMITS = {"limits"}
 """What may differ on resume: how long a run may take is no part of what it measures."""
@@ -19,8 +19,8 @@ def reopened(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0
 
     Blocks that were added in an earlier sitting stay; ``add_blocks`` come on top of them.
     """
-    if redact.MARK in str(experiment.model_dump()):
-        problem = f"holds {redact.MARK}, which stands for a secret: resume with the file that made the run, no copy"
+    if sanitize.MARK in str(experiment.model_dump()):
+        problem = f"holds {sanitize.MARK}, which stands for a secret: resume with the file that made the run, no copy"
         raise ExperimentError(str(file), [problem])
     folder = RunFolder.open(path)
     kept = folder.experiment()
@@ -74,5 +74,5 @@ def _different(one: Experiment, other: Experiment) -> list[str]:
 
 
 def _content(experiment: Experiment) -> dict[str, Any]:
-    content: dict[str, Any] = redact.plain(experiment.model_dump(mode="json", exclude=LIMITS))  # as it was recorded
+    content: dict[str, Any] = sanitize.plain(experiment.model_dump(mode="json", exclude=LIMITS))  # as it was recorded
     return content

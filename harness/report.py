@@ -18,8 +18,6 @@ from PIL import Image
 from harness import report_content as content
 from harness import report_environment
 from harness.errors import RunFolderError
-from harness.files import replace_all, replace_text, writing
-from harness.garbage import no_garbage_collection
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.present_belief import (
@@ -35,6 +33,8 @@ from harness.present_cost import communication_table, compute_table, gpu_table, 
 from harness.present_doctor import findings_table
 from harness.record import RunFolder
 from harness.results import Results, load
+from harness.system.files import replace_all, replace_text, writing
+from harness.system.process import no_garbage_collection
 
 DPI = 144
 PALETTE = 128

@@ -12,9 +12,9 @@ import pandas as pd
 
 from harness import analyse, premises
 from harness.config import Experiment
-from harness.garbage import no_garbage_collection
 from harness.record import RunFolder
 from harness.schema import FINDINGS
+from harness.system.process import no_garbage_collection
 
 
 @dataclass(frozen=True)

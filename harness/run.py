@@ -18,7 +18,6 @@ from harness.config import Experiment, load
 from harness.errors import ClusterLostError, ExperimentError, RunFolderError, WriteError
 from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
-from harness.interrupts import INTERRUPTED, held
 from harness.launch import Launcher
 from harness.plan import Plan
 from harness.preflight import (
@@ -27,7 +26,6 @@ from harness.preflight import (
 from harness.record import RunFolder
 from harness.reopen import reopened
 from harness.report import write_report
-from harness.scratch import sweep
 from harness.sitting import differences, sitting_facts
 from harness.stage import (
     Request,
@@ -39,6 +37,8 @@ from harness.stage import (
     planned,
     started_ray,
 )
+from harness.system.scratch import sweep
+from harness.system.signals import INTERRUPTED, held
 from harness.trial import PREFLIGHT
 
 OK, FAILED = 0, 1

@@ -10,11 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness.code_files import python_files
 from harness.environment import PACKAGES, cpu_model, git_commit, package_version
-from harness.files import PACKAGE_FOLDER
 from harness.inventory import Node
 from harness.plan import Plan
+from harness.system.files import PACKAGE_FOLDER, python_files
 
 GIB = 2**30
 MOST_FILES = 2000

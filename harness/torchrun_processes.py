@@ -18,13 +18,13 @@ from typing import IO
 
 import psutil
 
-from harness import redact
 from harness.job import Job
 from harness.launch import process_variables
-from harness.lifeline import die_with_parent
 from harness.node import interface_of
-from harness.scratch import Scratch, shared_memory
 from harness.socket_mailbox import SocketMailbox
+from harness.system import sanitize
+from harness.system.process import die_with_parent
+from harness.system.scratch import Scratch, shared_memory
 from harness.torchrun_worker import ADDRESS, KEY_VARIABLE, SOCKET
 
 OUTPUT_BYTES = 20_000
@@ -48,7 +48,7 @@ class Processes:
 
     def output(self) -> str:
         """The end of what all of them printed, without what is secret here."""
-        return redact.end_of(self._output, OUTPUT_BYTES)
+        return sanitize.end_of(self._output, OUTPUT_BYTES)
 
 
 @contextmanager

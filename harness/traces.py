@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import redact
+from harness.system import sanitize
 
 PRINTED_BYTES = 20_000
 RAYS_OWN = (":job_id:", ":actor_name:", ":task_name:")
@@ -90,7 +90,7 @@ def _outputs(descriptors: Path) -> tuple[str, ...]:
 def _tail(file: Path) -> str:
     try:
         with file.open("rb") as opened:
-            lines = redact.end_of(opened, PRINTED_BYTES).splitlines()
+            lines = sanitize.end_of(opened, PRINTED_BYTES).splitlines()
     except OSError:
         return ""
     return "\n".join(line for line in lines if not line.startswith(RAYS_OWN)).strip()

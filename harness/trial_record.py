@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from harness import redact
 from harness.plan_rows import trial_columns
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
+from harness.system import sanitize
 from harness.trial import Columns, Trial, TrialResult
 
 
@@ -41,4 +41,4 @@ class Record:
         elsewhere = ("trial_id", "detail", "steps", "epochs", "checks")
         columns = {field.name: getattr(self.result, field.name) for field in fields(self.result)}
         short = {name: value for name, value in columns.items() if name not in elsewhere}
-        return redact.row({**trial_columns(self.trial), **self.facts, **short, "log": self.log})
+        return sanitize.row({**trial_columns(self.trial), **self.facts, **short, "log": self.log})

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harness import environment, redact, scenarios, topology
+from harness import environment, scenarios, topology
 from harness.doctor.examine import examination
 from harness.errors import SkipTrial
 from harness.job import Job
@@ -24,6 +24,7 @@ from harness.messages import GroupStarted, Message, TrialStarted
 from harness.ranks import Ranks
 from harness.refusal import REFUSALS, refused_by
 from harness.scenarios import Scene, finished
+from harness.system import sanitize
 from harness.trial import Outcome, Trial, TrialResult
 
 MOST_DETAIL = 100_000
@@ -69,8 +70,8 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
 def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     """A row for a trial that raised: which rank, what, and the whole traceback."""
     # redacted here too, and before it is cut: another node may have variables that the driver has not
-    trace = redact.text("".join(traceback.format_exception(error))[-2 * MOST_DETAIL :])[-MOST_DETAIL:]
-    said = redact.text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
+    trace = sanitize.text("".join(traceback.format_exception(error))[-2 * MOST_DETAIL :])[-MOST_DETAIL:]
+    said = sanitize.text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
     return TrialResult(
         trial_id,
         outcome_of(error),

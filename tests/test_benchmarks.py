@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness import files
 from harness.plan import make_plan
+from harness.system import files
 from tests.benchmarks import growth, run_time
 from tests.conftest import laptop
 

@@ -17,7 +17,7 @@ from harness.config import Experiment
 from harness.errors import ClusterError
 from harness.inventory import Inventory, Node
 from harness.plan import make_plan
-from harness.scratch import PREFIX
+from harness.system.scratch import PREFIX
 from tests.conftest import laptop
 
 

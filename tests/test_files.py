@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import files
 from harness.errors import WriteError
-from harness.files import append_lines, replace_all, replace_text, replacing
+from harness.system import files
+from harness.system.files import append_lines, replace_all, replace_text, replacing
 
 LIMIT = 10_000
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import harness
-from harness.scratch import PREFIX, shared_memory
+from harness.system.scratch import PREFIX, shared_memory
 from tests.processes import Command
 
 pytestmark = pytest.mark.slow

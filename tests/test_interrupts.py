@@ -13,7 +13,7 @@ import pytest
 
 from harness.cli import guarded
 from harness.errors import HarnessError, WriteError
-from harness.interrupts import held, interruptible
+from harness.system.signals import held, interruptible
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 STUBBORN = """

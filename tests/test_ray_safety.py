@@ -20,7 +20,7 @@ from harness import cluster
 from harness.config import Experiment
 from harness.messages import GroupStarted
 from harness.plan import make_plan
-from harness.scratch import JUST_MADE_S, PREFIX, shared_memory
+from harness.system.scratch import JUST_MADE_S, PREFIX, shared_memory
 from harness.trial import TrialResult
 from tests.listening import command_of, listened_on, outside, started_since
 

@@ -12,9 +12,9 @@ import pytest
 import harness
 from harness.config import Experiment
 from harness.errors import RunFolderError, WriteError
-from harness.files import append_lines, replace_text
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder
+from harness.system.files import append_lines, replace_text
 from harness.trial import TrialResult
 from harness.trial_record import Record
 from tests.conftest import laptop

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness import redact
+from harness.system import sanitize
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7\nabc\n-----END RSA PRIVATE KEY-----"
@@ -32,8 +32,8 @@ TOKENS = (
 @pytest.mark.parametrize("token", TOKENS)
 def test_well_known_tokens(token: str) -> None:
     for said in (f"failed with {token}: no", f"'{token}'", f"https://host/{token}/x", f"a={token}", f"{token}\n"):
-        shown = redact.text(said)
-        assert token not in shown and redact.MARK in shown
+        shown = sanitize.text(said)
+        assert token not in shown and sanitize.MARK in shown
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_well_known_tokens(token: str) -> None:
     ],
 )
 def test_what_texts_say(said: str, shown: str) -> None:
-    assert redact.text(said) == shown
-    assert redact.text(shown) == shown
+    assert sanitize.text(said) == shown
+    assert sanitize.text(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_texts_say(said: str, shown: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays(said: str) -> None:
-    assert redact.text(said) == said
+    assert sanitize.text(said) == said
 
 
 PARTS = ("sk-", "a", "a:", "http://", "://a:b", "password=", "eyJaaaaaaaaa.", "-----BEGIN A PRIVATE KEY-----")
@@ -81,7 +81,7 @@ PARTS = ("sk-", "a", "a:", "http://", "://a:b", "password=", "eyJaaaaaaaaa.", "-
 def test_a_long_message_costs_no_more_than_its_length(part: str) -> None:
     """A pattern that looks back and forth over it would take minutes."""
     start = time.process_time()
-    redact.text(part * (200_000 // len(part)))
+    sanitize.text(part * (200_000 // len(part)))
     assert time.process_time() - start < 5.0
 
 
@@ -92,19 +92,19 @@ def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("SSH_KEY_FILE", str(tmp_path))
     monkeypatch.setenv("EDITOR", "some-editor")
     said = f"0123456789abcdef, 0123456789abcdef-and-more, on, {tmp_path}, some-editor"
-    assert redact.text(said) == f"<redacted>, <redacted>, on, {tmp_path}, some-editor"
+    assert sanitize.text(said) == f"<redacted>, <redacted>, on, {tmp_path}, some-editor"
 
 
 def test_plain_values_keep_their_shape() -> None:
     value = {"lr": 0.1, "api_key": "abc", "hf_token": "", "betas": [0.9, 0.999], "deep": {"password": "x", "n": None}}
-    expected = {**value, "api_key": redact.MARK, "deep": {"password": redact.MARK, "n": None}}
-    assert redact.plain(value) == expected
-    assert redact.plain(expected) == expected
+    expected = {**value, "api_key": sanitize.MARK, "deep": {"password": sanitize.MARK, "n": None}}
+    assert sanitize.plain(value) == expected
+    assert sanitize.plain(expected) == expected
 
 
 def test_variables_that_are_named_like_secrets_are_left_out() -> None:
     given = {"NCCL_DEBUG": "INFO", "TORCH_HUB_TOKEN": "abc", "GLOO_X": "redis://a:b@c/d"}
-    assert redact.variables(given) == {"NCCL_DEBUG": "INFO", "GLOO_X": "redis://<redacted>@c/d"}
+    assert sanitize.variables(given) == {"NCCL_DEBUG": "INFO", "GLOO_X": "redis://<redacted>@c/d"}
 
 
 def test_the_environment_holds_known_variables_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,23 +147,23 @@ def test_a_worker_takes_out_what_its_own_node_knows(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_value_goes_by_its_key_however_the_file_writes_it(text: str) -> None:
-    told = redact.source(text, yaml.safe_load(text))
+    told = sanitize.source(text, yaml.safe_load(text))
     assert not any(part in told for part in ("abc", "123", "correct"))
     assert "<redacted>" in told and "workload_options" in told
 
 
 def test_a_file_without_a_secret_is_kept_as_it_was_written() -> None:
     text = "name: x  # why\ngrid: {devices: [1]}\n"
-    assert redact.source(text, yaml.safe_load(text)) == text
+    assert sanitize.source(text, yaml.safe_load(text)) == text
 
 
 def test_options_are_redacted_value_by_value() -> None:
     options = json.dumps({"workload.password": "correct horse", "width": 8})
-    assert json.loads(redact.row({"options": options})["options"]) == {"width": 8, "workload.password": "<redacted>"}
+    assert json.loads(sanitize.row({"options": options})["options"]) == {"width": 8, "workload.password": "<redacted>"}
 
 
 def test_half_a_surrogate_pair_can_be_written() -> None:
-    assert redact.text("cannot open \udcff.txt").encode() == b"cannot open \\udcff.txt"
+    assert sanitize.text("cannot open \udcff.txt").encode() == b"cannot open \\udcff.txt"
 
 
 def test_many_keys_leave_no_line_of_any(tmp_path: Path) -> None:
@@ -172,22 +172,22 @@ def test_many_keys_leave_no_line_of_any(tmp_path: Path) -> None:
     for shift in range(0, 4000, 97):  # wherever in a key the part that is read begins
         (tmp_path / "printed").write_text(printed + "." * shift + "\nthe end")
         with (tmp_path / "printed").open("rb") as file:
-            end = redact.end_of(file, 4000)
+            end = sanitize.end_of(file, 4000)
         assert end.endswith("the end") and "Zm9v" not in end
 
 
 def test_of_one_endless_line_nothing_is_kept_that_may_be_the_rest_of_a_secret(tmp_path: Path) -> None:
     token = "hf_" + "abcdefghij" * 5
     for shift in range(60):
-        (tmp_path / "printed").write_text("x" * 500 + token + "." * (redact.MARGIN + 4000 - 30 - shift))
+        (tmp_path / "printed").write_text("x" * 500 + token + "." * (sanitize.MARGIN + 4000 - 30 - shift))
         with (tmp_path / "printed").open("rb") as file:
-            end = redact.end_of(file, 4000)
+            end = sanitize.end_of(file, 4000)
         assert end and set(end) == {"."}
     others = " hf_" + "0123456789" * 30  # with these taken out, all that was read is shorter than what is asked for
     for shift in range(60):
-        (tmp_path / "printed").write_text("x" * 500 + token + (others * 80)[: redact.MARGIN + 4000 - 30 - shift])
+        (tmp_path / "printed").write_text("x" * 500 + token + (others * 80)[: sanitize.MARGIN + 4000 - 30 - shift])
         with (tmp_path / "printed").open("rb") as file:
-            end = redact.end_of(file, 4000)
+            end = sanitize.end_of(file, 4000)
         assert not [at for at in range(len(token) - 8) if token[at : at + 8] in end]
 
 
@@ -202,10 +202,10 @@ def test_the_end_of_a_file_begins_with_no_rest_of_a_secret(
 ) -> None:
     (tmp_path / "printed").write_text(said * 9000 + before + secret + "\n" + "." * (shown - 1))
     with (tmp_path / "printed").open("rb") as file:
-        end = redact.end_of(file, 100)
+        end = sanitize.end_of(file, 100)
     assert len(end) <= 100 and end.endswith("." * (shown - 1))
     assert not [at for at in range(len(secret) - 8) if secret[at : at + 8] in end]
     with (tmp_path / "printed").open("wb+") as file:
         file.write(b"all of it")
         file.flush()
-        assert redact.end_of(file, 100) == "all of it"
+        assert sanitize.end_of(file, 100) == "all of it"

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from harness.config import Experiment
-from harness.files import PACKAGE_FOLDER
 from harness.plan import make_plan
 from harness.record import RunFolder
 from harness.report import write_report
+from harness.system.files import PACKAGE_FOLDER
 from harness.trial import TrialResult
 from tests.conftest import laptop
 from tests.test_report import EPOCHS, NODE, columns_of_steps, ranks_of, windows_of

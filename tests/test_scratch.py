@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import scratch
-from harness.scratch import JUST_MADE_S, PREFIX, Scratch, sweep
+from harness.system import scratch
+from harness.system.scratch import JUST_MADE_S, PREFIX, Scratch, sweep
 
 HOLDER = """
 import os, sys, time

@@ -103,7 +103,9 @@ def test_what_ray_s_controller_imports_leaves_torch_alone() -> None:
 
 
 def test_ray_is_imported_in_one_package() -> None:
-    users = {path for path in FILES if "ray" in {name.split(".")[0] for name in imports_of(ast.parse(path.read_text()))}}
+    users = {
+        path for path in FILES if "ray" in {name.split(".")[0] for name in imports_of(ast.parse(path.read_text()))}
+    }
     assert users
     assert {path.parent.relative_to(PACKAGE).as_posix() for path in users} == {"launch/ray"}
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.garbage import no_garbage_collection
 from harness.measure.marks import Marks
+from harness.system.process import no_garbage_collection
 
 Clock = Callable[[], float]
 Step = Callable[[Any, Callable[[int], None]], tuple[Tensor, Any]]

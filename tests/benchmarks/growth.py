@@ -63,7 +63,6 @@ def experiment_of(cells: int, blocks: int, plain: bool) -> dict[str, Any]:
 
 def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
     """Seconds of each stage at a size, and the peak of memory in GiB."""
-    from harness import files
     from harness.config import parse
     from harness.inventory import Inventory
     from harness.plan import make_plan
@@ -71,6 +70,7 @@ def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
     from harness.recorder import Recorder
     from harness.report import TABLES, build_report
     from harness.results import load
+    from harness.system import files
 
     seconds: dict[str, float] = {}
 

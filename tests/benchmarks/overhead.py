@@ -32,11 +32,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.cell import Cell
-from harness.garbage import no_garbage_collection
 from harness.measure.marks import phases_are_cheap
 from harness.measure.stepper import Stepper
 from harness.ranks import Ranks
 from harness.stats import Estimate, geometric_mean
+from harness.system.process import no_garbage_collection
 from harness.training import Training
 from harness.workloads.image_classification import ImageClassification
 from tests.benchmarks.figures import write_figures

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import platform
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from harness.errors import WriteError
+from filelock import FileLock, Timeout
+
+from harness.errors import RunFolderError, WriteError, cause_of
 
 PACKAGE_FOLDER = Path(__file__).parent
 """Where the source of this package lies."""
@@ -138,3 +141,48 @@ def _end_of_lines(file: io.FileIO) -> tuple[int, int]:
         file.seek(start)
         tail = file.read(step) + tail
     return start + tail.rfind(b"\n") + 1, size
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Inside, no other run writes into the folder; raises RunFolderError where another does.
+
+    The system holds the lock for a process and gives it back when that dies, however it dies.
+    """
+    lock, holder = FileLock(folder / ".lock"), folder / ".lock-holder"
+    try:
+        lock.acquire(timeout=0)
+        replace_text(holder, f"pid {os.getpid()} on {platform.node()}")
+    except Timeout:
+        raise RunFolderError(f"{folder}: another run is writing into this folder{_named(holder)}") from None
+    except (OSError, WriteError) as error:
+        lock.release()
+        raise RunFolderError(f"{folder}: the folder cannot be written: {cause_of(error)}") from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            holder.unlink(missing_ok=True)
+        lock.release()
+
+
+def _named(holder: Path) -> str:
+    """Who holds the lock, where that can be told: ' (pid 123 on some-host)'."""
+    try:
+        return f" ({holder.read_text(encoding='utf-8')[:200]})"
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+NOT_CODE = {"__pycache__", "node_modules", "results"}
+
+
+def python_files(folder: Path) -> Iterator[Path]:
+    """All below it, in a fixed order, but those of hidden folders, of results and of virtual environments."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in NOT_CODE)
+        if "pyvenv.cfg" in files:
+            folders.clear()
+            continue
+        found = (Path(here) / name for name in sorted(files) if name.endswith(".py"))
+        yield from filter(Path.is_file, found)  # a link may lead nowhere

@@ -174,3 +174,12 @@ def _secret_values() -> tuple[str, ...]:
     """The longest first, since one may hold another. A path is no secret: what it names may be."""
     named = {os.environ[name] for name in os.environ if _is_secret(name) and len(os.environ[name]) >= LEAST}
     return tuple(sorted((value for value in named if not os.path.exists(value)), key=lambda v: (-len(v), v)))
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""All but tab and newline: controls, marks that turn the direction of writing, halves of surrogate pairs."""
+
+
+def printable(text: str) -> str:
+    """The text with its control characters spelt out: on a terminal they could hide, colour or rewrite other text."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,1 @@
+"""This machine: files, signals, processes, scratch folders, secrets."""
