@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.analyse import throughput
-from harness.config_sections import BlockRule
+from harness.config.sections import BlockRule
 from harness.stats import stein_blocks
 from harness.trial import Trial
 

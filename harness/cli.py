@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.config_values import check_filter
+from harness.config.values import check_filter
+from harness.config.yaml_source import parse_value
 from harness.errors import ExperimentError, HarnessError, WriteError
 from harness.system import sanitize
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.sanitize import printable
 from harness.system.signals import INTERRUPTED, interruptible
-from harness.yaml_source import parse_value
 
 if TYPE_CHECKING:
     from harness.console import ConsoleSink

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 
 from harness.analyse import figures
-from harness.config import load
+from harness.config.experiment import load
 from harness.doctor import versions
 from harness.events import Emit, Examined, RunStarted
 from harness.execute import Execution

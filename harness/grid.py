@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any
 
 from harness.cell import Cell, Options, share_of
-from harness.config import BUILTIN_DEFAULTS, Experiment
-from harness.config_sections import Grid
-from harness.config_values import as_axis, leaves
+from harness.config.experiment import BUILTIN_DEFAULTS, Experiment
+from harness.config.sections import Grid
+from harness.config.values import as_axis, leaves
 from harness.errors import ExperimentError
 from harness.inventory import Machine
 from harness.placement import ONE_PROCESS

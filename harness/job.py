@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.trial import WorkerGroup
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.job import Job
 from harness.messages import Message, TrialStarted
 from harness.ranks import Ranks

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from harness.cell import Cell
-from harness.config import Experiment
-from harness.config_sections import Convergence, Throughput
+from harness.config.experiment import Experiment
+from harness.config.sections import Convergence, Throughput
 from harness.diagnostics import examinations, explaining, explaining_cells, twins, with_checks
 from harness.errors import ExperimentError
 from harness.feasible import reason_to_skip

@@ -10,8 +10,8 @@ from torch import nn
 
 from harness import workloads
 from harness.cell import Cell
-from harness.config import BUILTIN_WORKLOADS, Experiment
-from harness.config_values import as_axis
+from harness.config.experiment import BUILTIN_WORKLOADS, Experiment
+from harness.config.values import as_axis
 from harness.errors import ExperimentError, WorkloadError, nearest
 from harness.optimizers import make_optimizer, make_schedule, refused
 from harness.plan import Plan

@@ -14,7 +14,7 @@ import ray
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
 from harness.cluster import Cluster
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
 from harness.failures import (
     blamed,

@@ -14,7 +14,8 @@ import pandas as pd
 import yaml
 
 from harness import json_text
-from harness.config import Experiment, parse
+from harness.config.experiment import Experiment, parse
+from harness.config.yaml_source import MAX_BYTES, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.frames import csv_bytes
 from harness.parquet import gather, in_parquet, write_frame
@@ -35,7 +36,6 @@ from harness.system.files import (
 )
 from harness.trial import Trial, TrialResult
 from harness.trial_record import Record
-from harness.yaml_source import MAX_BYTES, read_mapping
 
 Lines = Sequence[Mapping[str, Any]]
 RESOLVED = 20

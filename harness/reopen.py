@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.config import Experiment, parse
+from harness.config.experiment import Experiment, parse
 from harness.errors import ExperimentError, RunFolderError
 from harness.record import RunFolder
 from harness.system import sanitize

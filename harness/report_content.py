@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.config_sections import Throughput
+from harness.config.sections import Throughput
 from harness.labels import rate_unit, spread_options, with_settings
 from harness.present import counts, duration, percent, plural, speed, with_ends
 from harness.present_belief import imprecise

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from harness import analyse, premises
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.record import RunFolder
 from harness.schema import FINDINGS
 from harness.system.process import no_garbage_collection

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.cluster import Cluster
-from harness.config import Experiment, load
+from harness.config.experiment import Experiment, load
 from harness.errors import ClusterLostError, ExperimentError, RunFolderError, WriteError
 from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness import workloads
 from harness.checkpoint import Keeper
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.measure import memory
 from harness.measure.convergence import Epochs
 from harness.measure.divergence import Divergence, earliest, first_in, verdict

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness import cluster, workloads
 from harness.cluster import Cluster
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.doctor import versions
 from harness.errors import WorkloadError
 from harness.inventory import Inventory

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.failures import explained, from_exit, from_hang, primary
 from harness.job import Job
 from harness.messages import GroupStarted, Message

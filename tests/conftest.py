@@ -12,8 +12,8 @@ import pytest
 
 os.environ.pop("RAY_ADDRESS", None)
 
-from harness import config
-from harness.config import Experiment
+from harness.config import experiment
+from harness.config.experiment import Experiment
 from harness.inventory import Inventory, Node
 
 
@@ -33,7 +33,7 @@ def make_experiment() -> Callable[..., Experiment]:
         plain = {**({"equivalence": False, "preflight": False} if not diagnostics else {}), **sections}
         if timed is not None:
             timed = {**({"twin": False, "explain": False} if not diagnostics else {}), **timed}
-        return config.parse({"name": "test", "grid": given, "throughput": timed, **plain}, source="test.yaml")
+        return experiment.parse({"name": "test", "grid": given, "throughput": timed, **plain}, source="test.yaml")
 
     return make
 
@@ -100,7 +100,7 @@ class FaultRow:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """What each injected fault came to; ``before`` and ``after`` are the trials that were measured."""
-    rows = config.stash.get(FaultRow.KEY, [])
+    rows = experiment.stash.get(FaultRow.KEY, [])
     if not rows:
         return
     terminalreporter.section("faults")

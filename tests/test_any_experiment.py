@@ -14,9 +14,9 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from harness import yaml_source
 from harness.cli import BAD_INPUT, guarded
-from harness.config import load, parse
+from harness.config import yaml_source
+from harness.config.experiment import load, parse
 from harness.errors import ExperimentError, HarnessError
 from harness.feasible import reason_to_skip
 from harness.inventory import Inventory

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.blocks import needed_blocks
-from harness.config import Experiment
-from harness.config_sections import BlockRule
+from harness.config.experiment import Experiment
+from harness.config.sections import BlockRule
 from harness.plan import Plan, make_plan
 from harness.plan_rows import trial_columns
 from tests.conftest import laptop

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness import cluster, node, stage
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.errors import ClusterError
 from harness.inventory import Inventory, Node
 from harness.plan import make_plan

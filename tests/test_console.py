@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from harness import analyse
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.console import ConsoleSink, rich_table
 from harness.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
 from harness.plan import make_plan

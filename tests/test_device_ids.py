@@ -18,7 +18,7 @@ from harness import cluster
 from harness.analyse import scaling
 from harness.cell import Cell
 from harness.cli import parse_only
-from harness.config import Experiment, parse
+from harness.config.experiment import Experiment, parse
 from harness.errors import ExperimentError
 from harness.execute import Execution
 from harness.feasible import reason_to_skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.errors import WriteError
 from harness.events import Event, GroupStarting, TrialEnded
 from harness.execute import Execution

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.cell import Cell
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.errors import ExperimentError
 from harness.grid import Cells, device_counts, expand
 from harness.inventory import resolve

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness import run as pipeline
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.events import Event, Note, RunStarted
 from harness.plan import Plan, make_plan

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.plan import make_plan, only
 from tests.conftest import gpu_cluster, laptop
 

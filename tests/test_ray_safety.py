@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from harness import cluster
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.messages import GroupStarted
 from harness.plan import make_plan
 from harness.system.scratch import JUST_MADE_S, PREFIX, shared_memory
@@ -120,7 +120,7 @@ def workers_of(commands: list[str]) -> int:
 
 
 def small() -> Experiment:
-    from harness.config import parse
+    from harness.config.experiment import parse
 
     timed = {**QUICK, "twin": False, "explain": False}
     sections = {"throughput": timed, "equivalence": False, "preflight": False}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import harness
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder

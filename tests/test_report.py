@@ -16,7 +16,7 @@ import pytest
 import harness
 from harness import report_content as content
 from harness import report_environment
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan import make_plan
 from harness.present_belief import belief_lines

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.plan import make_plan
 from harness.record import RunFolder
 from harness.report import write_report

@@ -11,7 +11,7 @@ import pytest
 
 import harness
 from harness.cluster import local_inventory
-from harness.config import load
+from harness.config.experiment import load
 from harness.plan import make_plan
 from harness.record import RunFolder
 

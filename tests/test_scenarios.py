@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness import environment, scenarios, worker
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.measure import marks
 from harness.plan import make_plan
 from harness.ranks import Ranks

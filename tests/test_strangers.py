@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load
+from harness.config.experiment import load
 from harness.errors import ExperimentError
 from harness.preflight import refuse_user_code
 

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from harness import cluster, torchrun_launcher
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.failures import from_exit
 from harness.launch import ByLauncher, Launcher
 from harness.messages import GroupStarted, Message, TrialStarted

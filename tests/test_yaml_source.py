@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import yaml_source
+from harness.config import yaml_source
 from harness.errors import ExperimentError
 
 

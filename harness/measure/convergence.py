@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from harness.cell import Cell
 from harness.checkpoint import Keeper
-from harness.config_sections import Convergence
+from harness.config.sections import Convergence
 from harness.errors import SkipTrial
 from harness.loader import Share, batches, copier, epoch_shares, evaluation_shares
 from harness.measure.divergence import Divergence, earliest, first_in

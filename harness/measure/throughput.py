@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.config_sections import Throughput
+from harness.config.sections import Throughput
 from harness.measure import load, marks
 from harness.measure.gpu_readings import summarise
 from harness.measure.stepper import Stepper, Stretch

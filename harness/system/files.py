@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from harness.errors import RunFolderError, WriteError, cause_of
 
-PACKAGE_FOLDER = Path(__file__).parent
+PACKAGE_FOLDER = Path(__file__).parents[1]
 """Where the source of this package lies."""
 PARTIAL = ".partial"
 """What a file is called until it is whole; a crash may leave one behind."""

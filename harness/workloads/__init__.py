@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harness.cell import Cell
-from harness.config import BUILTIN_WORKLOADS
+from harness.config.experiment import BUILTIN_WORKLOADS
 from harness.errors import HarnessError, WorkloadError, nearest
 
 Batch = Any

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import cluster
-from harness.config import parse
+from harness.config.experiment import parse
 from harness.execute import Execution
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder

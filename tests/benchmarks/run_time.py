@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import cluster
-from harness.config import Experiment, parse
+from harness.config.experiment import Experiment, parse
+from harness.config.yaml_source import read_mapping
 from harness.execute import Execution
 from harness.launch import Launcher
 from harness.plan import Plan, make_plan
 from harness.record import RunFolder
 from harness.torchrun_launcher import TorchrunLauncher
 from harness.trial import WorkerGroup
-from harness.yaml_source import read_mapping
 from tests.benchmarks.figures import write_figures
 
 DEFAULT = Path(__file__).parents[2] / "experiments" / "scaling.yaml"

@@ -12,7 +12,7 @@ import torch
 
 from harness import workloads
 from harness.cell import Cell
-from harness.config import BUILTIN_DEFAULTS
+from harness.config.experiment import BUILTIN_DEFAULTS
 from harness.doctor.examine import ExaminationFailed, examine
 from harness.doctor.subject import Subject
 from harness.ranks import Ranks

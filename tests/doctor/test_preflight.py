@@ -13,7 +13,7 @@ import pytest
 import harness
 from harness import premises
 from harness import run as pipeline
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.diagnostics import examinations
 from harness.events import Event
 from harness.execute import Execution

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from harness.cell import Cell
 from harness.checkpoint import Keeper, files
-from harness.config_sections import Convergence
+from harness.config.sections import Convergence
 from harness.measure.convergence import Epochs
 from harness.ranks import Ranks
 from harness.training import Training

@@ -13,7 +13,7 @@ from torch._C._autograd import DeviceType
 from torch.utils.data import TensorDataset
 
 from harness.cell import Cell
-from harness.config_sections import Throughput
+from harness.config.sections import Throughput
 from harness.errors import SkipTrial, WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import throughput

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config_sections import Throughput
+from harness.config.sections import Throughput
 from harness.measure.marks import HostMarks
 from harness.measure.throughput import _pace, window_length
 from harness.measure.window import measure_window

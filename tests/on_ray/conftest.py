@@ -10,7 +10,7 @@ import pytest
 import harness
 from harness import cluster
 from harness.cluster import Cluster
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.events import Event
 from harness.execute import Execution
 from harness.plan import Plan, make_plan

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import harness
-from harness.config import Experiment, parse
+from harness.config.experiment import Experiment, parse
 from harness.execute import Execution
 from harness.plan import make_plan
 from harness.record import RunFolder

@@ -14,7 +14,7 @@ import pytest
 
 from harness import ray_session
 from harness.cluster import Cluster
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
 from harness.messages import GroupStarted, TrialStarted
 from harness.plan import make_plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.cluster import Cluster
-from harness.config import Experiment
+from harness.config.experiment import Experiment
 from harness.execute import Execution
 from harness.plan import make_plan
 from harness.record import RunFolder

@@ -9,7 +9,7 @@ import torch
 
 from harness import workloads
 from harness.cell import Cell
-from harness.config_sections import Convergence
+from harness.config.sections import Convergence
 from harness.measure.convergence import Epochs
 from harness.ranks import Ranks
 from harness.training import Training

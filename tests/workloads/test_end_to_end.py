@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.config import BUILTIN_DEFAULTS, BUILTIN_WORKLOADS, Experiment
+from harness.config.experiment import BUILTIN_DEFAULTS, BUILTIN_WORKLOADS, Experiment
 from harness.execute import Execution
 from harness.launch import InlineLauncher
 from harness.plan import make_plan

@@ -14,9 +14,9 @@ from pydantic import (
     model_validator,
 )
 
-from harness import yaml_source
-from harness.config_problems import describe
-from harness.config_sections import (
+from harness.config import yaml_source
+from harness.config.problems import describe
+from harness.config.sections import (
     Checkpoint,
     Convergence,
     Grid,
@@ -28,15 +28,7 @@ from harness.config_sections import (
     Throughput,
     TrainingOptions,
 )
-from harness.config_values import (
-    Axis,
-    Filter,
-    Options,
-    Seed,
-    as_axis,
-    as_tuple,
-    check_name,
-)
+from harness.config.values import Axis, Filter, Options, Seed, as_axis, as_tuple, check_name
 from harness.errors import ExperimentError, nearest
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]

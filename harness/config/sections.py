@@ -6,18 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from harness.config_values import (
-    Axis,
-    Batch,
-    Count,
-    DeviceIdAxis,
-    Filter,
-    Options,
-    Seconds,
-    Seed,
-    Text,
-    is_option_axis,
-)
+from harness.config.values import Axis, Batch, Count, DeviceIdAxis, Filter, Options, Seconds, Seed, Text, is_option_axis
 
 StrategyName = Literal["single", "dp", "ddp", "fsdp"]
 PrecisionName = Literal["fp32", "tf32", "bf16"]

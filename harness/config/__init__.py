@@ -1,0 +1,1 @@
+"""The experiment file: YAML -> a frozen Experiment, every problem with its place."""
