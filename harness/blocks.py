@@ -7,8 +7,8 @@ from typing import Any
 
 from harness.analyse import throughput
 from harness.config.sections import BlockRule
+from harness.plan.trial import Trial
 from harness.stats import stein_blocks
-from harness.trial import Trial
 
 Lines = Sequence[Mapping[str, Any]]
 

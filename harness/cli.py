@@ -22,7 +22,7 @@ from harness.system.signals import INTERRUPTED, interruptible
 
 if TYPE_CHECKING:
     from harness.console import ConsoleSink
-    from harness.inventory import Inventory
+    from harness.plan.inventory import Inventory
 
 FAILED, BAD_INPUT = 1, 2
 
@@ -160,7 +160,7 @@ def guarded(work: Callable[[], int]) -> int:
 
 def parse_assumed(text: str) -> Inventory:
     """'2x8' -> two nodes of eight GPUs; raises ExperimentError."""
-    from harness.inventory import Inventory
+    from harness.plan.inventory import Inventory
 
     match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,3})", text)
     if not match or int(match[1]) == 0:

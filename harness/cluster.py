@@ -15,9 +15,9 @@ from typing import Any
 
 from harness.errors import ClusterError
 from harness.guard import end_holders, guarded
-from harness.inventory import Inventory, Node
 from harness.mailbox import Mailbox
 from harness.node import NodeAgent, describe_node
+from harness.plan.inventory import Inventory, Node
 from harness.ray_session import as_ray_reads, session
 from harness.reach import check_reachable
 from harness.system.files import PACKAGE_FOLDER, python_files

@@ -28,7 +28,7 @@ from harness.events import (
     TrialEnded,
     TrialStarting,
 )
-from harness.plan import Plan
+from harness.plan.planner import Plan
 from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
 from harness.present_belief import belief_lines, parity_table, versus_table
 from harness.present_doctor import seen, shared, verdict, where

@@ -6,10 +6,10 @@ from contextlib import ExitStack, nullcontext
 
 from harness.analyse import figures
 from harness.config.experiment import load
-from harness.doctor import versions
 from harness.events import Emit, Examined, RunStarted
 from harness.execute import Execution
-from harness.plan import examined, unexamined
+from harness.plan.checks import versions
+from harness.plan.planner import examined, unexamined
 from harness.preflight import refuse_user_code
 from harness.record import RunFolder
 from harness.results import Results

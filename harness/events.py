@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.plan import Plan
-from harness.trial import Trial, WorkerGroup
+from harness.plan.planner import Plan
+from harness.plan.trial import Trial, WorkerGroup
 
 
 @dataclass(frozen=True)

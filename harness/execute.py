@@ -8,17 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from harness.blocks import needed_blocks
-from harness.cell import Cell
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.launch import Launcher
 from harness.messages import GroupStarted, TrialStarted
-from harness.plan import Plan
+from harness.plan.cell import Cell
+from harness.plan.planner import Plan
+from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult, WorkerGroup
 from harness.record import RunFolder
 from harness.recorder import Recorder
 from harness.refusal import Refusal, refusals, refused_by
 from harness.resume import attempts, out_of_memory, pending
 from harness.system.signals import held
-from harness.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult, WorkerGroup
 from harness.trial_record import Record
 
 PATIENCE_S = 1.0

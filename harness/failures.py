@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from harness.plan.trial import Outcome, TrialResult
 from harness.stacks import held_up_by
-from harness.trial import Outcome, TrialResult
 from harness.watch import Watch
 
 COLLATERAL = (

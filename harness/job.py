@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.config.experiment import Experiment
-from harness.trial import WorkerGroup
+from harness.plan.trial import WorkerGroup
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from harness.config.experiment import Experiment
 from harness.job import Job
 from harness.messages import Message, TrialStarted
+from harness.plan.trial import WorkerGroup
 from harness.ranks import Ranks
-from harness.trial import WorkerGroup
 from harness.worker import TrialFailed, run_group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.trial import Row, TrialResult
+from harness.plan.trial import Row, TrialResult
 
 
 @dataclass(frozen=True)

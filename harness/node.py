@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.inventory import Node
 from harness.measure.progress import read_counter
+from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
 from harness.traces import Traces, killed_for_memory, what_it_printed
 

@@ -11,10 +11,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.plan.trial import Columns
 from harness.reading import read_table
 from harness.schema import Table
 from harness.system.files import begin_reading
-from harness.trial import Columns
 
 ARROW = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64(), "boolean": pa.bool_()}
 ROWS = 1 << 20

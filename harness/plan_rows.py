@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from harness.cell import Cell, numbers
-from harness.plan import Plan
-from harness.trial import Trial
+from harness.plan.cell import Cell, numbers
+from harness.plan.planner import Plan
+from harness.plan.trial import Trial
 
 SCHEMA_VERSION = 2
 

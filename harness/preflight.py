@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from harness import workloads
-from harness.cell import Cell
 from harness.config.experiment import BUILTIN_WORKLOADS, Experiment
 from harness.config.values import as_axis
 from harness.errors import ExperimentError, WorkloadError, nearest
 from harness.optimizers import make_optimizer, make_schedule, refused
-from harness.plan import Plan
+from harness.plan.cell import Cell
+from harness.plan.planner import Plan
 from harness.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
 
 

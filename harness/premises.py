@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.doctor import batches, links, versions
+from harness.plan.checks import batches, links, versions
 from harness.schema import AXES, FINDINGS
 
 

@@ -25,16 +25,16 @@ from harness.failures import (
     from_memory_monitor,
     primary,
 )
-from harness.inventory import Machine, Node
 from harness.job import Job
 from harness.launch import process_variables
 from harness.messages import GroupStarted, Message, TrialStarted
+from harness.plan.inventory import Machine, Node
+from harness.plan.trial import TrialResult, WorkerGroup
 from harness.ray_backend import RankConfig
 from harness.ray_trainer import LeanTrainer
 from harness.ray_watch import Fit, ask_agents, free_devices, patience
 from harness.ray_worker import train
 from harness.system.scratch import Scratch
-from harness.trial import TrialResult, WorkerGroup
 from harness.watch import Asked, ComingUp, Registration, Watch
 
 TAKE_S = 1.0

@@ -19,7 +19,8 @@ from harness.config.yaml_source import MAX_BYTES, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.frames import csv_bytes
 from harness.parquet import gather, in_parquet, write_frame
-from harness.plan import Plan
+from harness.plan.planner import Plan
+from harness.plan.trial import Trial, TrialResult
 from harness.plan_rows import SCHEMA_VERSION, merged, plan_content
 from harness.reading import naming, read_lines, read_object, read_table, read_text, refuse_links
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
@@ -34,7 +35,6 @@ from harness.system.files import (
     replacing,
     writing,
 )
-from harness.trial import Trial, TrialResult
 from harness.trial_record import Record
 
 Lines = Sequence[Mapping[str, Any]]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.cell import Cell
-from harness.trial import PREFLIGHT
+from harness.plan.cell import Cell
+from harness.plan.trial import PREFLIGHT
 
 BY_BATCH = "memory"
 """The check whose error holds for the examined batch and larger ones; any other holds for every batch."""

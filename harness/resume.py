@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.cell import Cell
-from harness.plan import Plan
+from harness.plan.cell import Cell
+from harness.plan.planner import Plan
+from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, WorkerGroup
 from harness.refusal import errors
-from harness.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, WorkerGroup
 
 Lines = Sequence[Mapping[str, Any]]
 

@@ -19,7 +19,8 @@ from harness.errors import ClusterLostError, ExperimentError, RunFolderError, Wr
 from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
 from harness.launch import Launcher
-from harness.plan import Plan
+from harness.plan.planner import Plan
+from harness.plan.trial import PREFLIGHT
 from harness.preflight import (
     refuse_user_code,
 )
@@ -39,7 +40,6 @@ from harness.stage import (
 )
 from harness.system.scratch import sweep
 from harness.system.signals import INTERRUPTED, held
-from harness.trial import PREFLIGHT
 
 OK, FAILED = 0, 1
 SHOWN = ("trials", "scaling", "noise", "versus", "parity")

@@ -20,9 +20,9 @@ from harness.measure.explain import explain
 from harness.measure.rows import columns_of, joined, step_columns, window_rows
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed, measure_throughput
+from harness.plan.trial import Trial, TrialResult
 from harness.ranks import Ranks
 from harness.training import Training
-from harness.trial import Trial, TrialResult
 
 
 @dataclass

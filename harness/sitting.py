@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.environment import PACKAGES, cpu_model, git_commit, package_version
-from harness.inventory import Node
-from harness.plan import Plan
+from harness.plan.inventory import Node
+from harness.plan.planner import Plan
 from harness.system.files import PACKAGE_FOLDER, python_files
 
 GIB = 2**30

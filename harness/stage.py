@@ -13,11 +13,11 @@ from typing import Any
 from harness import cluster, workloads
 from harness.cluster import Cluster
 from harness.config.experiment import Experiment
-from harness.doctor import versions
 from harness.errors import WorkloadError
-from harness.inventory import Inventory
 from harness.launch import ByLauncher, Launcher
-from harness.plan import Plan, make_plan, only, unexamined
+from harness.plan.checks import versions
+from harness.plan.inventory import Inventory
+from harness.plan.planner import Plan, make_plan, only, unexamined
 from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, download_data, missing_data
 from harness.torchrun_launcher import TorchrunLauncher
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.thresholds import STEADY_CHANGE, STEADY_NOISE
+from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 
 TREND_NOISE = 3.2
 """95 % of a trend's ends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""

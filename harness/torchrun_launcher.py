@@ -12,9 +12,9 @@ from harness.failures import explained, from_exit, from_hang, primary
 from harness.job import Job
 from harness.messages import GroupStarted, Message
 from harness.node import NodeAgent
+from harness.plan.trial import TrialResult, WorkerGroup
 from harness.refusal import Refusal, refusals, refused_by
 from harness.torchrun_processes import Processes, started
-from harness.trial import TrialResult, WorkerGroup
 from harness.watch import ComingUp, Registration, Watch
 
 TAKE_S = 1.0

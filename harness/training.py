@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from harness.cell import Cell
 from harness.loader import Share
 from harness.optimizers import make_clip, make_optimizer, scale_rate
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.strategies import STRATEGIES
 from harness.strategies.units import default_units

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from harness.plan.trial import Columns, Trial, TrialResult
 from harness.plan_rows import trial_columns
 from harness.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.system import sanitize
-from harness.trial import Columns, Trial, TrialResult
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ os.environ.pop("RAY_ADDRESS", None)
 
 from harness.config import experiment
 from harness.config.experiment import Experiment
-from harness.inventory import Inventory, Node
+from harness.plan.inventory import Inventory, Node
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from harness.cell import Cell
 from harness.loader import Share, batches, epoch_shares
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.training import Training
 from harness.workloads.conv_stack import ConvStack

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from harness.cell import Cell
 from harness.checkpoint import Keeper
 from harness.loader import batches, epoch_shares
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.training import Training
 from tests.equivalence import BATCH, CPU, EPOCHS, SAMPLES, SEED, Regression

@@ -17,8 +17,8 @@ from harness import run as pipeline
 from harness.cli import guarded
 from harness.events import Event, Note, TrialEnded
 from harness.messages import GroupStarted, Message, TrialStarted
+from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.stage import Request
-from harness.trial import Trial, TrialResult, WorkerGroup
 
 TEXT = """
 name: scripted

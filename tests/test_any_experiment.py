@@ -18,9 +18,9 @@ from harness.cli import BAD_INPUT, guarded
 from harness.config import yaml_source
 from harness.config.experiment import load, parse
 from harness.errors import ExperimentError, HarnessError
-from harness.feasible import reason_to_skip
-from harness.inventory import Inventory
-from harness.plan import Plan, make_plan
+from harness.plan.feasibility import reason_to_skip
+from harness.plan.inventory import Inventory
+from harness.plan.planner import Plan, make_plan
 from harness.stage import Request, planned
 from tests.any_experiment import ANYTHING, broken, experiments, mistaken, optimizers, schedules
 from tests.conftest import gpu_cluster, laptop

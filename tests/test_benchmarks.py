@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
 from harness.system import files
 from tests.benchmarks import growth, run_time
 from tests.conftest import laptop

@@ -11,7 +11,7 @@ import pytest
 from harness.blocks import needed_blocks
 from harness.config.experiment import Experiment
 from harness.config.sections import BlockRule
-from harness.plan import Plan, make_plan
+from harness.plan.planner import Plan, make_plan
 from harness.plan_rows import trial_columns
 from tests.conftest import laptop
 

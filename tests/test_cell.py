@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.cell import Cell
+from harness.plan.cell import Cell
 
 CELL = Cell(
     workload="image_classification",

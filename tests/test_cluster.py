@@ -15,8 +15,8 @@ import pytest
 from harness import cluster, node, stage
 from harness.config.experiment import Experiment
 from harness.errors import ClusterError
-from harness.inventory import Inventory, Node
-from harness.plan import make_plan
+from harness.plan.inventory import Inventory, Node
+from harness.plan.planner import make_plan
 from harness.system.scratch import PREFIX
 from tests.conftest import laptop
 

@@ -16,20 +16,20 @@ import torch
 import harness
 from harness import cluster
 from harness.analyse import scaling
-from harness.cell import Cell
 from harness.cli import parse_only
 from harness.config.experiment import Experiment, parse
 from harness.errors import ExperimentError
 from harness.execute import Execution
-from harness.feasible import reason_to_skip
-from harness.inventory import Inventory, Machine, Node
 from harness.labels import shown_devices
 from harness.launch import process_variables
-from harness.placement import Placement, place
-from harness.plan import Plan, make_plan, only
+from harness.plan.cell import Cell
+from harness.plan.feasibility import reason_to_skip
+from harness.plan.inventory import Inventory, Machine, Node
+from harness.plan.placement import Placement, place
+from harness.plan.planner import Plan, make_plan, only
+from harness.plan.trial import WorkerGroup
 from harness.record import RunFolder
 from harness.torchrun_worker import devices_of
-from harness.trial import WorkerGroup
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line
 

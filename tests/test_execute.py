@@ -15,10 +15,10 @@ from harness.errors import WriteError
 from harness.events import Event, GroupStarting, TrialEnded
 from harness.execute import Execution
 from harness.messages import GroupStarted, Message, TrialStarted
-from harness.plan import Plan, make_plan
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import TIME_IS_UP, Outcome, Trial, TrialResult, WorkerGroup
 from harness.record import RunFolder
 from harness.resume import out_of_memory
-from harness.trial import TIME_IS_UP, Outcome, Trial, TrialResult, WorkerGroup
 from harness.trial_record import Record
 from tests.conftest import laptop
 

@@ -16,8 +16,8 @@ from harness.failures import (
     from_memory_monitor,
     primary,
 )
+from harness.plan.trial import Outcome, TrialResult
 from harness.traces import Traces
-from harness.trial import Outcome, TrialResult
 from harness.watch import Registration, Watch
 from harness.worker import failure, outcome_of
 

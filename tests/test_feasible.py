@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.cell import Cell
-from harness.feasible import reason_to_skip
-from harness.inventory import Machine
+from harness.plan.cell import Cell
+from harness.plan.feasibility import reason_to_skip
+from harness.plan.inventory import Machine
 
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 2, 1, "weak", 8, 16)
 LAPTOP = Machine("cpu", 1, (2,), compiler=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.cell import Cell
 from harness.config.experiment import Experiment
 from harness.errors import ExperimentError
-from harness.grid import Cells, device_counts, expand
-from harness.inventory import resolve
+from harness.plan.cell import Cell
+from harness.plan.grid import Cells, device_counts, expand
+from harness.plan.inventory import resolve
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.inventory import Inventory, Node, resolve
+from harness.plan.inventory import Inventory, Node, resolve
 
 
 def nodes(*cores_and_gpus: tuple[int, int]) -> Inventory:

@@ -12,10 +12,10 @@ from harness import run as pipeline
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.events import Event, Note, RunStarted
-from harness.plan import Plan, make_plan
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import Outcome, TrialResult
 from harness.preflight import check_target, data_paths, download_data, missing_data
 from harness.record import RunFolder
-from harness.trial import Outcome, TrialResult
 from tests.conftest import laptop
 from tests.test_execute import ScriptedLauncher
 

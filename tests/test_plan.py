@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.plan import make_plan, only
+from harness.plan.planner import make_plan, only
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]

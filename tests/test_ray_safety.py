@@ -19,9 +19,9 @@ import pytest
 from harness import cluster
 from harness.config.experiment import Experiment
 from harness.messages import GroupStarted
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
+from harness.plan.trial import TrialResult
 from harness.system.scratch import JUST_MADE_S, PREFIX, shared_memory
-from harness.trial import TrialResult
 from tests.listening import command_of, listened_on, outside, started_since
 
 pytestmark = pytest.mark.slow

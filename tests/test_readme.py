@@ -13,10 +13,10 @@ import pytest
 from harness.config import experiment
 from harness.config.yaml_source import parse_mapping
 from harness.execute import Execution
-from harness.grid import device_counts
-from harness.inventory import Inventory
 from harness.launch import InlineLauncher
-from harness.plan import make_plan
+from harness.plan.grid import device_counts
+from harness.plan.inventory import Inventory
+from harness.plan.planner import make_plan
 from harness.preflight import check_optimizers, check_workloads
 from harness.record import RunFolder
 from harness.report import write_report

@@ -17,7 +17,7 @@ from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
 from harness.execute import Execution
 from harness.launch import InlineLauncher
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
 from harness.record import RunFolder
 from harness.report import write_report
 from harness.run import run

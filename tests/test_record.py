@@ -12,10 +12,10 @@ import pytest
 import harness
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
-from harness.plan import Plan, make_plan
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import TrialResult
 from harness.record import RunFolder
 from harness.system.files import append_lines, replace_text
-from harness.trial import TrialResult
 from harness.trial_record import Record
 from tests.conftest import laptop
 from tests.test_files import LIMIT, small_files

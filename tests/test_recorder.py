@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from harness.errors import WriteError
+from harness.plan.trial import TrialResult
 from harness.record import RunFolder
 from harness.recorder import MOST, Recorder
-from harness.trial import TrialResult
 from harness.trial_record import Record
 
 SOON_S = 30.0

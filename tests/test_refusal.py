@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.cell import Cell
+from harness.plan.cell import Cell
 from harness.refusal import refusals, refused_by
 
 EXAMINED = Cell("w", "digits", "small", "dp", "cuda", 2, 1, "weak", 64, 128)

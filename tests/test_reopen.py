@@ -12,7 +12,7 @@ from harness.config import experiment
 from harness.config.experiment import Experiment
 from harness.environment import git_commit
 from harness.errors import ExperimentError, RunFolderError
-from harness.plan import Plan, make_plan
+from harness.plan.planner import Plan, make_plan
 from harness.record import RunFolder
 from harness.reopen import more_blocks, reopened
 from harness.resume import pending
@@ -113,7 +113,7 @@ def test_a_kill_between_the_two_files_of_an_extension_harms_nothing(tmp_path: Pa
 
 
 def test_resuming_a_part_of_the_grid_leaves_the_plan_whole(tmp_path: Path) -> None:
-    from harness.plan import only
+    from harness.plan.planner import only
 
     folder, plan = folder_of(tmp_path)
     before = (folder.path / "plan.json").read_bytes()

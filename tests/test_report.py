@@ -18,12 +18,12 @@ from harness import report_content as content
 from harness import report_environment
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
+from harness.plan.trial import TrialResult
 from harness.present_belief import belief_lines
 from harness.record import RunFolder
 from harness.report import write_report
 from harness.schema import NOISE, SCALING, TRIALS
-from harness.trial import TrialResult
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

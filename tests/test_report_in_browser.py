@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
+from harness.plan.trial import TrialResult
 from harness.record import RunFolder
 from harness.report import write_report
 from harness.system.files import PACKAGE_FOLDER
-from harness.trial import TrialResult
 from tests.conftest import laptop
 from tests.test_report import EPOCHS, NODE, columns_of_steps, ranks_of, windows_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.plan import Plan, make_plan
+from harness.plan.planner import Plan, make_plan
 from harness.resume import attempts, pending
 from tests.conftest import laptop
 

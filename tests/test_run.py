@@ -12,7 +12,7 @@ import pytest
 import harness
 from harness.cluster import local_inventory
 from harness.config.experiment import load
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
 from harness.record import RunFolder
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ import torch
 from harness import environment, scenarios, worker
 from harness.config.experiment import Experiment
 from harness.measure import marks
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
+from harness.plan.trial import Trial, TrialResult
 from harness.ranks import Ranks
 from harness.scenarios import Scene
-from harness.trial import Trial, TrialResult
 from harness.worker import play
 from tests.conftest import laptop
 

@@ -27,14 +27,14 @@ from harness.config.experiment import Experiment
 from harness.failures import from_exit
 from harness.launch import ByLauncher, Launcher
 from harness.messages import GroupStarted, Message, TrialStarted
-from harness.placement import Placement
-from harness.plan import Plan, make_plan
+from harness.plan.placement import Placement
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import TrialResult, WorkerGroup
 from harness.socket_mailbox import SocketMailbox
 from harness.stage import started_ray
 from harness.torchrun_launcher import TorchrunLauncher, ask_here
 from harness.torchrun_processes import command
 from harness.torchrun_worker import devices_of
-from harness.trial import TrialResult, WorkerGroup
 from harness.watch import Asked, ComingUp, Registration, Watch
 from tests.conftest import gpu_cluster, laptop
 from tests.listening import outside, started_since

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.cell import Cell
 from harness.loader import batches, epoch_shares
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.training import Training
 from tests.equivalence import BATCH, SAMPLES, SEED, Regression

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 
 NAME = "collectives"
 REPEATS, ROUNDS = 5, 8

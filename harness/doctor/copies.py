@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding, some
 from harness.doctor.subject import Subject
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding, some
 
 NAME = "copies arrive"
 SIZES = (1_000, 1_000_000, 16_000_000)

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DistributedSampler
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
 from harness.doctor.subject import Subject
 from harness.loader import SeededDataset
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 
 NAME = "data is shared out"
 PROBES = 64

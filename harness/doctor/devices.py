@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
 from harness.doctor.hidden import hidden_tensors, name_of
 from harness.doctor.subject import SMALL, Subject
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 
 NAME = "devices agree"
 MIXING = ("copy_", "_to_copy", "_pack_padded_sequence", "index", "index_put", "index_put_", "set_")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
 from harness.doctor.steps import Steps, mean_losses
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 
 NAME = "divergence"
 GROWTH, LEAST = 4.0, 0.5

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.cell import Cell
 from harness.doctor import (
-    batches,
     collectives,
     copies,
     data,
@@ -27,11 +25,13 @@ from harness.doctor import (
     threads,
     wrapped,
 )
-from harness.doctor.finding import Finding
 from harness.doctor.subject import Subject, as_examined
+from harness.plan.cell import Cell
+from harness.plan.checks import batches
+from harness.plan.checks.finding import Finding
+from harness.plan.trial import TrialResult
 from harness.refusal import REFUSALS, refusals
 from harness.scenarios import Scene
-from harness.trial import TrialResult
 
 RUNS = "it runs"
 GRAPH = "parameters of the loss"

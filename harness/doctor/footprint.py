@@ -9,9 +9,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
 from harness.doctor.subject import Subject
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 
 NAME = "memory"
 FEW, MORE = 2, 4

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding, some
 from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding, some
 from harness.training import Training
 
 NAME = "loss and gradients scale"

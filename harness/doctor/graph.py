@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding, some
 from harness.doctor.hidden import hidden_tensors, name_of
 from harness.doctor.movement import NAME
 from harness.doctor.subject import SMALL, Subject
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding, some
 
 
 def observe(subject: Subject) -> list[str]:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
 from harness.doctor.subject import Subject
 from harness.loader import batches, endless_shares
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 
 NAME = "the loader keeps up"
 SECONDS = 0.3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding, Severity, some
 from harness.doctor.steps import STEPS, Steps
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding, Severity, some
 
 NAME = "parameters move"
 WHY = {

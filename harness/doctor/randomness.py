@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding, some
 from harness.doctor.subject import Subject
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding, some
 
 NAME = "randomness"
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
 from harness.doctor.subject import SMALL, Subject
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 from harness.strategies.replicas import ReplicatedModule, scatter
 
 NAME = "shapes survive"

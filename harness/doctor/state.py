@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.cell import Cell
 from harness.doctor import movement
-from harness.doctor.finding import Finding, some
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.equivalence import NORMS
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding, some
 
 NAME = "state in forward"
 _OWN = frozenset(vars(nn.Module()))

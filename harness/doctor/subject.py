@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.cell import Cell
 from harness.loader import Share, batches, copier, endless_shares
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.training import Training
 

@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import torch
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
 from harness.doctor.subject import Subject
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 
 NAME = "threads"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
 from harness.doctor.steps import Steps
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 
 NAME = "wrapped at all"
 

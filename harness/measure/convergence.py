@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from harness.cell import Cell
 from harness.checkpoint import Keeper
 from harness.config.sections import Convergence
 from harness.errors import SkipTrial
@@ -25,6 +24,7 @@ from harness.measure.rows import WINDOW_KEYS, window_rows
 from harness.measure.stepper import Stretch
 from harness.measure.window import Window, measure_window, synchronize
 from harness.optimizers import WarmUp, fast_forward, make_schedule
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.training import Training
 

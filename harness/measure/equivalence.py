@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from harness.cell import Cell
 from harness.errors import SkipTrial
 from harness.loader import batches, copier, endless_shares
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.training import Training
 

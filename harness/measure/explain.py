@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from harness.cell import Cell
 from harness.measure.communication import measure_communication
 from harness.measure.flops import count_flops, first_samples
 from harness.measure.peak_probe import measured_peak
 from harness.measure.profiled import measure_collectives
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed
+from harness.plan.cell import Cell
 
 STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
 FLOPS_SAMPLES = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.thresholds import STEADY_CHANGE, STEADY_NOISE
+from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 
 WIDE_SPREAD = 0.10
 SLOW_RANK = 1.20

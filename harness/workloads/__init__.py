@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from harness.cell import Cell
 from harness.config.experiment import BUILTIN_WORKLOADS
 from harness.errors import HarnessError, WorkloadError, nearest
+from harness.plan.cell import Cell
 
 Batch = Any
 

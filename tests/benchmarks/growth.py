@@ -64,8 +64,8 @@ def experiment_of(cells: int, blocks: int, plain: bool) -> dict[str, Any]:
 def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
     """Seconds of each stage at a size, and the peak of memory in GiB."""
     from harness.config.experiment import parse
-    from harness.inventory import Inventory
-    from harness.plan import make_plan
+    from harness.plan.inventory import Inventory
+    from harness.plan.planner import make_plan
     from harness.record import RunFolder
     from harness.recorder import Recorder
     from harness.report import TABLES, build_report
@@ -120,7 +120,7 @@ def told_by_worker_groups(plain: bool = False) -> dict[str, Any]:
     """What a trial of each purpose comes to, but for its id, as a worker group would tell it."""
     import numpy as np
 
-    from harness.trial import TrialResult
+    from harness.plan.trial import TrialResult
 
     ranks = RANKS
     count = ranks * STEPS

@@ -31,9 +31,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from harness.cell import Cell
 from harness.measure.marks import phases_are_cheap
 from harness.measure.stepper import Stepper
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.stats import Estimate, geometric_mean
 from harness.system.process import no_garbage_collection

@@ -21,7 +21,7 @@ from rich.table import Table
 from harness import cluster
 from harness.config.experiment import parse
 from harness.execute import Execution
-from harness.plan import Plan, make_plan
+from harness.plan.planner import Plan, make_plan
 from harness.record import RunFolder
 from harness.stats import paired_ratio
 from harness.torchrun_launcher import TorchrunLauncher

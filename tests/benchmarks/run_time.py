@@ -27,10 +27,10 @@ from harness.config.experiment import Experiment, parse
 from harness.config.yaml_source import read_mapping
 from harness.execute import Execution
 from harness.launch import Launcher
-from harness.plan import Plan, make_plan
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import WorkerGroup
 from harness.record import RunFolder
 from harness.torchrun_launcher import TorchrunLauncher
-from harness.trial import WorkerGroup
 from tests.benchmarks.figures import write_figures
 
 DEFAULT = Path(__file__).parents[2] / "experiments" / "scaling.yaml"

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from harness import workloads
-from harness.cell import Cell
 from harness.config.experiment import BUILTIN_DEFAULTS
 from harness.doctor.examine import ExaminationFailed, examine
 from harness.doctor.subject import Subject
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from tests.doctor.faulty import FAULTS, HEALTHY, NeedsMany, OneSlowRank
 from tests.doctor.strangers import SCRIPTS

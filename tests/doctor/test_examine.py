@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness.doctor import batches, copies, links, versions
-from harness.doctor.finding import Finding
+from harness.doctor import copies
+from harness.plan.checks import batches, links, versions
+from harness.plan.checks.finding import Finding
 from tests.doctor.conftest import Told
 from tests.doctor.faulty import FAULTS, HEALTHY
 from tests.doctor.ranks import BUILTIN, cell_for

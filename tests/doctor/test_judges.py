@@ -10,26 +10,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.cell import Cell
 from harness.doctor import (
-    batches,
     collectives,
     copies,
     data,
     divergence,
     footprint,
     gradients,
-    links,
     loader_rate,
     movement,
     randomness,
     threads,
-    versions,
     wrapped,
 )
-from harness.doctor.finding import some
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, as_examined
+from harness.plan.cell import Cell
+from harness.plan.checks import batches, links, versions
+from harness.plan.checks.finding import some
 from harness.ranks import Ranks
 from tests.doctor.faulty import Healthy
 

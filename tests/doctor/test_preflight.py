@@ -14,11 +14,11 @@ import harness
 from harness import premises
 from harness import run as pipeline
 from harness.config.experiment import Experiment
-from harness.diagnostics import examinations
 from harness.events import Event
 from harness.execute import Execution
 from harness.launch import InlineLauncher
-from harness.plan import examined, make_plan, unexamined
+from harness.plan.diagnostics import examinations
+from harness.plan.planner import examined, make_plan, unexamined
 from harness.present_doctor import findings_table, where
 from harness.record import RunFolder
 from harness.report import write_report

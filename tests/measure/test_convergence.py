@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from harness.cell import Cell
 from harness.checkpoint import Keeper, files
 from harness.config.sections import Convergence
 from harness.measure.convergence import Epochs
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.training import Training
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from harness.cell import Cell
 from harness.errors import SkipTrial
 from harness.measure.equivalence import BUCKETS, Frozen, fold, measure_update
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 
 CPU = torch.device("cpu")

@@ -12,7 +12,6 @@ from torch import nn
 from torch._C._autograd import DeviceType
 from torch.utils.data import TensorDataset
 
-from harness.cell import Cell
 from harness.config.sections import Throughput
 from harness.errors import SkipTrial, WorkloadError
 from harness.measure import explain as explaining
@@ -21,6 +20,7 @@ from harness.measure.communication import measure_communication
 from harness.measure.profiled import DP, FSDP, _first_seen, measure_collectives
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.training import Training
 

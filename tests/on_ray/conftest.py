@@ -13,7 +13,7 @@ from harness.cluster import Cluster
 from harness.config.experiment import Experiment
 from harness.events import Event
 from harness.execute import Execution
-from harness.plan import Plan, make_plan
+from harness.plan.planner import Plan, make_plan
 from harness.record import RunFolder
 from harness.report import write_report
 from harness.results import Results

@@ -13,7 +13,7 @@ import pytest
 import harness
 from harness.config.experiment import Experiment, parse
 from harness.execute import Execution
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
 from harness.record import RunFolder
 from harness.results import Results
 from harness.torchrun_launcher import TorchrunLauncher

@@ -17,8 +17,8 @@ from harness.cluster import Cluster
 from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
 from harness.messages import GroupStarted, TrialStarted
-from harness.plan import make_plan
-from harness.trial import TrialResult
+from harness.plan.planner import make_plan
+from harness.plan.trial import TrialResult
 from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from harness.cluster import Cluster
 from harness.config.experiment import Experiment
 from harness.execute import Execution
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
 from harness.record import RunFolder
 from harness.report import write_report
 from tests.on_ray.conftest import TESTS

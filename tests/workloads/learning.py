@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from harness import workloads
-from harness.cell import Cell
 from harness.config.sections import Convergence
 from harness.measure.convergence import Epochs
+from harness.plan.cell import Cell
 from harness.ranks import Ranks
 from harness.training import Training
 

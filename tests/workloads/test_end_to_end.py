@@ -11,7 +11,7 @@ import pytest
 from harness.config.experiment import BUILTIN_DEFAULTS, BUILTIN_WORKLOADS, Experiment
 from harness.execute import Execution
 from harness.launch import InlineLauncher
-from harness.plan import make_plan
+from harness.plan.planner import make_plan
 from harness.preflight import check_optimizers, check_target, check_workloads
 from harness.present import convergence_table
 from harness.record import RunFolder

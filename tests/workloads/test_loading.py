@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness import workloads
-from harness.cell import Cell
 from harness.errors import WorkloadError
+from harness.plan.cell import Cell
 
 GOOD = """
 class Own:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.cell import Cell, numbers
+from harness.plan.cell import Cell, numbers
 
 
 @dataclass(frozen=True, order=True)

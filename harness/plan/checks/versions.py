@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.doctor.finding import Finding, some
+from harness.plan.checks.finding import Finding, some
 
 NAME = "versions"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.cell import Cell
-from harness.doctor.finding import Finding
+from harness.plan.cell import Cell
+from harness.plan.checks.finding import Finding
 
 if TYPE_CHECKING:  # what needs no rank needs no torch either
     from harness.doctor.subject import Subject

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from harness.cell import Cell
-from harness.placement import Placement
+from harness.plan.cell import Cell
+from harness.plan.placement import Placement
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
 Purpose = Literal["", "twin", "explain", "equivalence", "doctor"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.cell import Cell
-from harness.inventory import Machine
-from harness.placement import place
+from harness.plan.cell import Cell
+from harness.plan.inventory import Machine
+from harness.plan.placement import place
 
 Rule = Callable[[Cell, Machine], str | None]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from harness.cell import Cell, Options, share_of
 from harness.config.experiment import BUILTIN_DEFAULTS, Experiment
 from harness.config.sections import Grid
 from harness.config.values import as_axis, leaves
 from harness.errors import ExperimentError
-from harness.inventory import Machine
-from harness.placement import ONE_PROCESS
+from harness.plan.cell import Cell, Options, share_of
+from harness.plan.inventory import Machine
+from harness.plan.placement import ONE_PROCESS
 
 MAX_CELLS = 12_000
 MAX_TRIALS = 30_000

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from harness.cell import Cell
 from harness.config.experiment import Experiment
 from harness.config.sections import Convergence, Throughput
-from harness.diagnostics import examinations, explaining, explaining_cells, twins, with_checks
 from harness.errors import ExperimentError
-from harness.feasible import reason_to_skip
-from harness.grid import device_counts, expand
-from harness.inventory import Inventory, Machine, resolve
-from harness.placement import Placement, place
+from harness.plan.cell import Cell
+from harness.plan.diagnostics import examinations, explaining, explaining_cells, twins, with_checks
+from harness.plan.feasibility import reason_to_skip
+from harness.plan.grid import device_counts, expand
+from harness.plan.inventory import Inventory, Machine, resolve
+from harness.plan.placement import Placement, place
+from harness.plan.trial import Skip, Trial, WorkerGroup
 from harness.system.process import no_garbage_collection
-from harness.trial import Skip, Trial, WorkerGroup
 
 GROUP_START_S = 12.0
 """Fresh processes until user code runs and their end; 8 to 13 s measured on 2 CPU cores."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.cell import Cell
-from harness.trial import Trial
+from harness.plan.cell import Cell
+from harness.plan.trial import Trial
 
 LEAST_CHECK_BATCH = 8
 

@@ -1,0 +1,1 @@
+"""The plan: Experiment + inventory -> cells, trials, worker groups, skips."""
