@@ -14,7 +14,7 @@ from harness.config.experiment import Experiment
 from harness.job import Job
 from harness.messages import Message, TrialStarted
 from harness.plan.trial import WorkerGroup
-from harness.ranks import Ranks
+from harness.train.ranks import Ranks
 from harness.worker import TrialFailed, run_group
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from harness import workloads
 from harness.config.experiment import BUILTIN_WORKLOADS, Experiment
 from harness.config.values import as_axis
 from harness.errors import ExperimentError, WorkloadError, nearest
-from harness.optimizers import make_optimizer, make_schedule, refused
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
-from harness.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
+from harness.train import workloads
+from harness.train.optimizers import make_optimizer, make_schedule, refused
+from harness.train.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
 
 
 def refuse_user_code(experiment: Experiment, file: Path) -> None:

@@ -17,8 +17,8 @@ from ray.train.torch import get_devices
 from harness.job import Job
 from harness.measure.progress import StepCounter
 from harness.plan.trial import WorkerGroup
-from harness.ranks import Ranks
 from harness.ray_backend import register
+from harness.train.ranks import Ranks
 from harness.worker import run_group
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness import workloads
-from harness.checkpoint import Keeper
 from harness.config.experiment import Experiment
 from harness.measure import memory
 from harness.measure.convergence import Epochs
@@ -21,8 +19,10 @@ from harness.measure.rows import columns_of, joined, step_columns, window_rows
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed, measure_throughput
 from harness.plan.trial import Trial, TrialResult
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train import workloads
+from harness.train.checkpoint import Keeper
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import cluster, workloads
+from harness import cluster
 from harness.cluster import Cluster
 from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
@@ -20,6 +20,7 @@ from harness.plan.inventory import Inventory
 from harness.plan.planner import Plan, make_plan, only, unexamined
 from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, download_data, missing_data
 from harness.torchrun_launcher import TorchrunLauncher
+from harness.train import workloads
 
 
 @dataclass(frozen=True)

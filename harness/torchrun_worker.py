@@ -18,10 +18,10 @@ import torch.distributed as dist
 from harness.job import Job
 from harness.measure.progress import StepCounter
 from harness.plan.trial import WorkerGroup
-from harness.ranks import Ranks
 from harness.socket_mailbox import DriverLine
 from harness.system.process import die_with_parent
 from harness.traces import of_this_process
+from harness.train.ranks import Ranks
 from harness.watch import Registration
 from harness.worker import TrialFailed, failure, run_group
 

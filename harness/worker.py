@@ -22,10 +22,10 @@ from harness.job import Job
 from harness.measure import memory
 from harness.messages import GroupStarted, Message, TrialStarted
 from harness.plan.trial import Outcome, Trial, TrialResult
-from harness.ranks import Ranks
 from harness.refusal import REFUSALS, refused_by
 from harness.scenarios import Scene, finished
 from harness.system import sanitize
+from harness.train.ranks import Ranks
 
 MOST_DETAIL = 100_000
 """Characters of a traceback that are kept, from its end."""

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from harness.loader import Share, batches, epoch_shares
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
-from harness.workloads.conv_stack import ConvStack
-from harness.workloads.image_classification import ImageClassification
-from harness.workloads.language_model import LanguageModel
-from harness.workloads.mlp import Mlp
-from harness.workloads.padded_sequences import PaddedSequences
+from harness.train.loader import Share, batches, epoch_shares
+from harness.train.ranks import Ranks
+from harness.train.training import Training
+from harness.train.workloads.conv_stack import ConvStack
+from harness.train.workloads.image_classification import ImageClassification
+from harness.train.workloads.language_model import LanguageModel
+from harness.train.workloads.mlp import Mlp
+from harness.train.workloads.padded_sequences import PaddedSequences
 
 SAMPLES, BATCH, EPOCHS, SEED = 22, 7, 2, 4  # uneven shares; one sample is left for the last batch
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from harness.checkpoint import Keeper
-from harness.loader import batches, epoch_shares
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train.checkpoint import Keeper
+from harness.train.loader import batches, epoch_shares
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 from tests.equivalence import BATCH, CPU, EPOCHS, SAMPLES, SEED, Regression
 
 RECIPES: dict[str, dict[str, Any]] = {

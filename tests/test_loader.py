@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from harness.loader import (
+from harness.train.loader import (
     SeededDataset,
     Share,
     batches,

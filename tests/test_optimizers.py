@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from harness.errors import WorkloadError
-from harness.optimizers import WarmUp, fast_forward, make_clip, make_optimizer, make_schedule, scale_rate
+from harness.train.optimizers import WarmUp, fast_forward, make_clip, make_optimizer, make_schedule, scale_rate
 
 MODEL = nn.Linear(1, 1)
 SGD = {"name": "SGD", "lr": 0.1}

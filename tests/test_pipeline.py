@@ -126,7 +126,7 @@ def test_a_download_without_a_network_says_where_to_put_what(
 def test_a_target_is_a_metric_that_the_workload_gives(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch, members: dict[str, Any], metric: str, problem: str | None
 ) -> None:
-    monkeypatch.setattr("harness.workloads.load_class", lambda name: type("Own", (), members))
+    monkeypatch.setattr("harness.train.workloads.load_class", lambda name: type("Own", (), members))
     target = {"metric": metric, "at_least": 0.5}
     experiment = make_experiment(workload="own:Own", convergence={"epochs": 1, "target": target})
     if problem is None:

@@ -14,8 +14,8 @@ from harness.config.experiment import Experiment
 from harness.measure import marks
 from harness.plan.planner import make_plan
 from harness.plan.trial import Trial, TrialResult
-from harness.ranks import Ranks
 from harness.scenarios import Scene
+from harness.train.ranks import Ranks
 from harness.worker import play
 from tests.conftest import laptop
 

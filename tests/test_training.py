@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.loader import batches, epoch_shares
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train.loader import batches, epoch_shares
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 from tests.equivalence import BATCH, SAMPLES, SEED, Regression
 
 CPU = torch.device("cpu")

@@ -34,11 +34,11 @@ from harness.errors import ExperimentError, nearest
 DeviceRequest = Literal["auto", "cpu", "cuda"]
 
 BUILTIN_WORKLOADS: Mapping[str, str] = {
-    "image_classification": "harness.workloads.image_classification:ImageClassification",
-    "conv_stack": "harness.workloads.conv_stack:ConvStack",
-    "mlp": "harness.workloads.mlp:Mlp",
-    "padded_sequences": "harness.workloads.padded_sequences:PaddedSequences",
-    "language_model": "harness.workloads.language_model:LanguageModel",
+    "image_classification": "harness.train.workloads.image_classification:ImageClassification",
+    "conv_stack": "harness.train.workloads.conv_stack:ConvStack",
+    "mlp": "harness.train.workloads.mlp:Mlp",
+    "padded_sequences": "harness.train.workloads.padded_sequences:PaddedSequences",
+    "language_model": "harness.train.workloads.language_model:LanguageModel",
 }
 BUILTIN_DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "image_classification": {"data": "digits", "model": "resnet18"},

@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DistributedSampler
 
 from harness.doctor.subject import Subject
-from harness.loader import SeededDataset
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
+from harness.train.loader import SeededDataset
 
 NAME = "data is shared out"
 PROBES = 64

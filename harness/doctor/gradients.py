@@ -13,7 +13,7 @@ from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, some
-from harness.training import Training
+from harness.train.training import Training
 
 NAME = "loss and gradients scale"
 ALIKE = 0.005

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 from harness.doctor.subject import Subject
-from harness.loader import batches, endless_shares
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
+from harness.train.loader import batches, endless_shares
 
 NAME = "the loader keeps up"
 SECONDS = 0.3

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from harness.doctor.subject import SMALL, Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
-from harness.strategies.replicas import ReplicatedModule, scatter
+from harness.train.strategies.cpu_replicas import ReplicatedModule, scatter
 
 NAME = "shapes survive"
 Shapes = list[tuple[int, ...]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
-from harness.training import Training
+from harness.train.training import Training
 
 STEPS = 4
 
@@ -128,7 +128,7 @@ def _own_wrapper(training: Training) -> str:
 
 def _inner(model: nn.Module) -> nn.Module:
     """What a wrapper holds; the model itself where the strategy wraps nothing (single) or in place (fsdp)."""
-    from harness.strategies.replicas import ReplicatedModule
+    from harness.train.strategies.cpu_replicas import ReplicatedModule
 
     outer = (ReplicatedModule, nn.DataParallel, nn.parallel.DistributedDataParallel)
     return model.module if isinstance(model, outer) else model

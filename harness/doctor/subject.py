@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.loader import Share, batches, copier, endless_shares
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train.loader import Share, batches, copier, endless_shares
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 
 SMALL = 4
 """Samples of a batch on which only the shape of things is looked at."""

@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from harness.checkpoint import Keeper
 from harness.config.sections import Convergence
 from harness.errors import SkipTrial
-from harness.loader import Share, batches, copier, epoch_shares, evaluation_shares
 from harness.measure.divergence import Divergence, earliest, first_in
 from harness.measure.marks import marks_for
 from harness.measure.rows import WINDOW_KEYS, window_rows
 from harness.measure.stepper import Stretch
 from harness.measure.window import Window, measure_window, synchronize
-from harness.optimizers import WarmUp, fast_forward, make_schedule
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train.checkpoint import Keeper
+from harness.train.loader import Share, batches, copier, epoch_shares, evaluation_shares
+from harness.train.optimizers import WarmUp, fast_forward, make_schedule
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 
 Datasets = tuple[Dataset[Any], Dataset[Any]]
 Collate = Callable[[list[Any]], Any] | None

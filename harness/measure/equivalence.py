@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harness.errors import SkipTrial
-from harness.loader import batches, copier, endless_shares
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train.loader import batches, copier, endless_shares
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 
 STEPS = 3
 BUCKETS = 4096

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from harness.workloads import Workload
+from harness.train.workloads import Workload
 
 Formula = Callable[..., int]
 

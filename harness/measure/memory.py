@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from harness.training import Training
+from harness.train.training import Training
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")

@@ -10,12 +10,12 @@ from typing import Any, Literal
 from torch.utils.data import Dataset
 
 from harness.errors import SkipTrial, WorkloadError
-from harness.loader import Share, batches, copier, endless_shares, resident_batch
 from harness.measure.marks import marks_for
 from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train.loader import Share, batches, copier, endless_shares, resident_batch
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 
 Kind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
 """What a window is for; only timed ones enter a throughput."""

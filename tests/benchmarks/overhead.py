@@ -34,11 +34,11 @@ from torch.utils.data import TensorDataset
 from harness.measure.marks import phases_are_cheap
 from harness.measure.stepper import Stepper
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
 from harness.stats import Estimate, geometric_mean
 from harness.system.process import no_garbage_collection
-from harness.training import Training
-from harness.workloads.image_classification import ImageClassification
+from harness.train.ranks import Ranks
+from harness.train.training import Training
+from harness.train.workloads.image_classification import ImageClassification
 from tests.benchmarks.figures import write_figures
 
 CPU = torch.device("cpu")

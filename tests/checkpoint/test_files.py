@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from harness.checkpoint import files
-from harness.checkpoint.state import State
+from harness.train.checkpoint import files
+from harness.train.checkpoint.state import State
 
 
 def state(number: float) -> State:

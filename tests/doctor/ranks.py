@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from harness import workloads
 from harness.config.experiment import BUILTIN_DEFAULTS
 from harness.doctor.examine import ExaminationFailed, examine
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
+from harness.train import workloads
+from harness.train.ranks import Ranks
 from tests.doctor.faulty import FAULTS, HEALTHY, NeedsMany, OneSlowRank
 from tests.doctor.strangers import SCRIPTS
 from tests.worlds import be_a_rank

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from harness.doctor import devices
 from harness.doctor.hidden import hidden_tensors, name_of
 from harness.doctor.subject import Subject
-from harness.ranks import Ranks
+from harness.train.ranks import Ranks
 from tests.doctor.faulty import Healthy, Net
 from tests.doctor.ranks import CPU, cell_for
 

@@ -28,7 +28,7 @@ from harness.doctor.subject import Subject, as_examined
 from harness.plan.cell import Cell
 from harness.plan.checks import batches, links, versions
 from harness.plan.checks.finding import some
-from harness.ranks import Ranks
+from harness.train.ranks import Ranks
 from tests.doctor.faulty import Healthy
 
 GIB = 2**30

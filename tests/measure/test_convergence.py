@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from harness.checkpoint import Keeper, files
 from harness.config.sections import Convergence
 from harness.measure.convergence import Epochs
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train.checkpoint import Keeper, files
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 
 pytestmark = pytest.mark.usefixtures("no_group")
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from harness.errors import SkipTrial
 from harness.measure.equivalence import BUCKETS, Frozen, fold, measure_update
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
+from harness.train.ranks import Ranks
 
 CPU = torch.device("cpu")
 BASE = Cell("w", None, None, "single", "cpu", 1, 1, "strong", 8, 8, optimizer={"name": "SGD", "lr": 0.1})

@@ -21,8 +21,8 @@ from harness.measure.profiled import DP, FSDP, _first_seen, measure_collectives
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 
 CPU = torch.device("cpu")
 CELL = Cell("w", None, None, "single", "cpu", 1, 1, "weak", 8, 8, optimizer={"name": "Adam", "lr": 0.01})

@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from harness.measure.flops import Flops, count_flops, first_samples
-from harness.workloads.conv_stack import CHANNELS, ConvStack
-from harness.workloads.image_classification import ImageClassification
-from harness.workloads.language_model import SHAPES, LanguageModel
-from harness.workloads.mlp import SIZES, Mlp
-from harness.workloads.padded_sequences import PaddedSequences
+from harness.train.workloads.conv_stack import CHANNELS, ConvStack
+from harness.train.workloads.image_classification import ImageClassification
+from harness.train.workloads.language_model import SHAPES, LanguageModel
+from harness.train.workloads.mlp import SIZES, Mlp
+from harness.train.workloads.padded_sequences import PaddedSequences
 
 CPU = torch.device("cpu")
 ROWS = torch.ones(4, 8)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.measure import memory
-from harness.training import Training
+from harness.train.training import Training
 
 CPU = [torch.device("cpu")]
 MIB = 2**20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from harness.strategies import STRATEGIES
-from harness.strategies.units import default_units
-from harness.workloads.small_resnet import SmallResNet
+from harness.train.strategies import STRATEGIES
+from harness.train.strategies.base import default_units
+from harness.train.workloads.image_classification import SmallResNet
 
 
 def test_the_children_of_lists_and_sequentials_inner_ones_first() -> None:

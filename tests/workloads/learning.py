@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from harness import workloads
 from harness.config.sections import Convergence
 from harness.measure.convergence import Epochs
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train import workloads
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 
 ONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 

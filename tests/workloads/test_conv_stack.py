@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from harness.errors import WorkloadError
-from harness.loader import SeededDataset
-from harness.workloads.conv_stack import CHANNELS, ConvStack
+from harness.train.loader import SeededDataset
+from harness.train.workloads.conv_stack import CHANNELS, ConvStack
 from tests.workloads.learning import count, learn
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness.errors import WorkloadError
-from harness.workloads import image_data
-from harness.workloads.image_classification import MODELS, TORCHVISION, ImageClassification
+from harness.train.workloads import image_data
+from harness.train.workloads.image_classification import MODELS, TORCHVISION, ImageClassification
 
 
 def count(model: torch.nn.Module) -> int:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness.errors import WorkloadError
-from harness.strategies.units import default_units
-from harness.workloads.language_model import SHAPES, LanguageModel
+from harness.train.strategies.base import default_units
+from harness.train.workloads.language_model import SHAPES, LanguageModel
 from tests.workloads.learning import count, learn
 
 

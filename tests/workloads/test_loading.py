@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import workloads
 from harness.errors import WorkloadError
 from harness.plan.cell import Cell
+from harness.train import workloads
 
 GOOD = """
 class Own:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from harness.workloads.conv_stack import ConvStack
-from harness.workloads.image_classification import ImageClassification
-from harness.workloads.language_model import LanguageModel
-from harness.workloads.mlp import Mlp
-from harness.workloads.padded_sequences import PaddedSequences
+from harness.train.workloads.conv_stack import ConvStack
+from harness.train.workloads.image_classification import ImageClassification
+from harness.train.workloads.language_model import LanguageModel
+from harness.train.workloads.mlp import Mlp
+from harness.train.workloads.padded_sequences import PaddedSequences
 
 MADE_UP = {
     "image_classification": lambda: ImageClassification(data="synthetic", model="resnet8", samples=40),

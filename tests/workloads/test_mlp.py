@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.errors import WorkloadError
-from harness.workloads.mlp import SIZES, Dense, Mlp
+from harness.train.workloads.mlp import SIZES, Dense, Mlp
 from tests.workloads.learning import count, learn
 
 

@@ -10,11 +10,19 @@ import torch
 from torch import nn
 
 from harness.errors import WorkloadError
-from harness.strategies import STRATEGIES
-from harness.strategies.replicas import ReplicatedModule
-from harness.strategies.units import default_units
-from harness.workloads.code_text import TAGS, passages, tags
-from harness.workloads.padded_sequences import IGNORED, SIZES, MovedOnceLstm, PaddedSequences, Tagger
+from harness.train.strategies import STRATEGIES
+from harness.train.strategies.base import default_units
+from harness.train.strategies.cpu_replicas import ReplicatedModule
+from harness.train.workloads.padded_sequences import (
+    IGNORED,
+    SIZES,
+    TAGS,
+    MovedOnceLstm,
+    PaddedSequences,
+    Tagger,
+    passages,
+    tags,
+)
 from tests.workloads.learning import count, learn
 
 
@@ -126,7 +134,7 @@ def test_weights_that_fsdp_gathers_keep_their_memory(
 ) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda self: calls.append(True))
-    monkeypatch.setattr("harness.workloads.padded_sequences.MovedOnceLstm", kind)
+    monkeypatch.setattr("harness.train.workloads.padded_sequences.MovedOnceLstm", kind)
     workload = PaddedSequences()
     model = workload.build_model().to(torch.float32)
     assert calls  # cuDNN's layout, when it moves to a device

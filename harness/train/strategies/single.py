@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.strategies.units import Units
+from harness.train.strategies.base import Units
 
 
 def wrap(model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units) -> nn.Module:

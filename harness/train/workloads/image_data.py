@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.workloads.options import made_up
+from harness.train.workloads.checks import made_up
 
 Split = tuple[Dataset[Any], Dataset[Any]]
 NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")

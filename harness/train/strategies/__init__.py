@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.strategies import ddp, dp, fsdp, single
-from harness.strategies.units import Units
+from harness.train.strategies import ddp, dp, fsdp, single
+from harness.train.strategies.base import Units
 
 Wrap = Callable[[nn.Module, Sequence[torch.device], Mapping[str, Any], Units], nn.Module]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from harness.checkpoint import files
-from harness.checkpoint.state import capture, restore
 from harness.errors import WorkloadError
-from harness.ranks import Ranks
-from harness.training import Training
+from harness.train.checkpoint import files
+from harness.train.checkpoint.state import capture, restore
+from harness.train.ranks import Ranks
+from harness.train.training import Training
 
 
 @dataclass(frozen=True)

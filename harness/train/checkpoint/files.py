@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from harness.checkpoint.state import State, Tensors
+from harness.train.checkpoint.state import State, Tensors
 
 PARTS = ("model", "optimizer", "rng")
 VALUES = "state.json"

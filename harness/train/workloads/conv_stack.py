@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.workloads.image_data import read_digits, split_digits
-from harness.workloads.options import SYNTHETIC, data_named, made_up, size_named, whole_number
+from harness.train.workloads.checks import SYNTHETIC, data_named, made_up, size_named, whole_number
+from harness.train.workloads.image_data import read_digits, split_digits
 
 CHANNELS = {"small": (16, 32), "medium": (64, 128), "large": (128, 256, 256)}
 """Of the layers between 3 channels and 3 channels: 5,955, 79,107 and 895,747 parameters."""

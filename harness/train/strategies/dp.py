@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.strategies.replicas import ReplicatedModule
-from harness.strategies.units import Units
+from harness.train.strategies.base import Units
+from harness.train.strategies.cpu_replicas import ReplicatedModule
 
 
 def wrap(model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units) -> nn.Module:

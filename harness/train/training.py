@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from harness.loader import Share
-from harness.optimizers import make_clip, make_optimizer, scale_rate
 from harness.plan.cell import Cell
-from harness.ranks import Ranks
-from harness.strategies import STRATEGIES
-from harness.strategies.units import default_units
-from harness.workloads import Workload
+from harness.train.loader import Share
+from harness.train.optimizers import make_clip, make_optimizer, scale_rate
+from harness.train.ranks import Ranks
+from harness.train.strategies import STRATEGIES
+from harness.train.strategies.base import default_units
+from harness.train.workloads import Workload
 
 
 def _no_mark(point: int) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
-from harness.workloads.image_data import read_digits, split_digits
-from harness.workloads.options import SYNTHETIC, data_named, made_up, size_named, whole_number
+from harness.train.workloads.checks import SYNTHETIC, data_named, made_up, size_named, whole_number
+from harness.train.workloads.image_data import read_digits, split_digits
 
 SIZES = {"small": (20, 200), "medium": (50, 1_250), "large": (100, 5_000)}
 """Side of the image, whose square is the number of inputs, and hidden units: 400 inputs and 200 units (122,410

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from harness.checkpoint.keeper import Keeper
+from harness.train.checkpoint.manager import Keeper
 
 __all__ = ["Keeper"]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.ranks import Ranks
-from harness.strategies.replicas import ReplicatedModule
-from harness.training import Training
+from harness.train.ranks import Ranks
+from harness.train.strategies.cpu_replicas import ReplicatedModule
+from harness.train.training import Training
 
 Tensors = dict[str, Tensor]
 

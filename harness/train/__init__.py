@@ -1,0 +1,1 @@
+"""What is trained: workloads, strategies, data loading, optimizers, checkpoints."""
