@@ -12,7 +12,7 @@ import pytest
 
 os.environ.pop("RAY_ADDRESS", None)
 
-from harness.config import experiment
+from harness.config import experiment as config
 from harness.config.experiment import Experiment
 from harness.plan.inventory import Inventory, Node
 
@@ -33,7 +33,7 @@ def make_experiment() -> Callable[..., Experiment]:
         plain = {**({"equivalence": False, "preflight": False} if not diagnostics else {}), **sections}
         if timed is not None:
             timed = {**({"twin": False, "explain": False} if not diagnostics else {}), **timed}
-        return experiment.parse({"name": "test", "grid": given, "throughput": timed, **plain}, source="test.yaml")
+        return config.parse({"name": "test", "grid": given, "throughput": timed, **plain}, source="test.yaml")
 
     return make
 

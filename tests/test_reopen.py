@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.config import experiment
+from harness.config import experiment as config
 from harness.config.experiment import Experiment
 from harness.environment import git_commit
 from harness.errors import ExperimentError, RunFolderError
@@ -29,7 +29,7 @@ FILE = Path("test.yaml")
 def experiment_of(blocks: object = 2, more: str = "") -> Experiment:
     import yaml
 
-    return experiment.parse(yaml.safe_load(TEXT % blocks + more), source="test.yaml")
+    return config.parse(yaml.safe_load(TEXT % blocks + more), source="test.yaml")
 
 
 def folder_of(tmp_path: Path, blocks: object = 2, more: str = "") -> tuple[RunFolder, Plan]:

@@ -26,6 +26,45 @@ from harness.errors import WorkloadError
 from harness.train.workloads.checks import SYNTHETIC, data_named, made_up, size_named, whole_number
 from harness.train.workloads.text_data import STDLIB, read_texts
 
+TAGS = ("space", "keyword", "name", "number", "string", "comment", "operator")
+
+
+_KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)
+
+
+_TOKEN = re.compile(
+    rb"""
+      (?P<comment>\#[^\n]*)
+    | (?P<string>[rRbBuUfF]{0,2}(?:
+        \"{3}(?:\\.|[^\\])*?\"{3} | '{3}(?:\\.|[^\\])*?'{3} | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'))
+    | (?P<number>\d[\w.]*)
+    | (?P<name>\w+)
+    | (?P<operator>[^\w\s])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def tags(source: bytes) -> bytes:
+    """For each byte the position of its kind in TAGS."""
+    found = bytearray(len(source))
+    for token in _TOKEN.finditer(source):
+        kind = token.lastgroup or ""
+        if kind == "name" and token[0] in _KEYWORDS:
+            kind = "keyword"
+        start, end = token.span()
+        found[start:end] = bytes([TAGS.index(kind)]) * (end - start)
+    return bytes(found)
+
+
+def passages(source: bytes, longest: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each stretch between empty lines, cut to ``longest`` bytes."""
+    start = 0
+    for text in source.split(b"\n\n"):
+        if text.strip():
+            yield start, start + min(len(text), longest)
+        start += len(text) + 2
+
 
 @dataclass(frozen=True)
 class Size:
@@ -187,43 +226,3 @@ def _labelled(data: str, texts: tuple[bytes, ...], longest: int) -> Sequences:
     if not spans:
         raise WorkloadError(f"data {data}: too little text to train on and hold some out; give more files")
     return Sequences(b"".join(texts), b"".join(map(tags, texts)), spans)
-
-
-TAGS = ("space", "keyword", "name", "number", "string", "comment", "operator")
-
-
-_KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)
-
-
-_TOKEN = re.compile(
-    rb"""
-      (?P<comment>\#[^\n]*)
-    | (?P<string>[rRbBuUfF]{0,2}(?:
-        \"{3}(?:\\.|[^\\])*?\"{3} | '{3}(?:\\.|[^\\])*?'{3} | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'))
-    | (?P<number>\d[\w.]*)
-    | (?P<name>\w+)
-    | (?P<operator>[^\w\s])
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-
-
-def tags(source: bytes) -> bytes:
-    """For each byte the position of its kind in TAGS."""
-    found = bytearray(len(source))
-    for token in _TOKEN.finditer(source):
-        kind = token.lastgroup or ""
-        if kind == "name" and token[0] in _KEYWORDS:
-            kind = "keyword"
-        start, end = token.span()
-        found[start:end] = bytes([TAGS.index(kind)]) * (end - start)
-    return bytes(found)
-
-
-def passages(source: bytes, longest: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each stretch between empty lines, cut to ``longest`` bytes."""
-    start = 0
-    for text in source.split(b"\n\n"):
-        if text.strip():
-            yield start, start + min(len(text), longest)
-        start += len(text) + 2
