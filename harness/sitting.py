@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness.environment import PACKAGES, cpu_model, git_commit, package_version
+from harness.measure.environment import PACKAGES, cpu_model, git_commit, package_version
 from harness.plan.inventory import Node
 from harness.plan.planner import Plan
 from harness.system.files import PACKAGE_FOLDER, python_files

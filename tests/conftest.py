@@ -100,7 +100,7 @@ class FaultRow:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """What each injected fault came to; ``before`` and ``after`` are the trials that were measured."""
-    rows = experiment.stash.get(FaultRow.KEY, [])
+    rows = config.stash.get(FaultRow.KEY, [])
     if not rows:
         return
     terminalreporter.section("faults")

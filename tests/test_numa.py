@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import numa
+from harness.measure.topology import numa_node_of_bus, numa_nodes
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def system(tmp_path: Path) -> Path:
 
 
 def test_nodes_with_processors_in_their_order(system: Path) -> None:
-    assert list(numa.nodes(system).items()) == [("0", "0-31"), ("10", "32-63")]
+    assert list(numa_nodes(system).items()) == [("0", "0-31"), ("10", "32-63")]
 
 
 def test_another_system_has_none(tmp_path: Path) -> None:
-    assert numa.nodes(tmp_path) == {}
+    assert numa_nodes(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_another_system_has_none(tmp_path: Path) -> None:
     [("00000000:18:00.0", 1), ("0000:18:00.0", 1), ("00000001:AF:00.0", None), ("0:ff:00.0", None), ("", None)],
 )
 def test_the_node_of_a_gpu(system: Path, bus: str, node: int | None) -> None:
-    assert numa.of_bus(bus, system) == node
+    assert numa_node_of_bus(bus, system) == node
 
 
 @pytest.mark.skipif(not Path("/sys/devices/system/node/node0").exists(), reason="this kernel tells no NUMA nodes")
 def test_this_machine_has_a_first_node() -> None:
-    assert "0" in numa.nodes()
+    assert "0" in numa_nodes()

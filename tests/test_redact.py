@@ -110,7 +110,7 @@ def test_variables_that_are_named_like_secrets_are_left_out() -> None:
 def test_the_environment_holds_known_variables_only(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from harness.environment import VARIABLES, capture
+    from harness.measure.environment import VARIABLES, capture
 
     monkeypatch.setenv("SOMETHING_ELSE", "1")
     monkeypatch.setenv("NCCL_SOME_SECRET", "1")

@@ -10,8 +10,8 @@ import pytest
 
 from harness.config import experiment as config
 from harness.config.experiment import Experiment
-from harness.environment import git_commit
 from harness.errors import ExperimentError, RunFolderError
+from harness.measure.environment import git_commit
 from harness.plan.planner import Plan, make_plan
 from harness.record import RunFolder
 from harness.reopen import more_blocks, reopened

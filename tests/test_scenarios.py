@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness import environment, scenarios, worker
+from harness import worker
 from harness.config.experiment import Experiment
-from harness.measure import marks
+from harness.measure import environment, phase_timers, scenarios
+from harness.measure.scenarios import Scene
 from harness.plan.planner import make_plan
 from harness.plan.trial import Trial, TrialResult
-from harness.scenarios import Scene
 from harness.train.ranks import Ranks
 from harness.worker import play
 from tests.conftest import laptop
@@ -61,7 +61,7 @@ def test_every_timed_trial_has_the_phases_of_its_step(
     played: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch, purpose: str, explain: bool, cheap: bool
 ) -> None:
     """In windows of their own where marking them costs."""
-    monkeypatch.setattr(marks, "phases_are_cheap", lambda *asked: cheap)
+    monkeypatch.setattr(phase_timers, "phases_are_cheap", lambda *asked: cheap)
     result = played(purpose, explain=explain)
     marked = [window for window in result.windows if window.get("forward_s")]
     wanted = {"timed", "warmup"} if cheap else {"phases", "warmup"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness import topology
+from harness.measure import topology
 from harness.worker import _link
 
 

@@ -26,12 +26,12 @@ from harness.doctor import (
     wrapped,
 )
 from harness.doctor.subject import Subject, as_examined
+from harness.measure.scenarios import Scene
 from harness.plan.cell import Cell
 from harness.plan.checks import batches
 from harness.plan.checks.finding import Finding
 from harness.plan.trial import TrialResult
 from harness.refusal import REFUSALS, refusals
-from harness.scenarios import Scene
 
 RUNS = "it runs"
 GRAPH = "parameters of the loss"

@@ -17,9 +17,8 @@ from torch.utils.data import Dataset
 from harness.config.sections import Convergence
 from harness.errors import SkipTrial
 from harness.measure.divergence import Divergence, earliest, first_in
-from harness.measure.marks import marks_for
-from harness.measure.rows import WINDOW_KEYS, window_rows
-from harness.measure.stepper import Stretch
+from harness.measure.phase_timers import marks_for
+from harness.measure.stepper import WINDOW_KEYS, Stretch, window_rows
 from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import Cell
 from harness.train.checkpoint import Keeper

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from harness.measure.communication import measure_communication
+from harness.measure.collectives import measure_collectives, measure_communication
 from harness.measure.flops import count_flops, first_samples
-from harness.measure.peak_probe import measured_peak
-from harness.measure.profiled import measure_collectives
+from harness.measure.matmul_peak import measured_peak
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.throughput import Speed
 from harness.plan.cell import Cell

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from harness.environment import describe
+from harness.measure.environment import describe
 from harness.measure.gpu_readings import POLICIES, THROTTLING, Reading
 from harness.measure.window import Clock
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config.sections import Throughput
-from harness.measure import load, marks
+from harness.measure import load, phase_timers
 from harness.measure.gpu_readings import summarise
+from harness.measure.steady_state import is_steady
 from harness.measure.stepper import Stepper, Stretch
 from harness.measure.telemetry import open_telemetry
-from harness.steady_state import is_steady
 
 PHASE_PART, LEAST_MARKED = 4, 3
 """A window that marks dear phases takes one part in so many of a timed window's steps, and at least so many."""
@@ -42,7 +42,7 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     ranks = stepper.ranks
     rounds, steady = _warm_up(stepper, settings)
     pace_s = _pace(rounds[-1].window.step_s)
-    detailed = marks.phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
+    detailed = phase_timers.phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
     watch = Watch(stepper, shared)
     timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]

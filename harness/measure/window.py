@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.measure.marks import Marks
+from harness.measure.phase_timers import Marks
 from harness.system.process import no_garbage_collection
 
 Clock = Callable[[], float]

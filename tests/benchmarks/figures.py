@@ -13,7 +13,7 @@ def write_figures(path: Path, figures: Any) -> None:
     """Writes figures as JSON, with their date and machine."""
     import torch  # not with the module: it would count among the memory that is measured
 
-    from harness.environment import cpu_model
+    from harness.measure.environment import cpu_model
 
     machine = {"cpu": cpu_model(), "logical_cpus": os.cpu_count(), "torch": torch.__version__}
     told = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "figures": figures}

@@ -31,7 +31,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from harness.measure.marks import phases_are_cheap
+from harness.measure.phase_timers import phases_are_cheap
 from harness.measure.stepper import Stepper
 from harness.plan.cell import Cell
 from harness.stats import Estimate, geometric_mean

@@ -16,8 +16,7 @@ from harness.config.sections import Throughput
 from harness.errors import SkipTrial, WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import throughput
-from harness.measure.communication import measure_communication
-from harness.measure.profiled import DP, FSDP, _first_seen, measure_collectives
+from harness.measure.collectives import DP, FSDP, _first_seen, measure_collectives, measure_communication
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 
-from harness.measure.marks import (
+from harness.measure.phase_timers import (
     DEAR,
     DEVICE,
     HOST,

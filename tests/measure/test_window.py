@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.config.sections import Throughput
-from harness.measure.marks import HostMarks
+from harness.measure.phase_timers import HostMarks
 from harness.measure.throughput import _pace, window_length
 from harness.measure.window import measure_window
 

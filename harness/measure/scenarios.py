@@ -15,8 +15,7 @@ from harness.measure.convergence import Epochs
 from harness.measure.divergence import Divergence, earliest, first_in, verdict
 from harness.measure.equivalence import measure_update
 from harness.measure.explain import explain
-from harness.measure.rows import columns_of, joined, step_columns, window_rows
-from harness.measure.stepper import Stepper, Stretch
+from harness.measure.stepper import Stepper, Stretch, columns_of, joined, step_columns, window_rows
 from harness.measure.throughput import Speed, measure_throughput
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import torch
 
-from harness import numa, topology
+from harness.measure import topology
+from harness.measure.topology import numa_nodes
 from harness.system import sanitize
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
@@ -44,7 +45,7 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "driver": joined and joined["driver"],
         "topology": joined,
         "iommu": _iommu(),
-        "numa": numa.nodes(),
+        "numa": numa_nodes(),
         "threads": torch.get_num_threads(),
         "niceness": os.nice(0),
         "variables": sanitize.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),

@@ -6,34 +6,16 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, permutations
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import Any, cast
 
-from harness import numa
+from harness.measure.nvml import Handle, Nvml
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """NVML's levels of the common ancestor: one switch, several, a host bridge, a NUMA node, beyond it."""
 MOST_NVLINKS = 36
 _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _READ = 0  # NVML_P2P_CAPS_INDEX_READ
-
-Handle = Any
-
-
-class Nvml(Protocol):
-    """The part of ``pynvml`` that is used here; anything may raise NVMLError."""
-
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlSystemGetDriverVersion(self) -> str | bytes: ...
-    def nvmlDeviceGetP2PStatus(self, one: Handle, other: Handle, what: int, /) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Handle: ...
-    def nvmlDeviceGetUUID(self, handle: Handle, /) -> str: ...
-    def nvmlDeviceGetPciInfo(self, handle: Handle, /) -> Any: ...
-    def nvmlDeviceGetTopologyCommonAncestor(self, one: Handle, other: Handle, /) -> int: ...
-    def nvmlDeviceGetNvLinkState(self, handle: Handle, link: int, /) -> int: ...
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Handle, link: int, /) -> int: ...
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: Handle, link: int, /) -> Any: ...
 
 
 def capture(nvml: Nvml | None = None) -> dict[str, Any] | None:
@@ -92,7 +74,7 @@ def _captured(nvml: Nvml) -> dict[str, Any]:
         "apart": [
             [one, other] for one, other in permutations(range(len(handles)), 2) if _apart(nvml, handles, one, other)
         ],
-        "numa": [numa.of_bus(bus) for bus in buses],
+        "numa": [numa_node_of_bus(bus) for bus in buses],
         "driver": _driver(nvml),
     }
 
@@ -133,4 +115,26 @@ def _bus(facts: Any) -> str:
 def _over_pcie(nvml: Nvml, one: Handle, other: Handle) -> str | None:
     with suppress(Exception):
         return PCIE.get(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+    return None
+
+
+SYSTEM = Path("/sys")
+
+
+def numa_nodes(system: Path = SYSTEM) -> dict[str, str]:
+    """The processors of each NUMA node that has some: ``{"0": "0-31", "1": "32-63"}``."""
+    found = {}
+    with suppress(OSError):
+        for folder in sorted((system / "devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+            if processors := (folder / "cpulist").read_text().strip():
+                found[folder.name[4:]] = processors
+    return found
+
+
+def numa_node_of_bus(bus: str, system: Path = SYSTEM) -> int | None:
+    """The NUMA node of a PCI device by NVML's bus id, ``00000000:18:00.0``; None where it is not told."""
+    with suppress(OSError, ValueError):
+        domain, rest = bus.lower().split(":", 1)
+        number = int((system / f"bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node").read_text())
+        return number if number >= 0 else None  # -1: the firmware does not say
     return None
