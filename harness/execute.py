@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.blocks import needed_blocks
+from harness.doctor.gate import Refusal, refusals, refused_by
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.launch import Launcher
 from harness.messages import GroupStarted, TrialStarted
@@ -16,7 +17,6 @@ from harness.plan.planner import Plan
 from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult, WorkerGroup
 from harness.record import RunFolder
 from harness.recorder import Recorder
-from harness.refusal import Refusal, refusals, refused_by
 from harness.resume import attempts, out_of_memory, pending
 from harness.system.signals import held
 from harness.trial_record import Record

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from harness.doctor.gate import errors
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, WorkerGroup
-from harness.refusal import errors
 
 Lines = Sequence[Mapping[str, Any]]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.config.experiment import Experiment
+from harness.doctor.gate import Refusal, refusals, refused_by
 from harness.failures import explained, from_exit, from_hang, primary
 from harness.job import Job
 from harness.messages import GroupStarted, Message
 from harness.node import NodeAgent
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.refusal import Refusal, refusals, refused_by
 from harness.torchrun_processes import Processes, started
 from harness.watch import ComingUp, Registration, Watch
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from harness.doctor.gate import refusals, refused_by
 from harness.plan.cell import Cell
-from harness.refusal import refusals, refused_by
 
 EXAMINED = Cell("w", "digits", "small", "dp", "cuda", 2, 1, "weak", 64, 128)
 

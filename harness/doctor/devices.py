@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from harness.doctor.hidden import hidden_tensors, name_of
 from harness.doctor.subject import SMALL, Subject
+from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 

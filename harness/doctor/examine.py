@@ -13,25 +13,25 @@ from harness.doctor import (
     data,
     devices,
     divergence,
-    footprint,
     gradients,
     graph,
-    loader_rate,
-    movement,
+    loader,
+    memory,
+    parameters,
     randomness,
     shapes,
     state,
     steps,
     threads,
-    wrapped,
+    wrapper,
 )
+from harness.doctor.gate import REFUSALS, refusals
 from harness.doctor.subject import Subject, as_examined
 from harness.measure.scenarios import Scene
 from harness.plan.cell import Cell
 from harness.plan.checks import batches
 from harness.plan.checks.finding import Finding
 from harness.plan.trial import TrialResult
-from harness.refusal import REFUSALS, refusals
 
 RUNS = "it runs"
 GRAPH = "parameters of the loss"
@@ -42,13 +42,13 @@ BY_ITSELF: dict[str, Callable[[Subject], Any]] = {
     state.NAME: state.observe,
     shapes.NAME: shapes.observe,
     data.NAME: data.observe,
-    footprint.NAME: footprint.observe,
+    memory.NAME: memory.observe,
     batches.NAME: batches.observe,
-    loader_rate.NAME: loader_rate.observe,
+    loader.NAME: loader.observe,
     copies.NAME: copies.observe,
 }
 """What each rank looks at without the others."""
-STOPS = (footprint.NAME, copies.NAME, shapes.NAME, movement.NAME)
+STOPS = (memory.NAME, copies.NAME, shapes.NAME, parameters.NAME)
 """Where one of these finds an error, no step is taken."""
 
 
@@ -142,7 +142,7 @@ def _judge_alone(found: Examination, seen: dict[str, list[Any]], cell: Cell, epo
         state.NAME: lambda s: state.judge(s, cell),
         shapes.NAME: lambda s: shapes.judge(s, cell),
         data.NAME: lambda s: data.judge(s, cell),
-        footprint.NAME: lambda s: footprint.judge(s, cell),
+        memory.NAME: lambda s: memory.judge(s, cell),
         batches.NAME: lambda s: batches.judge(s, cell, epochs=epochs),
         copies.NAME: lambda s: copies.judge(s, cell),
     }
@@ -182,17 +182,17 @@ def _together(subject: Subject, found: Examination, seen: dict[str, list[Any]]) 
     mine = steps.observe(subject.fresh())
     steps.observe_alone(subject.fresh(), mine)
     all_steps = ranks.gather(mine)
-    found.findings += wrapped.judge(all_steps, cell) or movement.judge(all_steps, cell)
+    found.findings += wrapper.judge(all_steps, cell) or parameters.judge(all_steps, cell)
     found.findings += randomness.judge_streams([vars(rank) for rank in all_steps], cell)
     found.findings += threads.judge(ranks.gather(threads.observe(subject)), cell)
     if not ranks.broadcast(found.wrong):  # else what follows would only say it once more
         found.findings += divergence.judge(all_steps, cell)
         found.findings += gradients.judge(ranks.gather(gradients.observe(subject.fresh())), cell)
     step_s = [rank.step_s for rank in all_steps]
-    if rates := seen.get(loader_rate.NAME):
+    if rates := seen.get(loader.NAME):
         if all(finding.severity == "note" for finding in found.findings):
-            found.findings += loader_rate.judge(rates, step_s, cell)
-        found.figures |= loader_rate.figures(rates, step_s, cell)
+            found.findings += loader.judge(rates, step_s, cell)
+        found.figures |= loader.figures(rates, step_s, cell)
     exchanged = ranks.gather(collectives.observe(subject, all_steps[0].parameter_bytes))
     found.findings += collectives.judge(exchanged, cell, ranks.gather(socket.gethostname()))
     found.figures |= collectives.figures(exchanged)
@@ -203,4 +203,4 @@ def _steps_alone(subject: Subject) -> Sequence[Finding]:
     if subject.ranks.world_size == 1:
         return []
     mine = steps.observe_lonely(subject.fresh())
-    return movement.still(subject.ranks.gather(mine), subject.cell)
+    return parameters.still(subject.ranks.gather(mine), subject.cell)

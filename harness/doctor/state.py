@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.doctor import movement
+from harness.doctor import parameters
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.equivalence import NORMS
 from harness.plan.cell import Cell
@@ -37,14 +37,14 @@ def observe(subject: Subject) -> dict[str, bool]:
 def judge(seen: Sequence[dict[str, bool]], cell: Cell) -> list[Finding]:
     written = seen[0] if cell.strategy == "dp" else {}
     names = {
-        movement.NAME: [name for name, trained in written.items() if trained],
+        parameters.NAME: [name for name, trained in written.items() if trained],
         NAME: [name for name, trained in written.items() if not trained],
     }
     return [
         Finding(
             check,
             "warning",
-            f"forward writes {'the trainable parameters ' if check == movement.NAME else ''}{some(names[check])}",
+            f"forward writes {'the trainable parameters ' if check == parameters.NAME else ''}{some(names[check])}",
             f"dp copies the model to its {cell.devices} devices at every step: what replicas write is lost (the first "
             "device keeps what is changed in place, from its part of the batch)",
             "return it from forward and keep it outside, or use ddp, where each process owns its module",

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness.measure.stepper import Stepper, Stretch
 
-STEPS = 3
+PROFILED_STEPS = 3
 DP = {
     "dp_replicate_s": ("Broadcast",),
     "dp_scatter_s": ("Scatter",),
@@ -38,7 +38,7 @@ def measure_collectives(strategy: str, stepper: Stepper) -> dict[str, float | No
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     stepper.ranks.barrier()
     with profile(activities=activities, acc_events=cuda) as profiler:
-        for _ in range(STEPS):
+        for _ in range(PROFILED_STEPS):
             stepper.step()
         if cuda:
             torch.cuda.synchronize(stepper.ranks.devices[0])
@@ -46,7 +46,7 @@ def measure_collectives(strategy: str, stepper: Stepper) -> dict[str, float | No
         list(profiler.events()) if cuda else _host_calls(profiler, {key for keys in names.values() for key in keys})
     )
     seen = {column: _first_seen(events, keys, cuda) for column, keys in names.items()}
-    return {column: None if seconds is None else seconds / STEPS for column, seconds in seen.items()}
+    return {column: None if seconds is None else seconds / PROFILED_STEPS for column, seconds in seen.items()}
 
 
 class HostCall(NamedTuple):

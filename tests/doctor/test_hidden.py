@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor import devices
-from harness.doctor.hidden import hidden_tensors, name_of
 from harness.doctor.subject import Subject
+from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.train.ranks import Ranks
 from tests.doctor.faulty import Healthy, Net
 from tests.doctor.ranks import CPU, cell_for

@@ -15,13 +15,13 @@ from harness.doctor import (
     copies,
     data,
     divergence,
-    footprint,
     gradients,
-    loader_rate,
-    movement,
+    loader,
+    memory,
+    parameters,
     randomness,
     threads,
-    wrapped,
+    wrapper,
 )
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, as_examined
@@ -94,11 +94,11 @@ def test_a_last_batch_that_leaves_devices_idle_is_told_where_epochs_are_trained(
 
 
 def test_a_wrapper_that_is_never_called_is_named() -> None:
-    assert wrapped.judge([steps()] * 2, cell()) == []
-    (finding,) = wrapped.judge([steps(calls=0)] * 2, cell())
+    assert wrapper.judge([steps()] * 2, cell()) == []
+    (finding,) = wrapper.judge([steps(calls=0)] * 2, cell())
     assert "0 times, and the model inside it 4 times" in finding.seen
-    assert wrapped.judge([steps(calls=0)], cell("single", 1)) == []
-    (finding,) = wrapped.judge([steps(wrapped_by_itself="net: DataParallel")] * 2, cell())
+    assert wrapper.judge([steps(calls=0)], cell("single", 1)) == []
+    (finding,) = wrapper.judge([steps(wrapped_by_itself="net: DataParallel")] * 2, cell())
     assert "net: DataParallel" in finding.seen
 
 
@@ -116,21 +116,21 @@ def test_a_wrapper_that_is_never_called_is_named() -> None:
 def test_what_stands_still_is_named_with_its_reason(
     why: str, strategy: str, options: dict[str, Any], severity: str
 ) -> None:
-    (finding,) = movement.judge([steps(unmoved={"head.weight": why})] * 2, cell(strategy, strategy_options=options))
+    (finding,) = parameters.judge([steps(unmoved={"head.weight": why})] * 2, cell(strategy, strategy_options=options))
     assert (finding.severity, "1 of 2" in finding.seen, "head.weight" in finding.seen) == (severity, True, True)
 
 
 def test_nothing_that_moves_at_all_is_an_error() -> None:
-    (finding,) = movement.judge([steps(unmoved={"a": "none", "b": "none"})] * 2, cell())
+    (finding,) = parameters.judge([steps(unmoved={"a": "none", "b": "none"})] * 2, cell())
     assert finding.severity == "error" and "all 2" in finding.seen
 
 
 def test_a_shard_that_is_empty_on_one_rank_moves_on_the_other() -> None:
-    assert movement.judge([steps(unmoved={"a": "zero"}), steps()], cell("fsdp")) == []
+    assert parameters.judge([steps(unmoved={"a": "zero"}), steps()], cell("fsdp")) == []
 
 
 def test_parameters_that_differ_between_ranks_are_named() -> None:
-    (finding,) = movement.judge([steps(), steps(digests={"w": "b"})], cell())
+    (finding,) = parameters.judge([steps(), steps(digests={"w": "b"})], cell())
     assert finding.severity == "error" and "differ between ranks" in finding.seen and ": w" in finding.seen
 
 
@@ -235,10 +235,10 @@ def test_a_sampler_inside_says_what_is_never_seen() -> None:
 
 
 def test_a_loader_that_limits_is_told_with_both_rates() -> None:
-    (finding,) = loader_rate.judge([{"sample_s": 0.01}] * 2, [0.064, 0.032], cell())
+    (finding,) = loader.judge([{"sample_s": 0.01}] * 2, [0.064, 0.032], cell())
     assert "gives 100 samples/s" in finding.seen and "takes 1,000" in finding.seen
-    assert loader_rate.judge([{"sample_s": 0.0001}], [0.064], cell()) == []
-    assert loader_rate.judge([{}], [0.064], cell()) == []
+    assert loader.judge([{"sample_s": 0.0001}], [0.064], cell()) == []
+    assert loader.judge([{}], [0.064], cell()) == []
 
 
 def memory(**more: Any) -> dict[str, Any]:
@@ -255,24 +255,24 @@ def memory(**more: Any) -> dict[str, Any]:
 
 def test_memory_on_a_cpu_is_shared_by_the_ranks_of_a_node() -> None:
     # each of 2 ranks: 3 GiB of parameters, gradients and momentum, and 32 samples at 1/8 GiB
-    assert footprint.estimate(memory(), cell()) == 7 * GIB
-    assert footprint.judge([memory(), memory()], cell()) == []
-    (finding,) = footprint.judge([memory(has=10 * GIB)] * 2, cell())
+    assert memory.estimate(memory(), cell()) == 7 * GIB
+    assert memory.judge([memory(), memory()], cell()) == []
+    (finding,) = memory.judge([memory(has=10 * GIB)] * 2, cell())
     assert "14.0 GiB" in finding.seen and "has 10.0 GiB" in finding.seen and "a batch of 22 may fit" in finding.advice
-    assert footprint.judge([memory(has=10 * GIB), memory(has=10 * GIB, node=1)], cell()) == []
-    (finding,) = footprint.judge([memory(), memory(has=6 * GIB, node=1)], cell())  # the smallest node decides
+    assert memory.judge([memory(has=10 * GIB), memory(has=10 * GIB, node=1)], cell()) == []
+    (finding,) = memory.judge([memory(), memory(has=6 * GIB, node=1)], cell())  # the smallest node decides
     assert "7.0 GiB" in finding.seen and "has 6.0 GiB" in finding.seen
-    (finding,) = footprint.judge([memory(has=10 * GIB, micro_batches=4)] * 2, cell())
+    (finding,) = memory.judge([memory(has=10 * GIB, micro_batches=4)] * 2, cell())
     assert "a micro-batch of 32 per device" in finding.seen and "a batch of 88 may fit" in finding.advice
     gpus = [memory(), memory(has=6 * GIB)]
-    (finding,) = footprint.judge(gpus, replace(cell(), device="cuda"))
+    (finding,) = memory.judge(gpus, replace(cell(), device="cuda"))
     assert "a device has 6.0 GiB" in finding.seen
 
 
 def test_memory_of_shards_and_replicas() -> None:
-    assert footprint.estimate(memory(), cell("fsdp")) == 3 * GIB // 2 + 4 * GIB
-    assert footprint.estimate(memory(), cell("dp")) == 3 * GIB + 8 * GIB
-    assert footprint.estimate(memory(), replace(cell(), optimizer={"name": "AdamW"})) == 8 * GIB
+    assert memory.estimate(memory(), cell("fsdp")) == 3 * GIB // 2 + 4 * GIB
+    assert memory.estimate(memory(), cell("dp")) == 3 * GIB + 8 * GIB
+    assert memory.estimate(memory(), replace(cell(), optimizer={"name": "AdamW"})) == 8 * GIB
 
 
 def test_a_cell_is_examined_a_micro_batch_at_a_time_at_its_own_rate() -> None:
