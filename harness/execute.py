@@ -10,8 +10,7 @@ from typing import Any
 from harness.blocks import needed_blocks
 from harness.doctor.gate import Refusal, refusals, refused_by
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
-from harness.launch import Launcher
-from harness.messages import GroupStarted, TrialStarted
+from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult, WorkerGroup

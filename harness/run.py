@@ -13,12 +13,12 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from harness.cluster import Cluster
 from harness.config.experiment import Experiment, load
 from harness.errors import ClusterLostError, ExperimentError, RunFolderError, WriteError
 from harness.events import Emit, Note, Planned, Reported, RunStarted
 from harness.execute import Execution
-from harness.launch import Launcher
+from harness.launch.protocol import Launcher
+from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan
 from harness.plan.trial import PREFLIGHT
 from harness.preflight import (

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import cluster
-from harness.cluster import Cluster
 from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
-from harness.launch import ByLauncher, Launcher
+from harness.launch.protocol import ByLauncher, Launcher
+from harness.launch.ray import cluster
+from harness.launch.ray.cluster import Cluster
+from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.checks import versions
 from harness.plan.inventory import Inventory
 from harness.plan.planner import Plan, make_plan, only, unexamined
 from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, download_data, missing_data
-from harness.torchrun_launcher import TorchrunLauncher
 from harness.train import workloads
 
 
@@ -74,7 +74,7 @@ def failing_imports(plan: Plan, ray_cluster: Cluster | None) -> dict[str, dict[s
     if ray_cluster is None:
         return {}
     modules = {workloads.module_of(trial.cell.workload) for trial in plan.trials}
-    return ray_cluster.failing_imports(["harness.worker", *sorted(modules)], _used(plan))
+    return ray_cluster.failing_imports(["harness.launch.worker", *sorted(modules)], _used(plan))
 
 
 def _used(plan: Plan) -> list[bool]:
@@ -101,7 +101,7 @@ def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: Exi
     torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own)
     if ray_cluster is None:
         return torchrun
-    from harness.ray_launcher import RayLauncher
+    from harness.launch.ray.launcher import RayLauncher
 
     import_path = own if ray_cluster.embedded else None
     ray = stack.enter_context(closing(RayLauncher(ray_cluster, plan.experiment, plan.machine, import_path)))

@@ -16,7 +16,7 @@ from typing import Any
 from harness import run as pipeline
 from harness.cli import guarded
 from harness.events import Event, Note, TrialEnded
-from harness.messages import GroupStarted, Message, TrialStarted
+from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.stage import Request
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from harness import cluster, node, stage
+from harness import stage
 from harness.config.experiment import Experiment
 from harness.errors import ClusterError
+from harness.launch import agent
+from harness.launch.ray import cluster
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
 from harness.system.scratch import PREFIX
@@ -155,8 +157,8 @@ def test_what_cannot_be_imported_is_told_with_its_last_line_and_in_time(
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(60)\n")
     (tmp_path / "breaks.py").write_text("print('no word of this')\nimport nowhere_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(node, "IMPORT_S", 3.0)
-    assert node.NodeAgent().failing_imports(["json", "breaks", "hangs"]) == {
+    monkeypatch.setattr(agent, "IMPORT_S", 3.0)
+    assert agent.NodeAgent().failing_imports(["json", "breaks", "hangs"]) == {
         "breaks": "ModuleNotFoundError: No module named 'nowhere_at_all'",
         "hangs": "it takes more than 3 s",
     }
@@ -178,12 +180,12 @@ class Agents:
 def test_a_new_agent_that_is_slow_is_asked_again_one_that_dies_too_is_not(
     monkeypatch: pytest.MonkeyPatch, dead_again: bool
 ) -> None:
-    from harness import ray_watch
+    from harness.launch.ray import agents
 
     answers = iter([({}, ["a", "gone"]), ({}, ["a"] if dead_again else [])])
-    monkeypatch.setattr(ray_watch, "_answers", lambda *asked: next(answers))
+    monkeypatch.setattr(agents, "_answers", lambda *asked: next(answers))
     agents = Agents(dead_again)
-    assert ray_watch.ask_agents(agents, "alive", [("a", 1), ("gone", 2)]) == [None, None]  # type: ignore[arg-type]
+    assert agents.ask_agents(agents, "alive", [("a", 1), ("gone", 2)]) == [None, None]  # type: ignore[arg-type]
     assert list(agents.agents) == ([] if dead_again else ["a"])
 
 

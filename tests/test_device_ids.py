@@ -14,14 +14,15 @@ import pytest
 import torch
 
 import harness
-from harness import cluster
 from harness.analyse import scaling
 from harness.cli import parse_only
 from harness.config.experiment import Experiment, parse
 from harness.errors import ExperimentError
 from harness.execute import Execution
 from harness.labels import shown_devices
-from harness.launch import process_variables
+from harness.launch.protocol import process_variables
+from harness.launch.ray import cluster
+from harness.launch.torchrun.worker import devices_of
 from harness.plan.cell import Cell
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Inventory, Machine, Node
@@ -29,7 +30,6 @@ from harness.plan.placement import Placement, place
 from harness.plan.planner import Plan, make_plan, only
 from harness.plan.trial import WorkerGroup
 from harness.record import RunFolder
-from harness.torchrun_worker import devices_of
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line
 
@@ -172,7 +172,7 @@ def test_filters_and_exclusions_name_a_pair(make_experiment: Make) -> None:
 def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_named(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness import ray_launcher
+    from harness.launch.ray import launcher
 
     nodes = tuple(Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 64, gpus) for i, gpus in enumerate((2, 8, 8)))
     machine = replace(EIGHT, devices_per_node=(2, 8, 8))
@@ -182,8 +182,8 @@ def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_name
     def answers(_cluster: Any, _question: str, things: Any) -> list[bool | None]:
         return [None if name in gone else True for name, _ in things]
 
-    monkeypatch.setattr(ray_launcher, "ask_agents", answers)
-    with closing(ray_launcher.RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
+    monkeypatch.setattr(launcher, "ask_agents", answers)
+    with closing(launcher.RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
 
         def scaling(cell: Cell) -> Any:
             asked = group(place(cell))
@@ -210,13 +210,13 @@ def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_name
     ],
 )
 def test_torch_finds_the_named_gpus_among_those_that_ray_shows(visible: str, ids: list[int], places: list[int]) -> None:
-    from harness.ray_worker import places_of
+    from harness.launch.ray.worker import places_of
 
     assert places_of(ids, visible) == places
 
 
 def test_a_gpu_that_was_not_given_is_named() -> None:
-    from harness.ray_worker import places_of
+    from harness.launch.ray.worker import places_of
 
     with pytest.raises(RuntimeError, match="GPU 3 is asked for, but of its node this group was given '0,1'"):
         places_of([0, 3], "0,1")
@@ -274,7 +274,7 @@ def test_pairs_are_rows_of_their_own_with_their_link(make_experiment: Make) -> N
 def test_named_gpus_are_those_that_are_used(tmp_path: Path, make_experiment: Make) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two NVIDIA GPUs")
-    from harness.ray_launcher import RayLauncher
+    from harness.launch.ray.launcher import RayLauncher
 
     experiment = make_experiment(
         {"model": "resnet8", "strategy": ["dp", "ddp"], "device_ids": [[1, 0], [1]], "per_device_batch_size": 8},

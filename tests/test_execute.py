@@ -14,7 +14,7 @@ from harness.config.experiment import Experiment
 from harness.errors import WriteError
 from harness.events import Event, GroupStarting, TrialEnded
 from harness.execute import Execution
-from harness.messages import GroupStarted, Message, TrialStarted
+from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TIME_IS_UP, Outcome, Trial, TrialResult, WorkerGroup
 from harness.record import RunFolder

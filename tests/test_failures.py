@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.failures import (
+from harness.launch.failures import (
     blamed,
     ended_by_themselves,
     explained,
@@ -16,10 +16,10 @@ from harness.failures import (
     from_memory_monitor,
     primary,
 )
+from harness.launch.postmortem import Traces
+from harness.launch.watchdog import Registration, Watch
+from harness.launch.worker import failure, outcome_of
 from harness.plan.trial import Outcome, TrialResult
-from harness.traces import Traces
-from harness.watch import Registration, Watch
-from harness.worker import failure, outcome_of
 
 
 class HealthCheckFailed(Exception):

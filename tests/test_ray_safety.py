@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import cluster
 from harness.config.experiment import Experiment
-from harness.messages import GroupStarted
+from harness.launch.protocol import GroupStarted
+from harness.launch.ray import cluster
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.system.scratch import JUST_MADE_S, PREFIX, shared_memory
@@ -77,7 +77,7 @@ def lived() -> Lived:
     from ray._private.state import actors  # the public way asks the dashboard, which is off
     from ray.util import placement_group_table
 
-    from harness.ray_launcher import RayLauncher
+    from harness.launch.ray.launcher import RayLauncher
 
     experiment, before = small(), started_since()
     reachable: dict[str, list[str]] = {}

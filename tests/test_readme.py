@@ -13,7 +13,7 @@ import pytest
 from harness.config import experiment as config
 from harness.config.yaml_source import parse_mapping
 from harness.execute import Execution
-from harness.launch import InlineLauncher
+from harness.launch.inline import InlineLauncher
 from harness.plan.grid import device_counts
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan

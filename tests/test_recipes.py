@@ -16,7 +16,7 @@ from harness.config import experiment as config
 from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
 from harness.execute import Execution
-from harness.launch import InlineLauncher
+from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
 from harness.record import RunFolder
 from harness.report import write_report

@@ -122,7 +122,7 @@ def test_the_environment_holds_known_variables_only(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_worker_takes_out_what_its_own_node_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.worker import failure
+    from harness.launch.worker import failure
 
     monkeypatch.setenv("STORE_PASSWORD", "correct-horse-battery")
     try:

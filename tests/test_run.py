@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.cluster import local_inventory
 from harness.config.experiment import load
+from harness.launch.ray.cluster import local_inventory
 from harness.plan.planner import make_plan
 from harness.record import RunFolder
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from harness import worker
 from harness.config.experiment import Experiment
+from harness.launch import worker
+from harness.launch.worker import play
 from harness.measure import environment, phase_timers, scenarios
 from harness.measure.scenarios import Scene
 from harness.plan.planner import make_plan
 from harness.plan.trial import Trial, TrialResult
 from harness.train.ranks import Ranks
-from harness.worker import play
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

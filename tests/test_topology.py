@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from harness.launch.worker import _link
 from harness.measure import topology
-from harness.worker import _link
 
 
 class FakeError(Exception):

@@ -22,20 +22,20 @@ import psutil
 import pytest
 import torch
 
-from harness import cluster, torchrun_launcher
 from harness.config.experiment import Experiment
-from harness.failures import from_exit
-from harness.launch import ByLauncher, Launcher
-from harness.messages import GroupStarted, Message, TrialStarted
+from harness.launch.failures import from_exit
+from harness.launch.protocol import ByLauncher, GroupStarted, Launcher, Message, TrialStarted
+from harness.launch.ray import cluster
+from harness.launch.torchrun import launcher
+from harness.launch.torchrun.launcher import TorchrunLauncher, ask_here
+from harness.launch.torchrun.mailbox import SocketMailbox
+from harness.launch.torchrun.processes import command
+from harness.launch.torchrun.worker import devices_of
+from harness.launch.watchdog import Asked, ComingUp, Registration, Watch
 from harness.plan.placement import Placement
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.socket_mailbox import SocketMailbox
 from harness.stage import started_ray
-from harness.torchrun_launcher import TorchrunLauncher, ask_here
-from harness.torchrun_processes import command
-from harness.torchrun_worker import devices_of
-from harness.watch import Asked, ComingUp, Registration, Watch
 from tests.conftest import gpu_cluster, laptop
 from tests.listening import outside, started_since
 
@@ -126,7 +126,7 @@ def test_nothing_of_torchruns_own_listens_to_a_network() -> None:
     assert line[1:3] == ["-m", "torch.distributed.run"]
     assert {"--nnodes=1", "--nproc-per-node=2", "--local-addr=127.0.0.1", "--rdzv-conf=store_type=file"} < set(line)
     assert "--standalone" not in line  # opens two stores to every network
-    assert line[-3:] == ["-m", "harness.torchrun_worker", "/dev/shm/harness-x/job"]
+    assert line[-3:] == ["-m", "harness.launch.torchrun.worker", "/dev/shm/harness-x/job"]
 
 
 @pytest.mark.parametrize(
@@ -329,8 +329,8 @@ def test_what_an_examination_finds_wrong_is_not_measured_by_the_later_processes_
         wrong = trial.purpose == "doctor" and trial.cell.strategy == "ddp"
         yield TrialResult(trial.id, "ok", facts={"findings": [ERROR] if wrong else []})
 
-    monkeypatch.setattr(torchrun_launcher, "started", started)
-    monkeypatch.setattr(torchrun_launcher, "_hear", hear)
+    monkeypatch.setattr(launcher, "started", started)
+    monkeypatch.setattr(launcher, "_hear", hear)
     launcher = TorchrunLauncher(experiment, 1)
     for group in plan.groups:
         told = {message.trial_id: message for message in launcher.launch(group, deadline=None)}  # type: ignore[union-attr]
@@ -475,7 +475,7 @@ def wait_for_a_worker(driver: int) -> psutil.Process:
     while time.monotonic() < until:
         for child in psutil.Process(driver).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if child.ppid() != driver and "harness.torchrun_worker" in child.cmdline():
+                if child.ppid() != driver and "harness.launch.torchrun.worker" in child.cmdline():
                     return child
         time.sleep(0.1)
     raise AssertionError("no worker was started in time")

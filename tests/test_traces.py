@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.traces import PRINTED_BYTES, Traces, find_kill_counter, killed_for_memory, of_this_process, what_it_printed
+from harness.launch.postmortem import (
+    PRINTED_BYTES,
+    Traces,
+    find_kill_counter,
+    killed_for_memory,
+    of_this_process,
+    what_it_printed,
+)
 
 V1 = "memory/{path}memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n"
 V2 = "{path}memory.events", "low 0\nhigh 0\nmax 7\noom 2\noom_kill {count}\noom_group_kill 0\n"

@@ -18,13 +18,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness import cluster
 from harness.config.experiment import parse
 from harness.execute import Execution
+from harness.launch.ray import cluster
+from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
 from harness.record import RunFolder
 from harness.stats import paired_ratio
-from harness.torchrun_launcher import TorchrunLauncher
 from tests.benchmarks.figures import write_figures
 from tests.benchmarks.plain_ddp import BATCH, STEPS, WARMUP
 

@@ -22,15 +22,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness import cluster
 from harness.config.experiment import Experiment, parse
 from harness.config.yaml_source import read_mapping
 from harness.execute import Execution
-from harness.launch import Launcher
+from harness.launch.protocol import Launcher
+from harness.launch.ray import cluster
+from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import WorkerGroup
 from harness.record import RunFolder
-from harness.torchrun_launcher import TorchrunLauncher
 from tests.benchmarks.figures import write_figures
 
 DEFAULT = Path(__file__).parents[2] / "experiments" / "scaling.yaml"
@@ -103,7 +103,7 @@ def main() -> int:
         rows["torchrun"] = measure(alone, TorchrunLauncher(experiment, plan.machine.threads_per_device), Path(folder))
         began = time.perf_counter()
         with cluster.embedded(inventory) as ready:
-            from harness.ray_launcher import RayLauncher  # not before: Ray reads its settings when it is imported
+            from harness.launch.ray.launcher import RayLauncher
 
             ray_start = time.perf_counter() - began
             with closing(RayLauncher(ready, experiment, plan.machine)) as launcher:

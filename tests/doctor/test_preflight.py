@@ -16,7 +16,7 @@ from harness import run as pipeline
 from harness.config.experiment import Experiment
 from harness.events import Event
 from harness.execute import Execution
-from harness.launch import InlineLauncher
+from harness.launch.inline import InlineLauncher
 from harness.plan.diagnostics import examinations
 from harness.plan.planner import examined, make_plan, unexamined
 from harness.present_doctor import findings_table, where

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.measure.progress import StepCounter, read_counter
+from harness.launch.heartbeat import StepCounter, read_counter
 
 
 def test_another_process_sees_the_steps(tmp_path: Path) -> None:

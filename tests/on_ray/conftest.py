@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness import cluster
-from harness.cluster import Cluster
 from harness.config.experiment import Experiment
 from harness.events import Event
 from harness.execute import Execution
+from harness.launch.ray import cluster
+from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan, make_plan
 from harness.record import RunFolder
 from harness.report import write_report
@@ -33,7 +33,7 @@ def execute(
     ray_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[Experiment], Executed]]:
     """Runs an experiment on the shared cluster and loads what it left."""
-    from harness.ray_launcher import RayLauncher
+    from harness.launch.ray.launcher import RayLauncher
 
     def run(experiment: Experiment) -> Executed:
         plan: Plan = make_plan(experiment, ray_cluster.inventory)

@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import ray_session
-from harness.cluster import Cluster
 from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
-from harness.messages import GroupStarted, TrialStarted
+from harness.launch.protocol import GroupStarted, TrialStarted
+from harness.launch.ray import session
+from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from tests.on_ray.conftest import TESTS
@@ -29,7 +29,7 @@ QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "windo
 
 def test_the_environment_is_as_it_was_after_an_embedded_cluster() -> None:
     before = dict(os.environ)
-    with ray_session._variables({"RAY_AUTH_TOKEN": "x", "HOME": "elsewhere"}):
+    with session._variables({"RAY_AUTH_TOKEN": "x", "HOME": "elsewhere"}):
         assert os.environ["RAY_AUTH_TOKEN"] == before.get("RAY_AUTH_TOKEN", "x")
         assert os.environ["HOME"] == before["HOME"]
     assert dict(os.environ) == before
@@ -117,7 +117,7 @@ def test_ddp_learns_digits_as_one_device_does(execute: Any, make_experiment: Mak
 
 def small_group(make: Make, ready: Cluster) -> tuple[Any, Any]:
     """A launcher on the cluster, and a group of one rank with two trials."""
-    from harness.ray_launcher import RayLauncher
+    from harness.launch.ray.launcher import RayLauncher
 
     experiment = make(
         {"strategy": "single", "per_device_batch_size": [8, 16]},
@@ -135,7 +135,7 @@ def test_an_agent_that_dies_is_replaced_while_its_node_lives(
 ) -> None:
     import ray
 
-    from harness.ray_watch import ask_agents
+    from harness.launch.ray.agents import ask_agents
 
     monkeypatch.syspath_prepend(str(TESTS))
     launcher, group = small_group(make_experiment, ray_cluster)
@@ -173,7 +173,7 @@ def test_a_run_whose_mailbox_is_killed_is_lost_and_its_ranks_are_ended(
 ) -> None:
     import ray
 
-    from harness.mailbox import Mailbox
+    from harness.launch.ray.mailbox import Mailbox
 
     monkeypatch.syspath_prepend(str(TESTS))
     own = ray.remote(num_cpus=0)(Mailbox).remote()

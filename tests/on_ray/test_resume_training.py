@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster import Cluster
 from harness.config.experiment import Experiment
 from harness.execute import Execution
+from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
 from harness.record import RunFolder
 from harness.report import write_report
@@ -24,7 +24,7 @@ EXACT = ["epoch", "samples", "train_loss", "learning_rate", "val_loss"]
 def test_a_ddp_training_whose_worker_is_killed_ends_as_one_that_was_not(
     ray_cluster: Cluster, make_experiment: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.ray_launcher import RayLauncher
+    from harness.launch.ray.launcher import RayLauncher
 
     monkeypatch.syspath_prepend(str(TESTS))
     kept = tmp_path / "kept"

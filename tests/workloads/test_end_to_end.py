@@ -10,7 +10,7 @@ import pytest
 
 from harness.config.experiment import BUILTIN_DEFAULTS, BUILTIN_WORKLOADS, Experiment
 from harness.execute import Execution
-from harness.launch import InlineLauncher
+from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
 from harness.preflight import check_optimizers, check_target, check_workloads
 from harness.present import convergence_table

@@ -1,4 +1,4 @@
-"""What torchrun starts on every rank: one trial, told to the driver. ``-m harness.torchrun_worker JOB_FILE``."""
+"""What torchrun starts on every rank: one trial, told to the driver. ``-m harness.launch.torchrun.worker JOB_FILE``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from harness.job import Job
-from harness.measure.progress import StepCounter
+from harness.launch.heartbeat import StepCounter
+from harness.launch.postmortem import of_this_process
+from harness.launch.protocol import Job
+from harness.launch.torchrun.mailbox import DriverLine
+from harness.launch.watchdog import Registration
+from harness.launch.worker import TrialFailed, failure, run_group
 from harness.plan.trial import WorkerGroup
-from harness.socket_mailbox import DriverLine
 from harness.system.process import die_with_parent
-from harness.traces import of_this_process
 from harness.train.ranks import Ranks
-from harness.watch import Registration
-from harness.worker import TrialFailed, failure, run_group
 
 SOCKET, STORE = "driver", "ranks"
 """The files beside the job through which the ranks find the driver, and each other."""

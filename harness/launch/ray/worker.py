@@ -14,12 +14,12 @@ import torch
 from ray.train import get_context
 from ray.train.torch import get_devices
 
-from harness.job import Job
-from harness.measure.progress import StepCounter
+from harness.launch.heartbeat import StepCounter
+from harness.launch.protocol import Job
+from harness.launch.ray.controller import register
+from harness.launch.worker import run_group
 from harness.plan.trial import WorkerGroup
-from harness.ray_backend import register
 from harness.train.ranks import Ranks
-from harness.worker import run_group
 
 
 def places_of(device_ids: Sequence[int], visible: str) -> list[int]:

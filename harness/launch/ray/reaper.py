@@ -29,7 +29,7 @@ GONE_S, SOON_S = 2.0, 0.02
 @contextmanager
 def guarded(folder: Path) -> Iterator[None]:
     """Should this process die inside, every process that holds a file below the folder is killed."""
-    command = [sys.executable, "-m", "harness.guard", str(folder)]
+    command = [sys.executable, "-m", "harness.launch.ray.reaper", str(folder)]
     # of a session of its own, and deaf: what is sent to the driver and all its children is not for it
     with deaf_children():
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=PACKAGE_FOLDER.parent)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,71 +13,16 @@ from pathlib import Path
 
 import psutil
 
-from harness.measure.progress import read_counter
+from harness.launch.heartbeat import read_counter
+from harness.launch.host import describe_node
+from harness.launch.postmortem import Traces, killed_for_memory, what_it_printed
 from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
-from harness.traces import Traces, killed_for_memory, what_it_printed
 
 IMPORT_S = 50.0
 """How long a module may take to be imported; two of them fit into what an agent may take to answer."""
 STACK_WAIT_S = 1.0
 """How long the processes have to write down where they stand before they are killed; their loaders half of it."""
-
-
-def describe_node(node_id: str, address: str) -> Node:
-    """This machine. Imports torch only to ask for GPUs."""
-    gpus, gpu_model = _gpus()
-    return Node(
-        node_id=node_id,
-        address=address,
-        host=socket.gethostname(),
-        cores=usable_cores(),
-        gpus=gpus,
-        gpu_model=gpu_model,
-        memory_bytes=psutil.virtual_memory().total,
-        compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++")),
-    )
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use: not hyper-threads, not beyond a container's share."""
-    physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    return max(1, min(physical, allowed, _container_cores() or physical))
-
-
-def _container_cores() -> int | None:
-    """The CPU quota of a cgroup (v2), in whole cores; None where there is none."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
-
-
-def _gpus() -> tuple[int, str | None]:
-    """How many GPUs torch sees, and the first one's name; asked without starting CUDA in this process."""
-    import torch
-
-    count = torch.cuda.device_count()
-    return count, _gpu_name() if count else None
-
-
-def _gpu_name() -> str:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "GPU"
-    return (done.stdout.strip().splitlines() or ["GPU"])[0]
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that holds an address, such as ``lo`` or ``eth0``; None where none does."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
-            return name
-    return "lo" if address.startswith("127.") else None
 
 
 class NodeAgent:

@@ -18,10 +18,9 @@ import torch
 from harness.doctor.examine import examination
 from harness.doctor.gate import REFUSALS, refused_by
 from harness.errors import SkipTrial
-from harness.job import Job
+from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted
 from harness.measure import environment, memory, scenarios, topology
 from harness.measure.scenarios import Scene, finished
-from harness.messages import GroupStarted, Message, TrialStarted
 from harness.plan.trial import Outcome, Trial, TrialResult
 from harness.system import sanitize
 from harness.train.ranks import Ranks

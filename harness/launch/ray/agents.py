@@ -8,40 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.train.torch import TorchTrainer
-from ray.util import placement_group_table, remove_placement_group
-from ray.util.placement_group import PlacementGroup
 
-from harness.cluster import Cluster
+from harness.launch.ray.cluster import Cluster
 from harness.system.signals import interrupted
 
 ANSWER_S = 15.0
 """How long a node has to answer a question about its processes."""
 HURRY_S = 3.0
 """The same after an interruption: whoever sent it may have ended Ray's own processes too."""
-
-
-class Fit:
-    """One fit() in a thread of its own, so that the main thread keeps Ctrl-C and its ears."""
-
-    def __init__(self, trainer: TorchTrainer) -> None:
-        self.error: BaseException | None = None
-        self._trainer = trainer
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    @property
-    def ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        try:
-            self._trainer.fit()
-        except BaseException as error:  # SystemExit too: Ray raises it when it is told to stop
-            self.error = error
 
 
 def patience() -> float:
@@ -104,14 +78,3 @@ def _within(seconds: float, work: Callable[[], list[str]]) -> list[str] | None:
     thread.start()
     thread.join(seconds)
     return given[0] if given else None
-
-
-def free_devices() -> None:
-    """Gives back what a fit() that failed still holds: Ray keeps it where its own shutdown failed too.
-
-    Called while no fit() runs, so that every placement group of this driver's job is such a rest.
-    """
-    job = ray.get_runtime_context().get_job_id()
-    for name, group in placement_group_table().items():
-        if name.endswith(job) and group["state"] != "REMOVED":  # an id ends with its job's
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))

@@ -9,13 +9,12 @@ from typing import Any
 
 from harness.config.experiment import Experiment
 from harness.doctor.gate import Refusal, refusals, refused_by
-from harness.failures import explained, from_exit, from_hang, primary
-from harness.job import Job
-from harness.messages import GroupStarted, Message
-from harness.node import NodeAgent
+from harness.launch.agent import NodeAgent
+from harness.launch.failures import explained, from_exit, from_hang, primary
+from harness.launch.protocol import GroupStarted, Job, Message
+from harness.launch.torchrun.processes import Processes, started
+from harness.launch.watchdog import ComingUp, Registration, Watch
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.torchrun_processes import Processes, started
-from harness.watch import ComingUp, Registration, Watch
 
 TAKE_S = 1.0
 """How long one look into the mailbox waits; a message ends the wait."""

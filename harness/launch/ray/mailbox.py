@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from harness.messages import TrialStarted
+from harness.launch.protocol import TrialStarted
 
 
 class Mailbox:

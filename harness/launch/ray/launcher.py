@@ -13,10 +13,9 @@ from typing import Any
 import ray
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
-from harness.cluster import Cluster
 from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
-from harness.failures import (
+from harness.launch.failures import (
     blamed,
     ended_by_themselves,
     explained,
@@ -25,17 +24,16 @@ from harness.failures import (
     from_memory_monitor,
     primary,
 )
-from harness.job import Job
-from harness.launch import process_variables
-from harness.messages import GroupStarted, Message, TrialStarted
+from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted, process_variables
+from harness.launch.ray.agents import ask_agents, patience
+from harness.launch.ray.cluster import Cluster
+from harness.launch.ray.controller import RankConfig
+from harness.launch.ray.trainer import Fit, LeanTrainer, free_devices
+from harness.launch.ray.worker import train
+from harness.launch.watchdog import Asked, ComingUp, Registration, Watch
 from harness.plan.inventory import Machine, Node
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.ray_backend import RankConfig
-from harness.ray_trainer import LeanTrainer
-from harness.ray_watch import Fit, ask_agents, free_devices, patience
-from harness.ray_worker import train
 from harness.system.scratch import Scratch
-from harness.watch import Asked, ComingUp, Registration, Watch
 
 TAKE_S = 1.0
 """How long one look into the mailbox waits; a message ends the wait."""

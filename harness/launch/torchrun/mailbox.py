@@ -14,7 +14,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from harness.messages import TrialStarted
+from harness.launch.protocol import TrialStarted
 
 JOIN_S = 5.0
 RETRY_S = 0.01

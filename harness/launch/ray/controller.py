@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,11 +14,13 @@ import ray
 from ray.runtime_context import get_runtime_context
 from ray.train import get_context
 from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 
-from harness.node import interface_of, lead_a_process_group
+from harness.launch.agent import lead_a_process_group
+from harness.launch.host import interface_of
+from harness.launch.postmortem import of_this_process
+from harness.launch.watchdog import Asked, Registration
 from harness.system.scratch import Scratch, shared_memory
-from harness.traces import of_this_process
-from harness.watch import Registration
 
 LOOPBACK = "127.0.0.1"
 LEAVE_S = 30.0
@@ -136,3 +139,13 @@ def _leave() -> None:
 
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         distributed.destroy_process_group()
+
+
+class AsksForResources(WorkerGroupCallback):  # type: ignore[misc]  # Ray's is untyped
+    """Tells when the controller asks for the group's resources: what comes before is its own start."""
+
+    def __init__(self, mailbox: Any, launch: int) -> None:
+        self._mailbox, self._launch = mailbox, launch
+
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        ray.get(self._mailbox.put.remote(self._launch, Asked(time.time())))

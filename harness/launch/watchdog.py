@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from harness.launch.postmortem import Traces
 from harness.plan.trial import TrialResult
-from harness.traces import Traces
 
 DIES_S = 0.1
 """How long after its sockets a dying process is gone."""

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ClusterError
-from harness.guard import end_holders, guarded
-from harness.mailbox import Mailbox
-from harness.node import NodeAgent, describe_node
+from harness.launch.agent import NodeAgent
+from harness.launch.host import describe_node
+from harness.launch.ray.mailbox import Mailbox
+from harness.launch.ray.reaper import end_holders, guarded
+from harness.launch.ray.session import as_ray_reads, check_reachable, session
 from harness.plan.inventory import Inventory, Node
-from harness.ray_session import as_ray_reads, session
-from harness.reach import check_reachable
 from harness.system.files import PACKAGE_FOLDER, python_files
 from harness.system.scratch import Scratch
 

@@ -18,14 +18,13 @@ from typing import IO
 
 import psutil
 
-from harness.job import Job
-from harness.launch import process_variables
-from harness.node import interface_of
-from harness.socket_mailbox import SocketMailbox
+from harness.launch.host import interface_of
+from harness.launch.protocol import Job, process_variables
+from harness.launch.torchrun.mailbox import SocketMailbox
+from harness.launch.torchrun.worker import ADDRESS, KEY_VARIABLE, SOCKET
 from harness.system import sanitize
 from harness.system.process import die_with_parent
 from harness.system.scratch import Scratch, shared_memory
-from harness.torchrun_worker import ADDRESS, KEY_VARIABLE, SOCKET
 
 OUTPUT_BYTES = 20_000
 END_S, POLL_S = 5.0, 0.01
@@ -80,7 +79,7 @@ def command(job_file: Path, workers: int) -> list[str]:
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={folder / 'meeting'}", "--rdzv-conf=store_type=file"]
     here = ["--nnodes=1", f"--rdzv-id={folder.name}", f"--local-addr={ADDRESS}", f"--log-dir={folder / 'logs'}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *here, *rendezvous, f"--nproc-per-node={workers}"]
-    return [*torchrun, "-m", "harness.torchrun_worker", str(job_file)]
+    return [*torchrun, "-m", "harness.launch.torchrun.worker", str(job_file)]
 
 
 def _variables(job: Job) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""The launchers: a worker group in, messages out; processes are watched and ended."""

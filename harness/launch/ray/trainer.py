@@ -1,0 +1,68 @@
+"""TorchTrainer without the helpers that a worker group of ours has no work for, each a process of its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import ray
+from ray.train.torch import TorchTrainer
+from ray.util import placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
+
+UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
+"""Of Ray's own: a manager of Ray Data's datasets, of which there are none, and one that gives back a reservation whose
+controller died. That is done by Ray when the driver is gone, and by harness.ray_watch.free_devices while it lives."""
+
+
+class LeanTrainer(TorchTrainer):
+    """Comes up sooner, with two processes less, and tells when it asks for resources.
+
+    Where Ray has callbacks by other names, it is a TorchTrainer.
+    """
+
+    def __init__(self, *arguments: Any, mailbox: Any, launch: int, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._mailbox, self._launch = mailbox, launch
+
+    def _create_default_callbacks(self) -> list[Any]:
+        given = [callback for callback in super()._create_default_callbacks() if type(callback).__name__ not in UNUSED]
+        try:
+            from harness.launch.ray.controller import AsksForResources
+        except ImportError:
+            return given
+        return [*given, AsksForResources(self._mailbox, self._launch)]
+
+
+class Fit:
+    """One fit() in a thread of its own, so that the main thread keeps Ctrl-C and its ears."""
+
+    def __init__(self, trainer: TorchTrainer) -> None:
+        self.error: BaseException | None = None
+        self._trainer = trainer
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._trainer.fit()
+        except BaseException as error:  # SystemExit too: Ray raises it when it is told to stop
+            self.error = error
+
+
+def free_devices() -> None:
+    """Gives back what a fit() that failed still holds: Ray keeps it where its own shutdown failed too.
+
+    Called while no fit() runs, so that every placement group of this driver's job is such a rest.
+    """
+    job = ray.get_runtime_context().get_job_id()
+    for name, group in placement_group_table().items():
+        if name.endswith(job) and group["state"] != "REMOVED":  # an id ends with its job's
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))
