@@ -62,10 +62,10 @@ Root Cause (first observed failure):
 def test_a_list_of_launchers_is_an_axis_and_has_groups_of_its_own(make_experiment: Make) -> None:
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, launcher=["ray", "torchrun"], throughput={"blocks": 2}), laptop())
-    for launcher in ("ray", "torchrun"):
-        cells = {t.cell for t in plan.trials if t.cell.launcher == launcher}
+    for name in ("ray", "torchrun"):
+        cells = {t.cell for t in plan.trials if t.cell.launcher == name}
         assert {(c.strategy, c.devices) for c in cells} == {("single", 1), ("ddp", 1), ("ddp", 2)}
-        assert {c.base().launcher for c in cells} == {launcher}
+        assert {c.base().launcher for c in cells} == {name}
     assert all({t.cell.launcher for t in group.trials} == {group.launcher} for group in plan.groups)
     assert {str(group) for group in plan.groups if group.launcher == "torchrun"} == {
         "1 x 1 device by torchrun",
@@ -331,9 +331,9 @@ def test_what_an_examination_finds_wrong_is_not_measured_by_the_later_processes_
 
     monkeypatch.setattr(launcher, "started", started)
     monkeypatch.setattr(launcher, "_hear", hear)
-    launcher = TorchrunLauncher(experiment, 1)
+    torchrun = TorchrunLauncher(experiment, 1)
     for group in plan.groups:
-        told = {message.trial_id: message for message in launcher.launch(group, deadline=None)}  # type: ignore[union-attr]
+        told = {message.trial_id: message for message in torchrun.launch(group, deadline=None)}  # type: ignore[union-attr]
         assert list(told) == [trial.id for trial in group.trials]
         for trial in group.trials:
             refused = trial.cell.strategy == "ddp" and trial.purpose != "doctor" and group.block == 0

@@ -14,8 +14,8 @@ from harness.doctor import (
     devices,
     divergence,
     gradients,
-    graph,
     loader,
+    loss_parameters,
     memory,
     parameters,
     randomness,
@@ -38,7 +38,7 @@ GRAPH = "parameters of the loss"
 BY_ITSELF: dict[str, Callable[[Subject], Any]] = {
     devices.NAME: devices.observe,
     randomness.NAME: randomness.observe,
-    GRAPH: graph.observe,
+    GRAPH: loss_parameters.observe,
     state.NAME: state.observe,
     shapes.NAME: shapes.observe,
     data.NAME: data.observe,
@@ -138,7 +138,7 @@ def _judge_alone(found: Examination, seen: dict[str, list[Any]], cell: Cell, epo
     judges: dict[str, Callable[[list[Any]], list[Finding]]] = {
         devices.NAME: lambda s: devices.judge(s, cell),
         randomness.NAME: lambda s: randomness.judge(s, cell),
-        GRAPH: lambda s: graph.judge(s, cell),
+        GRAPH: lambda s: loss_parameters.judge(s, cell),
         state.NAME: lambda s: state.judge(s, cell),
         shapes.NAME: lambda s: shapes.judge(s, cell),
         data.NAME: lambda s: data.judge(s, cell),

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-from torch import Tensor, nn
 
 from harness.doctor.steps import STEPS, Steps
-from harness.doctor.subject import SMALL, Subject
-from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, Severity, some
 
@@ -67,41 +62,3 @@ def _apart(seen: Sequence[Steps]) -> Iterator[Finding]:
             "let gradients flow through the wrapper, model(x), and leave updates to the optimizer; an update by hand "
             "must be the same on every rank",
         )
-
-
-def observe(subject: Subject) -> list[str]:
-    """The names, or the shapes, of parameters in the loss's graph that model.parameters() does not give."""
-    model = subject.bare_model()
-    hidden = hidden_tensors(model)
-    loss, _ = subject.workload.loss(model, subject.first_samples(SMALL))
-    own = {id(parameter) for parameter in model.parameters()}
-    strangers = [leaf for leaf in _leaves(loss) if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
-    return [name_of(leaf, hidden) or f"one of shape {tuple(leaf.shape)} made in forward" for leaf in strangers]
-
-
-def judge(seen: Sequence[list[str]], cell: Cell) -> list[Finding]:
-    names = seen[0]
-    if not names:
-        return []
-    return [
-        Finding(
-            NAME,
-            "error",
-            f"the loss depends on {len(names)} parameters that are not the model's: {some(names)}",
-            "the optimizer, the strategy and .to(device) do not know them: they are never trained, moved or exchanged",
-            "make modules in __init__ and keep them as attributes, in nn.ModuleList or nn.ModuleDict",
-        )
-    ]
-
-
-def _leaves(loss: Tensor) -> Iterator[Tensor]:
-    """The leaf tensors whose gradients a backward pass would accumulate."""
-    waiting, seen = [loss.grad_fn], set()
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        waiting += [following for following, _ in node.next_functions]

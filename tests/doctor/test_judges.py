@@ -241,7 +241,7 @@ def test_a_loader_that_limits_is_told_with_both_rates() -> None:
     assert loader.judge([{}], [0.064], cell()) == []
 
 
-def memory(**more: Any) -> dict[str, Any]:
+def memory_seen(**more: Any) -> dict[str, Any]:
     return {
         "parameters": GIB,
         "fixed": 0,
@@ -255,24 +255,24 @@ def memory(**more: Any) -> dict[str, Any]:
 
 def test_memory_on_a_cpu_is_shared_by_the_ranks_of_a_node() -> None:
     # each of 2 ranks: 3 GiB of parameters, gradients and momentum, and 32 samples at 1/8 GiB
-    assert memory.estimate(memory(), cell()) == 7 * GIB
-    assert memory.judge([memory(), memory()], cell()) == []
-    (finding,) = memory.judge([memory(has=10 * GIB)] * 2, cell())
+    assert memory.estimate(memory_seen(), cell()) == 7 * GIB
+    assert memory.judge([memory_seen(), memory_seen()], cell()) == []
+    (finding,) = memory.judge([memory_seen(has=10 * GIB)] * 2, cell())
     assert "14.0 GiB" in finding.seen and "has 10.0 GiB" in finding.seen and "a batch of 22 may fit" in finding.advice
-    assert memory.judge([memory(has=10 * GIB), memory(has=10 * GIB, node=1)], cell()) == []
-    (finding,) = memory.judge([memory(), memory(has=6 * GIB, node=1)], cell())  # the smallest node decides
+    assert memory.judge([memory_seen(has=10 * GIB), memory_seen(has=10 * GIB, node=1)], cell()) == []
+    (finding,) = memory.judge([memory_seen(), memory_seen(has=6 * GIB, node=1)], cell())  # the smallest node decides
     assert "7.0 GiB" in finding.seen and "has 6.0 GiB" in finding.seen
-    (finding,) = memory.judge([memory(has=10 * GIB, micro_batches=4)] * 2, cell())
+    (finding,) = memory.judge([memory_seen(has=10 * GIB, micro_batches=4)] * 2, cell())
     assert "a micro-batch of 32 per device" in finding.seen and "a batch of 88 may fit" in finding.advice
-    gpus = [memory(), memory(has=6 * GIB)]
+    gpus = [memory_seen(), memory_seen(has=6 * GIB)]
     (finding,) = memory.judge(gpus, replace(cell(), device="cuda"))
     assert "a device has 6.0 GiB" in finding.seen
 
 
 def test_memory_of_shards_and_replicas() -> None:
-    assert memory.estimate(memory(), cell("fsdp")) == 3 * GIB // 2 + 4 * GIB
-    assert memory.estimate(memory(), cell("dp")) == 3 * GIB + 8 * GIB
-    assert memory.estimate(memory(), replace(cell(), optimizer={"name": "AdamW"})) == 8 * GIB
+    assert memory.estimate(memory_seen(), cell("fsdp")) == 3 * GIB // 2 + 4 * GIB
+    assert memory.estimate(memory_seen(), cell("dp")) == 3 * GIB + 8 * GIB
+    assert memory.estimate(memory_seen(), replace(cell(), optimizer={"name": "AdamW"})) == 8 * GIB
 
 
 def test_a_cell_is_examined_a_micro_batch_at_a_time_at_its_own_rate() -> None:
