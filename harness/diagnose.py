@@ -11,9 +11,9 @@ from harness.execute import Execution
 from harness.plan.checks import versions
 from harness.plan.planner import examined, unexamined
 from harness.preflight import refuse_user_code
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
+from harness.record.schema import FINDINGS
 from harness.results import Results
-from harness.schema import FINDINGS
 from harness.stage import (
     Request,
     check_paths,

@@ -14,11 +14,11 @@ from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult, WorkerGroup
-from harness.record import RunFolder
-from harness.recorder import Recorder
+from harness.record.folder import RunFolder
+from harness.record.recorder import Recorder
+from harness.record.rows import Record
 from harness.resume import attempts, out_of_memory, pending
 from harness.system.signals import held
-from harness.trial_record import Record
 
 PATIENCE_S = 1.0
 """How long the run waits for the disk before it hears the next message; the ranks do not wait for either."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.frames import records
+from harness.record.frames import records
 
 SETTING_AXES = ("workload", "data", "model", "scaling", "per_device_batch_size", "precision", "compile", "launcher")
 """What a comparison of strategies and device counts holds fixed."""

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.plan.checks import batches, links, versions
-from harness.schema import AXES, FINDINGS
+from harness.record.schema import AXES, FINDINGS
 
 
 def findings(plan: Mapping[str, Any], environment: Mapping[str, Any]) -> pd.DataFrame:

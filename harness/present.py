@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.frames import records
 from harness.labels import rate_unit, settings, shown_devices, shown_strategy, with_settings
+from harness.record.frames import records
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 DOUBTFUL = "?"

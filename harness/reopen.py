@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.config.experiment import Experiment, parse
 from harness.errors import ExperimentError, RunFolderError
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.system import sanitize
 
 LIMITS = {"limits"}

@@ -31,7 +31,7 @@ from harness.present_belief import (
 )
 from harness.present_cost import communication_table, compute_table, gpu_table, waterfall_table
 from harness.present_doctor import findings_table
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.results import Results, load
 from harness.system.files import replace_all, replace_text, writing
 from harness.system.process import no_garbage_collection

@@ -12,8 +12,8 @@ import pandas as pd
 
 from harness import analyse, premises
 from harness.config.experiment import Experiment
-from harness.record import RunFolder
-from harness.schema import FINDINGS
+from harness.record.folder import RunFolder
+from harness.record.schema import FINDINGS
 from harness.system.process import no_garbage_collection
 
 

@@ -24,7 +24,7 @@ from harness.plan.trial import PREFLIGHT
 from harness.preflight import (
     refuse_user_code,
 )
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.reopen import reopened
 from harness.report import write_report
 from harness.sitting import differences, sitting_facts

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.schema import DERIVED, RECORDED, Table
-from harness.schema.doubts import DOUBTS
+from harness.record.schema import DERIVED, RECORDED, Table
+from harness.record.schema.doubts import DOUBTS
 
 HEAD = """# Results
 
-One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `harness/schema/`.
+One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `harness/record/schema/`.
 
 | file | what it holds |
 |---|---|

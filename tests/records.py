@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analyse import StepTimes, step_times
-from harness.schema import EPOCHS, STEPS
+from harness.record.schema import EPOCHS, STEPS
 
 
 def line(

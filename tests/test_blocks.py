@@ -12,7 +12,7 @@ from harness.blocks import needed_blocks
 from harness.config.experiment import Experiment
 from harness.config.sections import BlockRule
 from harness.plan.planner import Plan, make_plan
-from harness.plan_rows import trial_columns
+from harness.record.rows import trial_columns
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

@@ -29,7 +29,7 @@ from harness.plan.inventory import Inventory, Machine, Node
 from harness.plan.placement import Placement, place
 from harness.plan.planner import Plan, make_plan, only
 from harness.plan.trial import WorkerGroup
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line
 

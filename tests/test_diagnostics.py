@@ -8,7 +8,7 @@ import pytest
 
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan, only
-from harness.plan_rows import trial_columns
+from harness.record.rows import trial_columns
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]

@@ -17,9 +17,9 @@ from harness.execute import Execution
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TIME_IS_UP, Outcome, Trial, TrialResult, WorkerGroup
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
+from harness.record.rows import Record
 from harness.resume import out_of_memory
-from harness.trial_record import Record
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.frames import csv_bytes, records
+from harness.record.frames import csv_bytes, records
 
 FRAME = pd.DataFrame(
     {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import json_text
+from harness.record import json_text
 
 VALUES: dict[str, Any] = {
     "nothing": None,

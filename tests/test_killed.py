@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import harness
-from harness import json_text
+from harness.record import json_text
 from harness.stage import Request
 from tests.conftest import FaultRow
 from tests.scripted import TEXT, command, start

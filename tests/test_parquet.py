@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness import parquet
-from harness.parquet import gather, in_parquet, write_frame
-from harness.schema import EPOCHS, STEPS
+from harness.record import parquet
+from harness.record.parquet import gather, in_parquet, write_frame
+from harness.record.schema import EPOCHS, STEPS
 
 
 def written(folder: Path, table: Any, *trials: dict[str, list[Any]]) -> list[tuple[str, int, Path]]:

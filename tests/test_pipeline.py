@@ -15,7 +15,7 @@ from harness.events import Event, Note, RunStarted
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import Outcome, TrialResult
 from harness.preflight import check_target, data_paths, download_data, missing_data
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from tests.conftest import laptop
 from tests.test_execute import ScriptedLauncher
 

@@ -21,7 +21,7 @@ from harness.present import (
 from harness.present_belief import imprecise
 from harness.present_cost import communication_table, compute_table, waterfall_table
 from harness.present_doctor import findings_table
-from harness.schema import CELLS, FINDINGS, TRIALS, WATERFALL
+from harness.record.schema import CELLS, FINDINGS, TRIALS, WATERFALL
 from tests.records import epochs_of, line, steps_of
 
 

@@ -17,8 +17,8 @@ import pytest
 import harness
 from harness.cli import BAD_INPUT, guarded
 from harness.errors import HarnessError, RunFolderError
-from harness.plan_rows import SCHEMA_VERSION
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
+from harness.record.rows import SCHEMA_VERSION
 from harness.report import write_report
 
 FIRST_VERSION = Path(__file__).parent / "run_folder_v1"

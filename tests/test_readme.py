@@ -18,7 +18,7 @@ from harness.plan.grid import device_counts
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.preflight import check_optimizers, check_workloads
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.report import write_report
 from tests.conftest import laptop
 

@@ -18,7 +18,7 @@ from harness.errors import WorkloadError
 from harness.execute import Execution
 from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.report import write_report
 from harness.run import run
 from harness.stage import Request

@@ -14,9 +14,9 @@ from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
+from harness.record.rows import Record
 from harness.system.files import append_lines, replace_text
-from harness.trial_record import Record
 from tests.conftest import laptop
 from tests.test_files import LIMIT, small_files
 
@@ -154,7 +154,7 @@ def test_steps_whose_line_could_not_be_written_are_not_taken_for_the_next_attemp
         raise WriteError("trials.jsonl: cannot be written")
 
     trial = plan.trials[0]
-    monkeypatch.setattr("harness.record.append_lines", full)
+    monkeypatch.setattr("harness.record.folder.append_lines", full)
     with pytest.raises(WriteError):
         folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
     assert not list((folder.path / "raw").iterdir()), "on a full disk they take the room that others need"

@@ -10,9 +10,9 @@ import pytest
 
 from harness.errors import WriteError
 from harness.plan.trial import TrialResult
-from harness.record import RunFolder
-from harness.recorder import MOST, Recorder
-from harness.trial_record import Record
+from harness.record.folder import RunFolder
+from harness.record.recorder import MOST, Recorder
+from harness.record.rows import Record
 
 SOON_S = 30.0
 

@@ -13,7 +13,7 @@ from harness.config.experiment import Experiment
 from harness.errors import ExperimentError, RunFolderError
 from harness.measure.environment import git_commit
 from harness.plan.planner import Plan, make_plan
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.reopen import more_blocks, reopened
 from harness.resume import pending
 from harness.sitting import differences, sitting_facts

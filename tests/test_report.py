@@ -21,9 +21,9 @@ from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.present_belief import belief_lines
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
+from harness.record.schema import NOISE, SCALING, TRIALS
 from harness.report import write_report
-from harness.schema import NOISE, SCALING, TRIALS
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

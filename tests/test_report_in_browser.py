@@ -17,7 +17,7 @@ import pytest
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.report import write_report
 from harness.system.files import PACKAGE_FOLDER
 from tests.conftest import laptop

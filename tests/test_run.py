@@ -13,7 +13,7 @@ import harness
 from harness.config.experiment import load
 from harness.launch.ray.cluster import local_inventory
 from harness.plan.planner import make_plan
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

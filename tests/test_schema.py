@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.schema import DERIVED, RECORDED, TRIALS, WINDOWS
+from harness.record.schema import DERIVED, RECORDED, TRIALS, WINDOWS
 from harness.schema_text import as_markdown
 
 README = Path(__file__).parents[1] / "results" / "README.md"

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analyse.common import order
-from harness.schema import AGREEMENT, AXES
+from harness.record.schema import AGREEMENT, AXES
 
 AGREES = 0.01
 """The largest relative difference of two updates that rounding is given; a wrong share or scale gives 0.1 and more."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.frames import records
-from harness.schema import AXES
+from harness.record.frames import records
+from harness.record.schema import AXES
 from harness.stats import Estimate
 
 Lines = Sequence[Mapping[str, Any]]

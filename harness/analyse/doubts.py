@@ -10,8 +10,8 @@ import pandas as pd
 
 from harness.analyse.common import Row, Rows, bases_of, by_cell, measured
 from harness.analyse.steps import StepTimes
-from harness.frames import records
-from harness.schema.doubts import FOREIGN_CORES, SLOW_RANK, WIDE_SPREAD
+from harness.record.frames import records
+from harness.record.schema.doubts import FOREIGN_CORES, SLOW_RANK, WIDE_SPREAD
 
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.schema import AXES, FINDINGS
+from harness.record.schema import AXES, FINDINGS
 
 FAILED = {
     "check": "it runs",

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from harness.analyse.common import measured, order
-from harness.frames import records
-from harness.schema import AXES, GPUS, TRIAL_COLUMNS
+from harness.record.frames import records
+from harness.record.schema import AXES, GPUS, TRIAL_COLUMNS
 from harness.stats import geometric_mean
 
 KEYS = [column.name for column in TRIAL_COLUMNS]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analyse.common import Lines
-from harness.schema import MISSING
+from harness.record.schema import MISSING
 
 WHY = {
     "interrupted": "not started: the run was interrupted",

@@ -12,7 +12,7 @@ import pandas as pd
 from harness.analyse.common import STRATEGIES, Row, Rows, by_cell, ends, measured, order
 from harness.analyse.doubts import tally
 from harness.analyse.ratios import Rule, doubts_of, paired
-from harness.schema import AXES, NOISE, PARITY, VERSUS
+from harness.record.schema import AXES, NOISE, PARITY, VERSUS
 from harness.stats import Estimate, geometric_mean, paired_ratio
 
 RATIO = ("ratio", "low", "high", "excludes_one")

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from harness.analyse.common import Lines, measured, order
-from harness.schema import AXES, HOST_PHASES, LEDGER, PHASES
-from harness.schema.recorded import COLLECTIVE_COLUMNS
+from harness.record.schema import AXES, HOST_PHASES, LEDGER, PHASES
+from harness.record.schema.recorded import COLLECTIVE_COLUMNS
 
 NAMES = ("wait_s", "idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s", "rest_s")
 COLLECTIVES = [column.name for column in COLLECTIVE_COLUMNS]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.analyse.common import Rows, bases_of, by_cell, ends, measured, order
 from harness.analyse.doubts import tally
-from harness.schema import AXES, SCALING
+from harness.record.schema import AXES, SCALING
 from harness.stats import Estimate, geometric_mean, paired_ratio
 
 RATIOS = ("speedup", "low", "high", "precise", "efficiency", "efficiency_low", "efficiency_high")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from harness.frames import records
+from harness.record.frames import records
 
 if TYPE_CHECKING:
     from pandas.core.groupby import SeriesGroupBy

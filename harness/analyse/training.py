@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analyse.common import order
-from harness.schema import AXES, CONVERGENCE
+from harness.record.schema import AXES, CONVERGENCE
 
 
 def convergence(

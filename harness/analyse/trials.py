@@ -12,7 +12,7 @@ from harness.analyse.common import Lines, Row, Rows, by_cell, ends, measured, or
 from harness.analyse.doubts import tally
 from harness.analyse.steps import StepTimes, quantiles
 from harness.peaks import peak_flops
-from harness.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
+from harness.record.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
 from harness.stats import geometric_mean
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from harness.analyse.common import by_cell, measured, order
-from harness.frames import records
-from harness.schema import AXES, WATERFALL
+from harness.record.frames import records
+from harness.record.schema import AXES, WATERFALL
 from harness.stats import mean_interval
 
 PARTS = (

@@ -11,8 +11,8 @@ import pytest
 
 from harness import analyse
 from harness.analyse.doubts import foreign_cores, slow_ranks, tally
-from harness.schema import CHECKS, WINDOWS
-from harness.schema.doubts import DOUBTS
+from harness.record.schema import CHECKS, WINDOWS
+from harness.record.schema.doubts import DOUBTS
 from tests.records import line, steps_of
 
 

@@ -11,7 +11,7 @@ import pytest
 from harness.analyse import step_times
 from harness.analyse import steps as steps_module
 from harness.analyse.steps import quantiles
-from harness.schema import STEPS
+from harness.record.schema import STEPS
 
 
 def step(

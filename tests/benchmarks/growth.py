@@ -66,8 +66,8 @@ def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
     from harness.config.experiment import parse
     from harness.plan.inventory import Inventory
     from harness.plan.planner import make_plan
-    from harness.record import RunFolder
-    from harness.recorder import Recorder
+    from harness.record.folder import RunFolder
+    from harness.record.recorder import Recorder
     from harness.report import TABLES, build_report
     from harness.results import load
     from harness.system import files
@@ -167,7 +167,7 @@ def told_by_worker_groups(plain: bool = False) -> dict[str, Any]:
 
 
 def as_told(trial: Any, told: dict[str, Any]) -> Any:
-    from harness.trial_record import Record
+    from harness.record.rows import Record
 
     facts = {"attempt": 1, "sitting": 0, "group_id": "g", "position": 0}
     return Record(trial, dataclasses.replace(told[trial.purpose], trial_id=trial.id), facts)

@@ -30,7 +30,7 @@ from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import WorkerGroup
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from tests.benchmarks.figures import write_figures
 
 DEFAULT = Path(__file__).parents[2] / "experiments" / "scaling.yaml"

@@ -20,7 +20,7 @@ from harness.launch.inline import InlineLauncher
 from harness.plan.diagnostics import examinations
 from harness.plan.planner import examined, make_plan, unexamined
 from harness.present_doctor import findings_table, where
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.report import write_report
 from tests.conftest import gpu_cluster, laptop
 

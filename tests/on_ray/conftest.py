@@ -14,7 +14,7 @@ from harness.execute import Execution
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan, make_plan
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.report import write_report
 from harness.results import Results
 

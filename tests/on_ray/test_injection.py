@@ -15,7 +15,7 @@ from harness.config.experiment import Experiment, parse
 from harness.execute import Execution
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import make_plan
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.results import Results
 from tests.conftest import laptop
 from tests.on_ray.conftest import TESTS, Executed

@@ -11,7 +11,7 @@ from harness.config.experiment import Experiment
 from harness.execute import Execution
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.report import write_report
 from tests.on_ray.conftest import TESTS
 

@@ -14,7 +14,7 @@ from harness.plots import FIGURES, Drawing, Tables, style
 from harness.plots.common import COLOURS, STRATEGIES, log2_axis
 from harness.plots.phases import step_phases
 from harness.present import convergence_table
-from harness.schema import EPOCHS, PHASES, WATERFALL
+from harness.record.schema import EPOCHS, PHASES, WATERFALL
 from tests.records import epochs_of, line, steps_of
 
 HATCH = "$////$"

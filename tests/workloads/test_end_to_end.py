@@ -14,7 +14,7 @@ from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
 from harness.preflight import check_optimizers, check_target, check_workloads
 from harness.present import convergence_table
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
 from harness.results import load
 from tests.conftest import laptop
 

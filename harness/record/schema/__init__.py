@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.schema.derived import (
+from harness.record.schema.derived import (
     AGREEMENT,
     CELLS,
     CONVERGENCE,
@@ -19,8 +19,8 @@ from harness.schema.derived import (
     VERSUS,
     WATERFALL,
 )
-from harness.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, STEPS, TRIAL_COLUMNS, TRIALS, WINDOWS
-from harness.schema.table import Column, Table
+from harness.record.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, STEPS, TRIAL_COLUMNS, TRIALS, WINDOWS
+from harness.record.schema.table import Column, Table
 
 __all__ = [
     "AGREEMENT",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from harness.record import RunFolder
+from harness.record.folder import RunFolder
+from harness.record.rows import Record
 from harness.system.signals import held
-from harness.trial_record import Record
 
 MOST = 32
 """Records that may wait for the disk; who hands over one more waits too."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.schema.table import Table
-from harness.schema.table import column as _c
+from harness.record.schema.table import Table
+from harness.record.schema.table import column as _c
 
 TRIAL_COLUMNS = (
     _c("trial_id", "string", "which trial: cell and block, or cell and seed"),

@@ -13,17 +13,18 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from harness import json_text
 from harness.config.experiment import Experiment, parse
 from harness.config.yaml_source import MAX_BYTES, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
-from harness.frames import csv_bytes
-from harness.parquet import gather, in_parquet, write_frame
 from harness.plan.planner import Plan
 from harness.plan.trial import Trial, TrialResult
-from harness.plan_rows import SCHEMA_VERSION, merged, plan_content
-from harness.reading import naming, read_lines, read_object, read_table, read_text, refuse_links
-from harness.schema import CHECKS, EPOCHS, STEPS, Table
+from harness.record import json_text
+from harness.record.frames import csv_bytes
+from harness.record.jsonl import read_lines
+from harness.record.parquet import gather, in_parquet, read_table, write_frame
+from harness.record.reading import naming, read_object, read_text, refuse_links
+from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content
+from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.system import sanitize
 from harness.system.files import (
     PARTIAL,
@@ -35,7 +36,6 @@ from harness.system.files import (
     replacing,
     writing,
 )
-from harness.trial_record import Record
 
 Lines = Sequence[Mapping[str, Any]]
 RESOLVED = 20

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from harness.schema.recorded import AXIS_COLUMNS, COLLECTIVE_COLUMNS, HOST_PHASE_COLUMNS, PHASE_COLUMNS, TRIAL_COLUMNS
-from harness.schema.table import Table
-from harness.schema.table import column as _c
+from harness.record.schema.recorded import (
+    AXIS_COLUMNS,
+    COLLECTIVE_COLUMNS,
+    HOST_PHASE_COLUMNS,
+    PHASE_COLUMNS,
+    TRIAL_COLUMNS,
+)
+from harness.record.schema.table import Table
+from harness.record.schema.table import column as _c
 
 _INTERVAL = (
     _c("blocks", "Int64", "trials that the figure rests on (n)"),

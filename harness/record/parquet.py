@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.plan.trial import Columns
-from harness.reading import read_table
-from harness.schema import Table
+from harness.record.reading import naming
+from harness.record.schema import Table
 from harness.system.files import begin_reading
 
 ARROW = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64(), "boolean": pa.bool_()}
@@ -81,3 +81,36 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
         for start in range(0, len(frame), ROWS):
             part = frame.iloc[start : start + ROWS]
             writer.write_table(pa.Table.from_pandas(part, schema=schema, preserve_index=False))
+
+
+MAX_ROWS = 100_000_000
+
+
+_ARROW: Mapping[str, Callable[[pa.DataType], bool]] = {
+    "string": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    "Int64": pa.types.is_integer,
+    "Float64": lambda kind: pa.types.is_floating(kind) or pa.types.is_integer(kind),
+    "boolean": pa.types.is_boolean,
+}
+
+
+def read_table(path: Path, table: Table) -> pa.Table:
+    """A Parquet file with numbers, flags and texts in the columns of a table; raises RunFolderError."""
+    # as a file of the system, and without a thread for each: most are small
+    with naming(path), pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False) as file:
+        if file.metadata.num_rows > MAX_ROWS:
+            raise ValueError(f"{file.metadata.num_rows} rows; at most {MAX_ROWS} are read")
+        content = file.read(use_threads=False)  # half the time of pq.read_table
+        _check_columns(content.schema, table)
+        return content.replace_schema_metadata(None)  # what pandas is told there is not needed
+
+
+def _check_columns(schema: pa.Schema, table: Table) -> None:
+    first = table.columns[2].name  # after the trial and its attempt, which the files of single trials lack
+    if first not in schema.names:
+        raise ValueError(f"no column {first!r}: not the table {table.name}")
+    dtypes = {column.name: column.dtype for column in table.columns}
+    for field in schema:
+        allowed = [_ARROW[dtypes[field.name]]] if field.name in dtypes else list(_ARROW.values())
+        if not pa.types.is_null(field.type) and not any(is_kind(field.type) for is_kind in allowed):
+            raise TypeError(f"column {field.name[:40]!r} is of type {str(field.type)[:40]}")

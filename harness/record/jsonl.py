@@ -1,0 +1,132 @@
+"""JSON and lines of JSON: recorded trials as text, and read again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from harness.errors import RunFolderError
+from harness.record.reading import _check_objects, _object, naming
+from harness.record.schema import TRIALS, WINDOWS
+
+
+def encode(value: Any) -> str:
+    """In one line; NaN and Infinity as Python's own has them. Raises TypeError for what JSON cannot hold."""
+    try:
+        return to_json(value, inf_nan_mode="constants").decode()
+    except PydanticSerializationError:  # half a surrogate pair, perhaps, which JSON can hold and UTF-8 cannot
+        return json.dumps(value)
+
+
+def decode(data: bytes) -> Any:
+    """What a JSON text holds, with ``?`` in place of half a surrogate pair, which no table can hold.
+
+    Raises ValueError, or RecursionError.
+    """
+    try:
+        return from_json(data)
+    except ValueError:
+        content = json.loads(data)
+        return json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+_HEADS = (b'{"trial_id":"', b'{"trial_id": "')
+"""How every line begins, today and earlier, and so what is left of one that a crash cut short."""
+
+
+_TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+_NEEDED = ("attempt", "cell_id", "kind", "purpose", "block", "sitting", "outcome", "strategy", "devices")
+
+
+_WINDOW = ("rank", "window", "window_kind", "duration_s", "steps", "weight")
+
+
+_DTYPES = {column.name: column.dtype for table in (WINDOWS, TRIALS) for column in table.columns}
+
+
+_PYTHON: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "Int64": (int,),
+    "Float64": (float, int),
+    "boolean": (bool,),
+}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The recorded trials in a file, brought up to today's version; raises RunFolderError.
+
+    What a crash cut short does not count: the rest after the last newline, or a line that was ended later.
+    """
+    with naming(path):
+        *lines, rest = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        with naming(path, f"line {number} "):
+            try:
+                row = _object(line)
+            except (ValueError, RecursionError):
+                if _torn(line):
+                    continue
+                raise
+            rows.append(_checked(_upgraded(row)))
+    if not _torn(rest):
+        raise RunFolderError(f"{path}: is damaged or incomplete: it does not end with a recorded trial")
+    return rows
+
+
+def _torn(line: bytes) -> bool:
+    """Whether a line is the beginning of one, or nothing: some file systems leave zeros for what was not written."""
+    written = line.rstrip(b"\0")
+    return any(head.startswith(written[: len(head)]) for head in _HEADS)
+
+
+def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of an older version with what it lacks, so that old run folders can be read."""
+    if "purpose" not in line:
+        later = {"purpose": "", "check_id": None, "alone_id": None, "wrapped_id": None, "launcher": "ray"}
+        line = {**later, "facts": {}, "parts": {}, **line}
+        for window in line["windows"]:
+            window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
+    return line
+
+
+def _checked(line: dict[str, Any]) -> dict[str, Any]:
+    """The line of a trial, if its values are of the types of their columns; raises TypeError or ValueError."""
+    if not (isinstance(line.get("trial_id"), str) and _TRIAL_ID.fullmatch(line["trial_id"])):
+        raise ValueError(f"trial_id: got {str(line.get('trial_id'))[:40]!r}")
+    _check_values(line, _NEEDED)
+    for key in ("windows", "ranks"):
+        _check_objects(line[key], key)
+    for key in ("facts", "parts"):
+        if not isinstance(line[key], dict):
+            raise TypeError(f"{key}: expected an object, got a {type(line[key]).__name__}")
+    for window in line["windows"]:
+        _check_values(window, _WINDOW)
+    return line
+
+
+def _check_values(row: Mapping[str, Any], needed: tuple[str, ...]) -> None:
+    for name in _whole(tuple(row), tuple(map(type, row.values())), needed):
+        if not -(2**63) <= row[name] < 2**63:
+            raise ValueError(f"{name}: a number of more than 64 bits")
+
+
+@lru_cache(maxsize=1024)
+def _whole(names: tuple[str, ...], types: tuple[type, ...], needed: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of the names have whole numbers; raises where a type is not its column's. A run has few kinds of rows."""
+    found = {name: kind for name, kind in zip(names, types, strict=True) if kind is not NoneType}
+    for name, kind in found.items():
+        if name in _DTYPES and kind not in _PYTHON[_DTYPES[name]]:
+            raise TypeError(f"{name}: expected {_DTYPES[name]}, got a {kind.__name__}")
+    if missing := [name for name in needed if name not in found]:
+        raise ValueError(f"{missing[0]} is missing")
+    return tuple(name for name, kind in found.items() if kind is int)
