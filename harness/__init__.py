@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.results import Results
+    from harness.analysis.results import Results
 
 __all__ = ["load"]
 
@@ -24,6 +24,6 @@ if "--no-user-code" in sys.argv:
 
 def load(run_folder: str | Path) -> Results:
     """The results in a run folder, as DataFrames. Needs neither torch nor ray."""
-    from harness import results
+    from harness.analysis import results
 
     return results.load(run_folder)

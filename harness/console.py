@@ -249,7 +249,7 @@ def rich_table(content: TextTable, title: str) -> Table:
 
 
 def _result(line: Mapping[str, Any]) -> str:
-    from harness.analyse import throughput
+    from harness.analysis import throughput
 
     if line["outcome"] != "ok":
         return str(line["reason"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
 
-from harness.analyse import figures
+from harness.analysis import figures
+from harness.analysis.results import Results
 from harness.config.experiment import load
 from harness.events import Emit, Examined, RunStarted
 from harness.execute import Execution
@@ -13,7 +14,6 @@ from harness.plan.planner import examined, unexamined
 from harness.preflight import refuse_user_code
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
-from harness.results import Results
 from harness.stage import (
     Request,
     check_paths,

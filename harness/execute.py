@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from harness.blocks import needed_blocks
+from harness.analysis.sample_size import needed_blocks
 from harness.doctor.gate import Refusal, refusals, refused_by
 from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.launch.protocol import GroupStarted, Launcher, TrialStarted

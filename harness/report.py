@@ -17,6 +17,7 @@ from PIL import Image
 
 from harness import report_content as content
 from harness import report_environment
+from harness.analysis.results import Results, load
 from harness.errors import RunFolderError
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.present import convergence_table, failure_table, missing_table, outcome_table, scaling_table
@@ -32,7 +33,6 @@ from harness.present_belief import (
 from harness.present_cost import communication_table, compute_table, gpu_table, waterfall_table
 from harness.present_doctor import findings_table
 from harness.record.folder import RunFolder
-from harness.results import Results, load
 from harness.system.files import replace_all, replace_text, writing
 from harness.system.process import no_garbage_collection
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 
+from harness.analysis.results import Results
 from harness.config.sections import Throughput
 from harness.labels import rate_unit, spread_options, with_settings
 from harness.present import counts, duration, percent, plural, speed, with_ends
 from harness.present_belief import imprecise
 from harness.present_doctor import seen, shared, verdict, where
 from harness.record.schema import AXES
-from harness.results import Results
 
 MEASURED = ("windows", "epochs")
 """The parts of a trial that a throughput or a training clock rests on."""

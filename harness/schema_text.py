@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.analysis.doubts import DOUBTS
 from harness.record.schema import DERIVED, RECORDED, Table
-from harness.record.schema.doubts import DOUBTS
 
 HEAD = """# Results
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse import StepTimes, step_times
+from harness.analysis import StepTimes, step_times
 from harness.record.schema import EPOCHS, STEPS
 
 

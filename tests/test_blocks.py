@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.blocks import needed_blocks
+from harness.analysis.sample_size import needed_blocks
 from harness.config.experiment import Experiment
 from harness.config.sections import BlockRule
 from harness.plan.planner import Plan, make_plan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness import analyse
+from harness import analysis
 from harness.config.experiment import Experiment
 from harness.console import ConsoleSink, rich_table
 from harness.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
@@ -32,8 +32,8 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
         line(cell, model=HOSTILE, options=f'{{"workload.note": "{cell}"}}', strategy=strategy, rates=rates)
         for cell, strategy, rates in (("single", "single", (100.0,)), ("ddp2", "ddp", (80.0, 80.0)))
     ]
-    trials = analyse.trials(lines, steps_of(lines))
-    tables = {name: getattr(analyse, name)(trials) for name in ("scaling", "noise", "versus", "parity")}
+    trials = analysis.trials(lines, steps_of(lines))
+    tables = {name: getattr(analysis, name)(trials) for name in ("scaling", "noise", "versus", "parity")}
     tables["trials"] = trials
     trial = plan.groups[0].trials[0]
     with ConsoleSink(console) as sink:

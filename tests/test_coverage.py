@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.stats import paired_ratio
+from harness.analysis.stats import paired_ratio
 from tests.benchmarks.coverage import BLOCKS, DRIFT, MUST_COVER, TRUTH, coverage, lognormal
 
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import harness
-from harness.results import Results
+from harness.analysis.results import Results
 from tests.conftest import FaultRow
 
 pytestmark = pytest.mark.slow

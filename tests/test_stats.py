@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from harness.analysis.stats import geometric_mean, mean_interval, paired_ratio, stein_blocks
 from harness.measure.steady_state import is_steady
-from harness.stats import geometric_mean, mean_interval, paired_ratio, stein_blocks
 
 
 def test_one_value_has_no_interval() -> None:

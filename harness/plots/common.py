@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.analyse import StepTimes
+from harness.analysis import StepTimes
 from harness.labels import settings, shown_strategy
 
 STRATEGIES = ("single", "dp", "ddp", "fsdp")

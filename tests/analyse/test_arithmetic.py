@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness import analyse
-from harness.peaks import peak_flops
+from harness import analysis
+from harness.analysis.peak_flops import peak_flops
 from tests.records import line, steps_of
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -23,7 +23,7 @@ def cell_of(
     lines = [line(name, block=block, facts=told, rates=rates, **columns) for block, told in enumerate(facts)]
     for one in lines:
         one["ranks"] = [{**rank, "device_model": model} for rank in one["ranks"]]
-    (row,) = analyse.cells(analyse.trials(lines, steps_of(lines)), steps_of(lines)).to_dict("records")
+    (row,) = analysis.cells(analysis.trials(lines, steps_of(lines)), steps_of(lines)).to_dict("records")
     return row
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness import analyse
+from harness import analysis
 from harness.present_cost import gpu_table
 from tests.records import line, steps_of
 
@@ -28,7 +28,7 @@ def told(cell: str, *ranks: dict[str, Any], **columns: Any) -> dict[str, Any]:
 
 
 def gpus_of(lines: list[dict[str, Any]]) -> Any:
-    return analyse.gpus(analyse.trials(lines, steps_of(lines)), analyse.ranks(lines))
+    return analysis.gpus(analysis.trials(lines, steps_of(lines)), analysis.ranks(lines))
 
 
 def test_a_cell_is_the_mean_of_its_ranks_and_the_worst_of_what_may_not_be_exceeded() -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analyse import step_times
-from harness.analyse import steps as steps_module
-from harness.analyse.steps import quantiles
+from harness.analysis import step_times
+from harness.analysis import steps as steps_module
+from harness.analysis.steps import quantiles
 from harness.record.schema import STEPS
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness.stats import paired_ratio, stein_blocks
+from harness.analysis.stats import paired_ratio, stein_blocks
 
 TRUTH = 1.7
 DRAWS = 2000

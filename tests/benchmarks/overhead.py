@@ -31,10 +31,10 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from harness.analysis.stats import Estimate, geometric_mean
 from harness.measure.phase_timers import phases_are_cheap
 from harness.measure.stepper import Stepper
 from harness.plan.cell import Cell
-from harness.stats import Estimate, geometric_mean
 from harness.system.process import no_garbage_collection
 from harness.train.ranks import Ranks
 from harness.train.training import Training

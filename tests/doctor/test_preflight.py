@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import harness
-from harness import premises
 from harness import run as pipeline
+from harness.analysis import premises
 from harness.config.experiment import Experiment
 from harness.events import Event
 from harness.execute import Execution

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import harness
+from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.events import Event
 from harness.execute import Execution
@@ -16,7 +17,6 @@ from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.report import write_report
-from harness.results import Results
 
 TESTS = Path(__file__).parents[1]
 Executed = tuple[Results, list[Event]]

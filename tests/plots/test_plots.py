@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from harness import analyse
+from harness import analysis
 from harness.plots import FIGURES, Drawing, Tables, style
 from harness.plots.common import COLOURS, STRATEGIES, log2_axis
 from harness.plots.phases import step_phases
@@ -24,18 +24,18 @@ def tables_of(
     lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None, excluded: dict[str, str] | None = None
 ) -> Tables:
     steps = steps_of(lines)
-    trials = analyse.trials(lines, steps)
+    trials = analysis.trials(lines, steps)
     curves = EPOCHS.frame([]) if epochs is None else epochs
     return Tables(
         trials=trials,
-        cells=analyse.cells(trials, steps),
-        scaling=analyse.scaling(trials, None, excluded),
-        noise=analyse.noise(trials),
-        versus=analyse.versus(trials, None, excluded),
-        parity=analyse.parity(trials, None, excluded),
-        waterfall=analyse.waterfall(trials, analyse.windows(lines), analyse.scaling(trials)),
-        phases=analyse.phases(trials, analyse.windows(lines)),
-        convergence=analyse.convergence(trials, curves, None, excluded),
+        cells=analysis.cells(trials, steps),
+        scaling=analysis.scaling(trials, None, excluded),
+        noise=analysis.noise(trials),
+        versus=analysis.versus(trials, None, excluded),
+        parity=analysis.parity(trials, None, excluded),
+        waterfall=analysis.waterfall(trials, analysis.windows(lines), analysis.scaling(trials)),
+        phases=analysis.phases(trials, analysis.windows(lines)),
+        convergence=analysis.convergence(trials, curves, None, excluded),
         steps=steps,
         epochs=curves,
     )

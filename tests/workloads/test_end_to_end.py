@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.results import load
 from harness.config.experiment import BUILTIN_DEFAULTS, BUILTIN_WORKLOADS, Experiment
 from harness.execute import Execution
 from harness.launch.inline import InlineLauncher
@@ -15,7 +16,6 @@ from harness.plan.planner import make_plan
 from harness.preflight import check_optimizers, check_target, check_workloads
 from harness.present import convergence_table
 from harness.record.folder import RunFolder
-from harness.results import load
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

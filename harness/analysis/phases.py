@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import Lines, measured, order
+from harness.analysis.common import Lines, measured, order
 from harness.record.schema import AXES, HOST_PHASES, LEDGER, PHASES
 from harness.record.schema.recorded import COLLECTIVE_COLUMNS
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from harness.analysis.stats import Estimate
 from harness.record.frames import records
 from harness.record.schema import AXES
-from harness.stats import Estimate
 
 Lines = Sequence[Mapping[str, Any]]
 Row = Mapping[Any, Any]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.analyse import throughput
+from harness.analysis import throughput
+from harness.analysis.stats import stein_blocks
 from harness.config.sections import BlockRule
 from harness.plan.trial import Trial
-from harness.stats import stein_blocks
 
 Lines = Sequence[Mapping[str, Any]]
 

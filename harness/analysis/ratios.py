@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import Rows, bases_of, by_cell, ends, measured, order
-from harness.analyse.doubts import tally
+from harness.analysis.common import Rows, bases_of, by_cell, ends, measured, order
+from harness.analysis.doubts import tally
+from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
 from harness.record.schema import AXES, SCALING
-from harness.stats import Estimate, geometric_mean, paired_ratio
 
 RATIOS = ("speedup", "low", "high", "precise", "efficiency", "efficiency_low", "efficiency_high")
 Rule = Mapping[str, Any] | None

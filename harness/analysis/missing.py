@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import Lines
+from harness.analysis.common import Lines
 from harness.record.schema import MISSING
 
 WHY = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import by_cell, measured, order
+from harness.analysis.common import by_cell, measured, order
+from harness.analysis.stats import mean_interval
 from harness.record.frames import records
 from harness.record.schema import AXES, WATERFALL
-from harness.stats import mean_interval
 
 PARTS = (
     "smaller batch",

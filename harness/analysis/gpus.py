@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import measured, order
+from harness.analysis.common import measured, order
+from harness.analysis.stats import geometric_mean
 from harness.record.frames import records
 from harness.record.schema import AXES, GPUS, TRIAL_COLUMNS
-from harness.stats import geometric_mean
 
 KEYS = [column.name for column in TRIAL_COLUMNS]
 STATES = ["gpu_utilisation", "power_w", "sm_clock_fraction", "temperature_c", "throttled"]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness import analyse, premises
+from harness import analysis
+from harness.analysis import premises
 from harness.config.experiment import Experiment
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
@@ -46,9 +47,9 @@ class Results:
 
     @cached_property
     @no_garbage_collection()
-    def step_times(self) -> analyse.StepTimes:
+    def step_times(self) -> analysis.StepTimes:
         """The timed ones of the steps, in the form that the analyses take."""
-        return analyse.step_times(self.steps)
+        return analysis.step_times(self.steps)
 
     @cached_property
     @no_garbage_collection()
@@ -63,64 +64,66 @@ class Results:
     @cached_property
     @no_garbage_collection()
     def trials(self) -> pd.DataFrame:
-        trials = analyse.trials(self.lines, self.step_times)
-        return trials.assign(doubts=analyse.doubts(trials, self.step_times, self.windows, self.ranks, self.environment))
+        trials = analysis.trials(self.lines, self.step_times)
+        return trials.assign(
+            doubts=analysis.doubts(trials, self.step_times, self.windows, self.ranks, self.environment)
+        )
 
     @cached_property
     @no_garbage_collection()
     def windows(self) -> pd.DataFrame:
-        return analyse.windows(self.lines)
+        return analysis.windows(self.lines)
 
     @cached_property
     @no_garbage_collection()
     def ranks(self) -> pd.DataFrame:
-        return analyse.ranks(self.lines)
+        return analysis.ranks(self.lines)
 
     @cached_property
     @no_garbage_collection()
     def cells(self) -> pd.DataFrame:
-        return analyse.cells(self.trials, self.step_times, self._pilot)
+        return analysis.cells(self.trials, self.step_times, self._pilot)
 
     @cached_property
     @no_garbage_collection()
     def scaling(self) -> pd.DataFrame:
-        return analyse.scaling(self.trials, self._rule, analyse.disagreeing(self.agreement))
+        return analysis.scaling(self.trials, self._rule, analysis.disagreeing(self.agreement))
 
     @cached_property
     @no_garbage_collection()
     def agreement(self) -> pd.DataFrame:
-        return analyse.agreement(self.trials, self.checks)
+        return analysis.agreement(self.trials, self.checks)
 
     @cached_property
     @no_garbage_collection()
     def waterfall(self) -> pd.DataFrame:
-        return analyse.waterfall(self.trials, self.windows, self.scaling, self._pilot)
+        return analysis.waterfall(self.trials, self.windows, self.scaling, self._pilot)
 
     @cached_property
     @no_garbage_collection()
     def phases(self) -> pd.DataFrame:
-        return analyse.phases(self.trials, self.windows)
+        return analysis.phases(self.trials, self.windows)
 
     @cached_property
     @no_garbage_collection()
     def host_phases(self) -> pd.DataFrame:
-        return analyse.host_phases(self.trials, self.windows)
+        return analysis.host_phases(self.trials, self.windows)
 
     @cached_property
     @no_garbage_collection()
     def gpus(self) -> pd.DataFrame:
-        return analyse.gpus(self.trials, self.ranks)
+        return analysis.gpus(self.trials, self.ranks)
 
     @cached_property
     @no_garbage_collection()
     def ledger(self) -> pd.DataFrame:
-        return analyse.ledger(self.lines, self.environment)
+        return analysis.ledger(self.lines, self.environment)
 
     @cached_property
     @no_garbage_collection()
     def findings(self) -> pd.DataFrame:
         """The doctor's: of the cells that were examined, of the plan, and of the nodes; none where it was not asked."""
-        found = analyse.findings(self.lines, self.trials)
+        found = analysis.findings(self.lines, self.trials)
         asked = self.experiment.preflight and all(line["outcome"] == "skipped" for line in self.lines)
         if not (asked or any(line["purpose"] == "doctor" for line in self.lines)):
             return found
@@ -130,17 +133,17 @@ class Results:
     @cached_property
     @no_garbage_collection()
     def noise(self) -> pd.DataFrame:
-        return analyse.noise(self.trials, self._rule)
+        return analysis.noise(self.trials, self._rule)
 
     @cached_property
     @no_garbage_collection()
     def parity(self) -> pd.DataFrame:
-        return analyse.parity(self.trials, self._rule, analyse.disagreeing(self.agreement))
+        return analysis.parity(self.trials, self._rule, analysis.disagreeing(self.agreement))
 
     @cached_property
     @no_garbage_collection()
     def versus(self) -> pd.DataFrame:
-        return analyse.versus(self.trials, self._rule, analyse.disagreeing(self.agreement))
+        return analysis.versus(self.trials, self._rule, analysis.disagreeing(self.agreement))
 
     @property
     def _rule(self) -> dict[str, Any] | None:
@@ -157,17 +160,17 @@ class Results:
     def convergence(self) -> pd.DataFrame:
         settings = self.experiment.convergence
         target = settings.target.model_dump(exclude_none=True) if settings and settings.target else None
-        return analyse.convergence(self.trials, self.epochs, target, analyse.disagreeing(self.agreement))
+        return analysis.convergence(self.trials, self.epochs, target, analysis.disagreeing(self.agreement))
 
     @cached_property
     @no_garbage_collection()
     def missing(self) -> pd.DataFrame:
-        return analyse.missing(self.lines, self.folder.plan(), self.environment)
+        return analysis.missing(self.lines, self.folder.plan(), self.environment)
 
     @cached_property
     @no_garbage_collection()
     def outcomes(self) -> pd.DataFrame:
-        return analyse.outcomes(self.trials)
+        return analysis.outcomes(self.trials)
 
 
 def load(run_folder: str | Path) -> Results:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import Lines, Row, Rows, by_cell, ends, measured, order
-from harness.analyse.doubts import tally
-from harness.analyse.steps import StepTimes, quantiles
-from harness.peaks import peak_flops
+from harness.analysis.common import Lines, Row, Rows, by_cell, ends, measured, order
+from harness.analysis.doubts import tally
+from harness.analysis.peak_flops import peak_flops
+from harness.analysis.stats import geometric_mean
+from harness.analysis.steps import StepTimes, quantiles
 from harness.record.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
-from harness.stats import geometric_mean
 
 
 def windows(lines: Lines) -> pd.DataFrame:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import STRATEGIES, Row, Rows, by_cell, ends, measured, order
-from harness.analyse.doubts import tally
-from harness.analyse.ratios import Rule, doubts_of, paired
+from harness.analysis.common import STRATEGIES, Row, Rows, by_cell, ends, measured, order
+from harness.analysis.doubts import tally
+from harness.analysis.ratios import Rule, doubts_of, paired
+from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
 from harness.record.schema import AXES, NOISE, PARITY, VERSUS
-from harness.stats import Estimate, geometric_mean, paired_ratio
 
 RATIO = ("ratio", "low", "high", "excludes_one")
 Excluded = Mapping[str, str] | None

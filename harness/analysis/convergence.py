@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analyse.common import order
+from harness.analysis.common import order
 from harness.record.schema import AXES, CONVERGENCE
 
 
