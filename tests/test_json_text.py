@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.record import json_text
+from harness.record.reading import decode_json, encode_json
 
 VALUES: dict[str, Any] = {
     "nothing": None,
@@ -27,9 +27,9 @@ VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
 def test_python_reads_what_is_written_and_the_other_way_round(value: Any) -> None:
     expected = json.loads(json.dumps(value))
-    assert json.loads(json_text.encode(value)) == expected
-    assert json_text.decode(json.dumps(value).encode()) == expected
-    assert "\n" not in json_text.encode(value)
+    assert json.loads(encode_json(value)) == expected
+    assert decode_json(json.dumps(value).encode()) == expected
+    assert "\n" not in encode_json(value)
 
 
 def test_every_bit_of_a_number_is_kept() -> None:
@@ -37,29 +37,29 @@ def test_every_bit_of_a_number_is_kept() -> None:
     numbers = [struct.unpack("d", draw.randbytes(8))[0] for _ in range(5_000)]
     numbers += [draw.lognormvariate(0, 1) for _ in range(5_000)]
     finite = [number for number in numbers if math.isfinite(number)]
-    assert json_text.decode(json_text.encode(finite).encode()) == finite
-    assert json.loads(json_text.encode(finite)) == json_text.decode(json.dumps(finite).encode()) == finite
+    assert decode_json(encode_json(finite).encode()) == finite
+    assert json.loads(encode_json(finite)) == decode_json(json.dumps(finite).encode()) == finite
 
 
 def test_what_is_not_finite_is_written_as_python_does() -> None:
-    text = json_text.encode([math.nan, math.inf, -math.inf])
+    text = encode_json([math.nan, math.inf, -math.inf])
     assert text == "[NaN,Infinity,-Infinity]"
-    first, *others = json_text.decode(text.encode())
+    first, *others = decode_json(text.encode())
     assert math.isnan(first) and others == [math.inf, -math.inf]
 
 
 def test_half_a_surrogate_pair_is_written_and_read_as_a_question_mark() -> None:
-    text = json_text.encode({"said": "half \ud83d, whole \U0001f600"})
-    assert json_text.decode(text.encode()) == {"said": "half ?, whole \U0001f600"}
+    text = encode_json({"said": "half \ud83d, whole \U0001f600"})
+    assert decode_json(text.encode()) == {"said": "half ?, whole \U0001f600"}
 
 
 @pytest.mark.parametrize("value", [object(), np.int64(1), {"a": b"\xff"}])
 def test_what_json_cannot_hold_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
-        json_text.encode(value)
+        encode_json(value)
 
 
 @pytest.mark.parametrize("data", [b"", b'{"a": 1', b"[1,]", b'{"a": 1}x', b"\xff", b"1" * 10_000, b"[" * 100_000])
 def test_what_is_not_json_is_refused(data: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)):
-        json_text.decode(data)
+        decode_json(data)

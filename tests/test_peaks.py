@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis import peak_flops
+from harness.analysis import peak_flops as peaks
 from harness.analysis.peak_flops import peak_flops
 
 TERA = 1e12
@@ -64,7 +64,7 @@ def test_a_figure_that_was_not_read_is_absent() -> None:
 
 
 def test_every_figure_names_where_it_stands_and_is_no_slip_of_a_digit() -> None:
-    for device, (source, figures) in peak_flops._TABLE.items():
+    for device, (source, figures) in peaks._TABLE.items():
         assert "NVIDIA" in source and "https://" in source
         assert min(figures.values()) >= 8 * TERA and max(figures.values()) <= 2500 * TERA, device
         assert list(figures.values()) == sorted(figures.values()), f"{device}: a lower precision is no slower"

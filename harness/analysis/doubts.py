@@ -13,6 +13,33 @@ from harness.analysis.steps import StepTimes
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 from harness.record.frames import records
 
+WIDE_SPREAD = 0.10
+
+
+SLOW_RANK = 1.20
+
+
+FOREIGN_CORES = 0.25
+
+
+DOUBTS: dict[str, str] = {
+    "no steady state": "the warm-up came to its limit before the medians of two rounds of steps, and the ends of the "
+    f"last one's trend, were within {100 * STEADY_CHANGE:.0f} % (within their noise up to {100 * STEADY_NOISE:.0f} %)",
+    "wide spread": f"the interquartile range of the timed steps is over {100 * WIDE_SPREAD:.0f} % of their median",
+    "slow rank": f"that rank's own step, without gradient exchange, takes over {SLOW_RANK:g} times the median rank's "
+    "(looked at where throughput.explain times ddp's steps alone)",
+    "foreign load": f"other processes kept over {FOREIGN_CORES:g} cores of a node busy while steps were timed",
+    "foreign load on the GPU": "other processes computed on a GPU while steps were timed",
+    "memory swapped": "the node swapped memory while steps were timed",
+    "clocks throttled": "heat or power held a GPU's clocks down for over a hundredth of the time, or at its end",
+    "threads differ from the base's": "not as many threads a device as its base had",
+    "other devices than the base's": "other models of devices",
+    "other hosts than the base's": "not on the machine that its base ran on",
+    "environment differs from the base's": "other versions, settings or hardware than in its base's worker group",
+}
+"""'slow rank' is followed by the rank's number."""
+
+
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Those that name what a worker group was given, and so differ between groups rightly."""
@@ -169,30 +196,3 @@ def _spread(times: StepTimes) -> dict[Key, float]:
     by_trial = times.by_trial
     spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["median_s"]
     return {_key(key): float(value) for key, value in spread.items()}
-
-
-WIDE_SPREAD = 0.10
-
-
-SLOW_RANK = 1.20
-
-
-FOREIGN_CORES = 0.25
-
-
-DOUBTS: dict[str, str] = {
-    "no steady state": "the warm-up came to its limit before the medians of two rounds of steps, and the ends of the "
-    f"last one's trend, were within {100 * STEADY_CHANGE:.0f} % (within their noise up to {100 * STEADY_NOISE:.0f} %)",
-    "wide spread": f"the interquartile range of the timed steps is over {100 * WIDE_SPREAD:.0f} % of their median",
-    "slow rank": f"that rank's own step, without gradient exchange, takes over {SLOW_RANK:g} times the median rank's "
-    "(looked at where throughput.explain times ddp's steps alone)",
-    "foreign load": f"other processes kept over {FOREIGN_CORES:g} cores of a node busy while steps were timed",
-    "foreign load on the GPU": "other processes computed on a GPU while steps were timed",
-    "memory swapped": "the node swapped memory while steps were timed",
-    "clocks throttled": "heat or power held a GPU's clocks down for over a hundredth of the time, or at its end",
-    "threads differ from the base's": "not as many threads a device as its base had",
-    "other devices than the base's": "other models of devices",
-    "other hosts than the base's": "not on the machine that its base ran on",
-    "environment differs from the base's": "other versions, settings or hardware than in its base's worker group",
-}
-"""'slow rank' is followed by the rank's number."""

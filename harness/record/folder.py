@@ -18,11 +18,10 @@ from harness.config.yaml_source import MAX_BYTES, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.plan.planner import Plan
 from harness.plan.trial import Trial, TrialResult
-from harness.record import json_text
 from harness.record.frames import csv_bytes
 from harness.record.jsonl import read_lines
 from harness.record.parquet import gather, in_parquet, read_table, write_frame
-from harness.record.reading import naming, read_object, read_text, refuse_links
+from harness.record.reading import encode_json, naming, read_object, read_text, refuse_links
 from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content
 from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.system import sanitize
@@ -172,7 +171,7 @@ class RunFolder:
         replace_all(parts)
         size = self._size()
         try:
-            append_lines(self._lines, [json_text.encode(line) for line in lines])
+            append_lines(self._lines, [encode_json(line) for line in lines])
         except BaseException:
             if self._size() <= size:  # else they would be taken for those of the next attempt
                 remove_all(path for path, _ in parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -10,32 +9,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, from_json, to_json
-
 from harness.errors import RunFolderError
 from harness.record.reading import _check_objects, _object, naming
 from harness.record.schema import TRIALS, WINDOWS
-
-
-def encode(value: Any) -> str:
-    """In one line; NaN and Infinity as Python's own has them. Raises TypeError for what JSON cannot hold."""
-    try:
-        return to_json(value, inf_nan_mode="constants").decode()
-    except PydanticSerializationError:  # half a surrogate pair, perhaps, which JSON can hold and UTF-8 cannot
-        return json.dumps(value)
-
-
-def decode(data: bytes) -> Any:
-    """What a JSON text holds, with ``?`` in place of half a surrogate pair, which no table can hold.
-
-    Raises ValueError, or RecursionError.
-    """
-    try:
-        return from_json(data)
-    except ValueError:
-        content = json.loads(data)
-        return json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
-
 
 _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
 """How every line begins, today and earlier, and so what is left of one that a crash cut short."""

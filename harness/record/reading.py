@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from harness.errors import RunFolderError
-from harness.record import json_text
 
 
 def refuse_links(folder: Path) -> None:
@@ -53,7 +54,7 @@ def naming(path: Path, part: str = "") -> Iterator[None]:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    content = json_text.decode(data)
+    content = decode_json(data)
     if not isinstance(content, dict):
         raise TypeError(f"expected a JSON object, got a {type(content).__name__}")
     return content
@@ -62,3 +63,23 @@ def _object(data: bytes) -> dict[str, Any]:
 def _check_objects(value: Any, name: str) -> None:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise TypeError(f"{name}: expected a list of objects")
+
+
+def encode_json(value: Any) -> str:
+    """In one line; NaN and Infinity as Python's own has them. Raises TypeError for what JSON cannot hold."""
+    try:
+        return to_json(value, inf_nan_mode="constants").decode()
+    except PydanticSerializationError:  # half a surrogate pair, perhaps, which JSON can hold and UTF-8 cannot
+        return json.dumps(value)
+
+
+def decode_json(data: bytes) -> Any:
+    """What a JSON text holds, with ``?`` in place of half a surrogate pair, which no table can hold.
+
+    Raises ValueError, or RecursionError.
+    """
+    try:
+        return from_json(data)
+    except ValueError:
+        content = json.loads(data)
+        return json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
