@@ -14,14 +14,8 @@ from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 from harness.record.frames import records
 
 WIDE_SPREAD = 0.10
-
-
 SLOW_RANK = 1.20
-
-
 FOREIGN_CORES = 0.25
-
-
 DOUBTS: dict[str, str] = {
     "no steady state": "the warm-up came to its limit before the medians of two rounds of steps, and the ends of the "
     f"last one's trend, were within {100 * STEADY_CHANGE:.0f} % (within their noise up to {100 * STEADY_NOISE:.0f} %)",
@@ -38,8 +32,6 @@ DOUBTS: dict[str, str] = {
     "environment differs from the base's": "other versions, settings or hardware than in its base's worker group",
 }
 """'slow rank' is followed by the rank's number."""
-
-
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Those that name what a worker group was given, and so differ between groups rightly."""

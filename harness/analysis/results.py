@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from harness import analysis
-from harness.analysis import premises
+from harness.analysis.findings import static_findings
 from harness.config.experiment import Experiment
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
@@ -127,7 +127,7 @@ class Results:
         asked = self.experiment.preflight and all(line["outcome"] == "skipped" for line in self.lines)
         if not (asked or any(line["purpose"] == "doctor" for line in self.lines)):
             return found
-        rest = premises.findings(self.folder.plan(), self.environment)
+        rest = static_findings(self.folder.plan(), self.environment)
         return FINDINGS.typed(pd.concat([found, rest], ignore_index=True)) if len(rest) else found
 
     @cached_property

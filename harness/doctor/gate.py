@@ -11,8 +11,6 @@ from harness.plan.trial import PREFLIGHT
 
 BY_BATCH = "memory"
 """The check whose error holds for the examined batch and larger ones; any other holds for every batch."""
-
-
 REFUSALS = "refusals"
 """Where a process keeps them for its later trials (``Scene.cache``)."""
 

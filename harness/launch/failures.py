@@ -186,18 +186,10 @@ def _is_collateral(failure: TrialResult, *, certain: bool) -> bool:
 
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
-
-
 _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
-
-
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py")
 """Where a healthy rank stands while it waits for its peers: in a collective, or in a backward pass that ends in one."""
-
-
 LIBRARY, OURS = "/lib/python", "/harness/"
-
-
 TRAINS = "run_group"
 """The function that every rank's training thread is in."""
 

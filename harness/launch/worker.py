@@ -29,8 +29,6 @@ MOST_DETAIL = 100_000
 """Characters of a traceback that are kept, from its end."""
 Send = Callable[[Message], bool]
 """Tells the driver and waits until it has it; False asks the group to stop before its next trial."""
-
-
 SCENARIOS: Mapping[str, Callable[[Scene], TrialResult]] = {
     "throughput": scenarios.throughput,
     "convergence": scenarios.convergence,

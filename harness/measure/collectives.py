@@ -94,11 +94,7 @@ def _kernels(event: Any) -> Iterator[Any]:
 
 
 ROUNDS = 2
-
-
 LEAST_STEPS = 5
-
-
 LOGGED_STEPS = 5
 
 

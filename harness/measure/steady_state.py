@@ -11,8 +11,6 @@ from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 
 TREND_NOISE = 3.2
 """95 % of a trend's ends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
-
-
 STEADY_STEPS = 500
 """Of longer rounds every so many steps are looked at: a trend looks at pairs of them."""
 

@@ -116,12 +116,8 @@ def _check_weight(weight: float, expected: int) -> None:
 
 
 StepColumns = dict[str, npt.NDArray[Any]]
-
-
 WINDOW_KEYS = ("rank", "window", "window_kind")
 """What names a window; the rest of its row are amounts."""
-
-
 STEPPED = ("warmup", "timed")
 """The windows whose single steps are recorded."""
 

@@ -84,27 +84,15 @@ class Skip:
 
 
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
-
-
 PRECISE = "precise enough"
 """How the reason begins of a trial that its cell's interval no longer needs."""
-
-
 PREFLIGHT = "preflight"
 """The same of a trial that the doctor's findings forbid."""
-
-
 TIME_IS_UP = "time is up: limits.wall was reached"
 """The reason of a trial that was not started for want of time."""
-
-
 PRUNED = "of the same cell ran out of memory (limits.prune_oom)"
 """How the reason ends of a trial that would need no less memory than one that ran out of it."""
-
-
 Row = Mapping[str, Any]
-
-
 Columns = Mapping[str, Sequence[Any] | npt.NDArray[Any]]
 
 

@@ -15,20 +15,10 @@ from harness.record.schema import TRIALS, WINDOWS
 
 _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
 """How every line begins, today and earlier, and so what is left of one that a crash cut short."""
-
-
 _TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
-
-
 _NEEDED = ("attempt", "cell_id", "kind", "purpose", "block", "sitting", "outcome", "strategy", "devices")
-
-
 _WINDOW = ("rank", "window", "window_kind", "duration_s", "steps", "weight")
-
-
 _DTYPES = {column.name: column.dtype for table in (WINDOWS, TRIALS) for column in table.columns}
-
-
 _PYTHON: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
     "Int64": (int,),

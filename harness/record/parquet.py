@@ -84,8 +84,6 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
 
 
 MAX_ROWS = 100_000_000
-
-
 _ARROW: Mapping[str, Callable[[pa.DataType], bool]] = {
     "string": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
     "Int64": pa.types.is_integer,

@@ -12,7 +12,7 @@ import pytest
 
 import harness
 from harness import run as pipeline
-from harness.analysis import premises
+from harness.analysis.findings import static_findings
 from harness.config.experiment import Experiment
 from harness.events import Event
 from harness.execute import Execution
@@ -141,9 +141,9 @@ def test_versions_are_compared_among_nodes_that_worked_together_and_told_once() 
 
     plan: dict[str, Any] = {"skipped": []}
     moved = [group(("a", "2.14.0")), group(("b", "2.15.0"))]  # resumed elsewhere
-    assert premises.findings(plan, {"groups": moved}).empty
+    assert static_findings(plan, {"groups": moved}).empty
     mixed = group(("a", "2.14.0"), ("b", "2.15.0"))
-    told = premises.findings(plan, {"groups": [mixed, mixed]})
+    told = static_findings(plan, {"groups": [mixed, mixed]})
     assert told["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
 
 

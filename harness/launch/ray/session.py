@@ -107,8 +107,6 @@ def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
 
 
 CONNECT_TIMEOUT_S, KNOCK_TIMEOUT_S = 25, 5
-
-
 TRIES = "5"
 """How often a process that asks whether a cluster answers asks it, a second between."""
 

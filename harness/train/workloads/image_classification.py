@@ -17,8 +17,6 @@ from harness.train.workloads.checks import whole_number
 
 DEPTHS = {f"resnet{6 * n + 2}": n for n in (1, 2, 3, 5, 7, 9)}
 """resnet8, 14, 20, 32, 44 and 56: the number of blocks in each of the three stages."""
-
-
 NORMS = ("batch", "group")
 
 

@@ -27,11 +27,7 @@ from harness.train.workloads.checks import SYNTHETIC, data_named, made_up, size_
 from harness.train.workloads.text_data import STDLIB, read_texts
 
 TAGS = ("space", "keyword", "name", "number", "string", "comment", "operator")
-
-
 _KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)
-
-
 _TOKEN = re.compile(
     rb"""
       (?P<comment>\#[^\n]*)
