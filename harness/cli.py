@@ -135,7 +135,7 @@ def report_command(run_folder: RunFolderArgument) -> None:
     """Rebuild tables, figures and report of RUN_FOLDER; needs neither torch nor ray."""
 
     def work() -> int:
-        from harness.report import write_report
+        from harness.report.html import write_report
 
         results = write_report(run_folder)
         said = printable(f"Report: {results.folder.report}")

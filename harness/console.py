@@ -29,9 +29,10 @@ from harness.events import (
     TrialStarting,
 )
 from harness.plan.planner import Plan
-from harness.present import TextTable, counts, duration, plural, scaling_by_setting, speed
-from harness.present_belief import belief_lines, parity_table, versus_table
-from harness.present_doctor import seen, shared, verdict, where
+from harness.report.tables.evidence import belief_lines, parity_table, versus_table
+from harness.report.tables.findings import seen, shared, verdict, where
+from harness.report.tables.scaling import scaling_by_setting
+from harness.report.tables.text import TextTable, counts, duration, plural, speed
 from harness.system.sanitize import printable
 
 LAST_RESULTS = 6

@@ -26,7 +26,7 @@ from harness.preflight import (
 )
 from harness.record.folder import RunFolder
 from harness.reopen import reopened
-from harness.report import write_report
+from harness.report.html import write_report
 from harness.sitting import differences, sitting_facts
 from harness.stage import (
     Request,

@@ -34,7 +34,7 @@ STEPS = 40
 def start(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
     """A child that has paid for its imports: it is forked from a server that has them."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["tests.scripted", "torch._dynamo", "torchvision.models", "harness.report"])
+    context.set_forkserver_preload(["tests.scripted", "torch._dynamo", "torchvision.models", "harness.report.html"])
     child = context.Process(target=target, args=arguments)
     child.start()
     return child

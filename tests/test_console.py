@@ -14,7 +14,7 @@ from harness.config.experiment import Experiment
 from harness.console import ConsoleSink, rich_table
 from harness.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
 from harness.plan.planner import make_plan
-from harness.present import Heading, Line, TextTable
+from harness.report.tables.text import Heading, Line, TextTable
 from tests.conftest import laptop
 from tests.records import line, steps_of
 

@@ -19,7 +19,6 @@ from harness.cli import parse_only
 from harness.config.experiment import Experiment, parse
 from harness.errors import ExperimentError
 from harness.execute import Execution
-from harness.labels import shown_devices
 from harness.launch.protocol import process_variables
 from harness.launch.ray import cluster
 from harness.launch.torchrun.worker import devices_of
@@ -30,6 +29,7 @@ from harness.plan.placement import Placement, place
 from harness.plan.planner import Plan, make_plan, only
 from harness.plan.trial import WorkerGroup
 from harness.record.folder import RunFolder
+from harness.report.labels import shown_devices
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line
 

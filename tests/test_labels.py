@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from harness.labels import settings, shown_strategy, spread_options
+from harness.report.labels import settings, shown_strategy, spread_options
 
 
 def rows(*changes: dict[str, object]) -> pd.DataFrame:

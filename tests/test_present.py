@@ -6,22 +6,18 @@ import pandas as pd
 import pytest
 
 from harness import analysis
-from harness.present import (
-    NO_BREAK,
+from harness.record.schema import CELLS, FINDINGS, TRIALS, WATERFALL
+from harness.report.tables.cost import communication_table, compute_table, waterfall_table
+from harness.report.tables.evidence import imprecise
+from harness.report.tables.findings import findings_table
+from harness.report.tables.scaling import (
     convergence_table,
-    counts,
-    duration,
     failure_table,
     outcome_table,
-    plural,
     scaling_by_setting,
     scaling_table,
-    speed,
 )
-from harness.present_belief import imprecise
-from harness.present_cost import communication_table, compute_table, waterfall_table
-from harness.present_doctor import findings_table
-from harness.record.schema import CELLS, FINDINGS, TRIALS, WATERFALL
+from harness.report.tables.text import NO_BREAK, counts, duration, plural, speed
 from tests.records import epochs_of, line, steps_of
 
 

@@ -19,7 +19,7 @@ from harness.cli import BAD_INPUT, guarded
 from harness.errors import HarnessError, RunFolderError
 from harness.record.folder import RunFolder
 from harness.record.rows import SCHEMA_VERSION
-from harness.report import write_report
+from harness.report.html import write_report
 
 FIRST_VERSION = Path(__file__).parent / "run_folder_v1"
 TABLES = (

@@ -19,7 +19,7 @@ from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.preflight import check_optimizers, check_workloads
 from harness.record.folder import RunFolder
-from harness.report import write_report
+from harness.report.html import write_report
 from tests.conftest import laptop
 
 README = (Path(__file__).parents[1] / "README.md").read_text()

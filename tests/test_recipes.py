@@ -19,7 +19,7 @@ from harness.execute import Execution
 from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
-from harness.report import write_report
+from harness.report.html import write_report
 from harness.run import run
 from harness.stage import Request
 from tests.conftest import gpu_cluster, laptop

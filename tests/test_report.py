@@ -14,16 +14,16 @@ import pandas as pd
 import pytest
 
 import harness
-from harness import report_content as content
-from harness import report_environment
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
-from harness.present_belief import belief_lines
 from harness.record.folder import RunFolder
 from harness.record.schema import NOISE, SCALING, TRIALS
-from harness.report import write_report
+from harness.report import environment
+from harness.report import summary as content
+from harness.report.html import write_report
+from harness.report.tables.evidence import belief_lines
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -384,12 +384,8 @@ def test_timed_windows_and_epochs_are_what_counts_as_measured(run_folder: RunFol
 
 
 def test_ranks_that_yield_to_other_processes_are_told_and_so_is_a_difference() -> None:
-    assert not [fact for fact in report_environment.node_facts(NODE) if fact[0] == "niceness"]
-    assert ("niceness", "15: the ranks yield to other processes") in report_environment.node_facts(
-        NODE | {"niceness": 15}
-    )
+    assert not [fact for fact in environment.node_facts(NODE) if fact[0] == "niceness"]
+    assert ("niceness", "15: the ranks yield to other processes") in environment.node_facts(NODE | {"niceness": 15})
     groups = [{"nodes": [NODE | {"niceness": nice}]} for nice in (0, 15)]
-    assert report_environment.difference({"groups": groups}).startswith(
-        "Worker groups saw different hardware or software on"
-    )
-    assert report_environment.difference({"groups": groups[:1] * 2}) == ""
+    assert environment.difference({"groups": groups}).startswith("Worker groups saw different hardware or software on")
+    assert environment.difference({"groups": groups[:1] * 2}) == ""

@@ -18,7 +18,7 @@ from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
-from harness.report import write_report
+from harness.report.html import write_report
 from harness.system.files import PACKAGE_FOLDER
 from tests.conftest import laptop
 from tests.test_report import EPOCHS, NODE, columns_of_steps, ranks_of, windows_of
@@ -153,7 +153,7 @@ def test_hostile_text_runs_nothing_and_fetches_nothing(hostile: RunFolder, serve
 
 
 def test_the_policy_holds_where_escaping_would_not(tmp_path: Path, server: Server) -> None:
-    policy = POLICY.search((PACKAGE_FOLDER / "report.html").read_text())
+    policy = POLICY.search((PACKAGE_FOLDER / "report" / "template.html").read_text())
     assert policy
     page = tmp_path / "page.html"
     body = "".join(PAYLOADS[:7] + PAYLOADS[8:9]).replace("HOST", server.host)

@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 
 from harness.record.schema import DERIVED, RECORDED, TRIALS, WINDOWS
-from harness.schema_text import as_markdown
+from harness.report.schema_page import as_markdown
 
 README = Path(__file__).parents[1] / "results" / "README.md"
 
 
 def test_results_readme_is_made_from_the_schema() -> None:
-    assert README.read_text() == as_markdown(), "run: python -m harness.schema_text > results/README.md"
+    assert README.read_text() == as_markdown(), "run: python -m harness.report.schema_page > results/README.md"
 
 
 @pytest.mark.parametrize("table", [*RECORDED, *DERIVED], ids=lambda table: table.name)

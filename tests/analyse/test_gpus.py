@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness import analysis
-from harness.present_cost import gpu_table
+from harness.report.tables.cost import gpu_table
 from tests.records import line, steps_of
 
 TOLD = {

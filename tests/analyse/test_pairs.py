@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from harness import analysis
-from harness.present import NO_BREAK
-from harness.present_belief import parity_table, versus_table
+from harness.report.tables.evidence import parity_table, versus_table
+from harness.report.tables.text import NO_BREAK
 from tests.records import line, steps_of
 
 

@@ -69,7 +69,7 @@ def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
     from harness.plan.planner import make_plan
     from harness.record.folder import RunFolder
     from harness.record.recorder import Recorder
-    from harness.report import TABLES, build_report
+    from harness.report.html import TABLES, build_report
     from harness.system import files
 
     seconds: dict[str, float] = {}

@@ -19,9 +19,9 @@ from harness.execute import Execution
 from harness.launch.inline import InlineLauncher
 from harness.plan.diagnostics import examinations
 from harness.plan.planner import examined, make_plan, unexamined
-from harness.present_doctor import findings_table, where
 from harness.record.folder import RunFolder
-from harness.report import write_report
+from harness.report.html import write_report
+from harness.report.tables.findings import findings_table, where
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]

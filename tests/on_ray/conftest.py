@@ -16,7 +16,7 @@ from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
-from harness.report import write_report
+from harness.report.html import write_report
 
 TESTS = Path(__file__).parents[1]
 Executed = tuple[Results, list[Event]]

@@ -12,7 +12,7 @@ from harness.execute import Execution
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
-from harness.report import write_report
+from harness.report.html import write_report
 from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow

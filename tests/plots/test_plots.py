@@ -10,11 +10,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from harness import analysis
-from harness.plots import FIGURES, Drawing, Tables, style
-from harness.plots.common import COLOURS, STRATEGIES, log2_axis
-from harness.plots.phases import step_phases
-from harness.present import convergence_table
 from harness.record.schema import EPOCHS, PHASES, WATERFALL
+from harness.report.figures import FIGURES, Drawing, Tables, style
+from harness.report.figures.common import COLOURS, STRATEGIES, log2_axis
+from harness.report.figures.phases import step_phases
+from harness.report.tables.scaling import convergence_table
 from tests.records import epochs_of, line, steps_of
 
 HATCH = "$////$"

@@ -14,8 +14,8 @@ from harness.execute import Execution
 from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
 from harness.preflight import check_optimizers, check_target, check_workloads
-from harness.present import convergence_table
 from harness.record.folder import RunFolder
+from harness.report.tables.scaling import convergence_table
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

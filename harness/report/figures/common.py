@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.analysis import StepTimes
-from harness.labels import settings, shown_strategy
+from harness.report.labels import settings, shown_strategy
 
 STRATEGIES = ("single", "dp", "ddp", "fsdp")
 COLOURS = dict(zip(STRATEGIES, sns.color_palette("colorblind", len(STRATEGIES)), strict=True))

@@ -15,13 +15,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from harness import report_content as content
-from harness import report_environment
 from harness.analysis.results import Results, load
 from harness.errors import RunFolderError
-from harness.plots import FIGURES, Drawing, Tables, style
-from harness.present import convergence_table, failure_table, missing_table, outcome_table, scaling_table
-from harness.present_belief import (
+from harness.record.folder import RunFolder
+from harness.report import environment as environment_page
+from harness.report import summary as content
+from harness.report.figures import FIGURES, Drawing, Tables, style
+from harness.report.tables.cost import communication_table, compute_table, gpu_table, waterfall_table
+from harness.report.tables.evidence import (
     agreement_table,
     doubt_table,
     ledger_table,
@@ -30,9 +31,8 @@ from harness.present_belief import (
     parity_table,
     versus_table,
 )
-from harness.present_cost import communication_table, compute_table, gpu_table, waterfall_table
-from harness.present_doctor import findings_table
-from harness.record.folder import RunFolder
+from harness.report.tables.findings import findings_table
+from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.system.files import replace_all, replace_text, writing
 from harness.system.process import no_garbage_collection
 
@@ -147,11 +147,11 @@ def _smaller(drawn: Image.Image) -> bytes:
 
 def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, bytes]) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness", "."), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("harness.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    return environment.get_template("report.html").render(
+    return environment.get_template("template.html").render(
         name=results.experiment.name,
-        **report_environment.facts(results.environment),
+        **environment_page.facts(results.environment),
         cards=content.cards(results),
         findings=content.findings(results),
         asked=content.asked(results),
@@ -186,9 +186,3 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
 def _figure(drawing: Drawing, images: Mapping[str, bytes]) -> dict[str, Any]:
     image = base64.b64encode(images[drawing.name]).decode() if drawing.name in images else None
     return {"name": drawing.name, "title": drawing.title, "caption": drawing.caption, "image": image}
-
-
-if __name__ == "__main__":
-    from harness.cli import report_main
-
-    report_main()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.present import plural
+from harness.report.tables.text import plural
 
 
 def facts(environment: Mapping[str, Any]) -> dict[str, Any]:

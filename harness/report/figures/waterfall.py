@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from harness.labels import settings, shown_devices
-from harness.plots import captions
-from harness.plots.common import COLOURS, MOST_FACETS, Drawing, Tables, is_apart, panels
 from harness.record.frames import records
+from harness.report.figures import captions
+from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, Tables, is_apart, panels
+from harness.report.labels import settings, shown_devices
 
 ROW_HEIGHT = 0.27
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.labels import shown_devices, shown_strategy, with_settings
-from harness.present import Heading, Line, TextTable, percent
+from harness.report.labels import shown_devices, shown_strategy, with_settings
+from harness.report.tables.text import Heading, Line, TextTable, percent
 
 
 def compute_table(cells: pd.DataFrame) -> TextTable:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from harness.labels import rate_unit, settings, shown_devices, shown_strategy, with_settings
 from harness.record.frames import records
+from harness.report.labels import rate_unit, settings, shown_devices, shown_strategy, with_settings
+from harness.report.tables.text import NO_BREAK, Heading, Line, TextTable, _number, percent, ranges, speed, with_ends
 
-NO_BREAK = "\N{NO-BREAK SPACE}"
 DOUBTFUL = "?"
 """Stands in a terminal behind a cell that has doubts."""
 METRICS = {
@@ -20,28 +18,6 @@ METRICS = {
     "val_psnr": ("PSNR", 1.0, "{:.1f}", " dB"),
 }
 """Title, factor, format and unit of the metrics of the built-in workloads; those of others are shown as they are."""
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A column of text; numbers are set flush right."""
-
-    title: str
-    number: bool = False
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of text. ``kind`` is 'base', 'apart' (a rehearsal) or empty."""
-
-    cells: tuple[str, ...]
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class TextTable:
-    columns: tuple[Heading, ...]
-    rows: tuple[Line, ...]
 
 
 def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
@@ -190,53 +166,8 @@ def missing_table(missing: pd.DataFrame, most: int = 50) -> TextTable:
     return TextTable(columns, tuple(rows))
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """'0, 2 to 5' of sorted whole numbers."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans)
-
-
 def _base(row: Any) -> str:
     return f"{row['base_strategy']} x{row['base_devices']}: {speed(row['base_throughput_per_s'])}"
-
-
-def speed(value: Any) -> str:
-    """A throughput with three significant digits at least."""
-    return "-" if pd.isna(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def percent(value: Any) -> str:
-    return "-" if pd.isna(value) else f"{100 * value:.0f} %"
-
-
-def duration(seconds: float) -> str:
-    """'42 s', '3 min 05 s', '2 h 10 min'."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def plural(count: int, noun: str) -> str:
-    """'1 block', '2 blocks'."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def counts(values: Sequence[str]) -> str:
-    """'3 ok, 1 oom' in the order of appearance."""
-    tally = {value: values.count(value) for value in dict.fromkeys(values)}
-    return ", ".join(f"{count} {value}" for value, count in tally.items())
-
-
-def _number(value: Any) -> str:
-    return "-" if pd.isna(value) else f"{value:.2f}"
 
 
 def _speedup(row: Any) -> str:
@@ -248,13 +179,6 @@ def _efficiency(row: Any) -> str:
         return "trains otherwise"
     shown = with_ends(percent, row["efficiency"], row["efficiency_low"], row["efficiency_high"])
     return f"{shown} (one block)".replace(" ", NO_BREAK) if pd.isna(row["efficiency_low"]) else shown
-
-
-def with_ends(shown: Callable[[Any], str], value: Any, low: Any, high: Any) -> str:
-    """'62 % (58 to 66 %)': a value with its interval, where it has one; it is not broken over lines."""
-    if pd.isna(low) or pd.isna(high):
-        return shown(value)
-    return f"{shown(value)} ({shown(low).removesuffix(' %')} to {shown(high)})".replace(" ", NO_BREAK)
 
 
 def _span(values: pd.Series[Any], form: str, suffix: str = "") -> str:

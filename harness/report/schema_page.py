@@ -1,4 +1,4 @@
-"""results/README.md from the schema: ``python -m harness.schema_text > results/README.md``."""
+"""results/README.md from the schema: ``python -m harness.report.schema_page > results/README.md``."""
 
 from __future__ import annotations
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.plots import captions
-from harness.plots.common import Drawing, Tables, add_legend, draw_lines, hatch_point, make_grid, strategy_legend
-from harness.present import plural
+from harness.report.figures import captions
+from harness.report.figures.common import (
+    Drawing,
+    Tables,
+    add_legend,
+    draw_lines,
+    hatch_point,
+    make_grid,
+    strategy_legend,
+)
+from harness.report.tables.text import plural
 
 CLOCKS = (("samples", "training samples"), ("train_s", "training time (s)"))
 TRIAL = ["trial_id", "attempt"]

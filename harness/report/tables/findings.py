@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.labels import shown_strategy
-from harness.present import Heading, Line, TextTable, plural
+from harness.report.labels import shown_strategy
+from harness.report.tables.text import Heading, Line, TextTable, plural
 
 SEVERITIES = ("error", "warning", "note")
 SAID = ["check", "severity", "means", "advice"]

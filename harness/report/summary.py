@@ -9,11 +9,11 @@ import pandas as pd
 
 from harness.analysis.results import Results
 from harness.config.sections import Throughput
-from harness.labels import rate_unit, spread_options, with_settings
-from harness.present import counts, duration, percent, plural, speed, with_ends
-from harness.present_belief import imprecise
-from harness.present_doctor import seen, shared, verdict, where
 from harness.record.schema import AXES
+from harness.report.labels import rate_unit, spread_options, with_settings
+from harness.report.tables.evidence import imprecise
+from harness.report.tables.findings import seen, shared, verdict, where
+from harness.report.tables.text import counts, duration, percent, plural, speed, with_ends
 
 MEASURED = ("windows", "epochs")
 """The parts of a trial that a throughput or a training clock rests on."""

@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from harness.labels import rate_unit
-from harness.plots import captions
-from harness.plots.common import (
+from harness.report.figures import captions
+from harness.report.figures.common import (
     Drawing,
     Tables,
     draw_lines,
@@ -18,6 +17,7 @@ from harness.plots.common import (
     panels,
     strategy_legend,
 )
+from harness.report.labels import rate_unit
 
 JOINED = ("emulated", "oversubscribed", "nodes", "device_ids")
 """Points are joined over devices where all of these are the same."""

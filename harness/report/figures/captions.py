@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import pandas as pd
 
-from harness.labels import rate_unit
-from harness.plots.common import MOST_FACETS
+from harness.report.figures.common import MOST_FACETS
+from harness.report.labels import rate_unit
 
 
 def rows_apart(rows: pd.DataFrame) -> bool:

@@ -6,9 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from harness.labels import rate_unit
-from harness.plots import captions
-from harness.plots.common import (
+from harness.report.figures import captions
+from harness.report.figures.common import (
     COLOURS,
     GIB,
     Drawing,
@@ -21,6 +20,7 @@ from harness.plots.common import (
     make_grid,
     strategy_legend,
 )
+from harness.report.labels import rate_unit
 
 BATCH = "per_device_batch_size"
 SPEED = "per_device_per_s"

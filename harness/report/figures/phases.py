@@ -11,9 +11,9 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from harness.labels import shown_devices
-from harness.plots import captions
-from harness.plots.common import Drawing, Tables, facets_of, is_apart, panels
+from harness.report.figures import captions
+from harness.report.figures.common import Drawing, Tables, facets_of, is_apart, panels
+from harness.report.labels import shown_devices
 
 NAMES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
 TONES = dict(zip(NAMES, sns.color_palette("Greys", len(NAMES) + 2)[1:-1], strict=True))

@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.doubts import DOUBTS
-from harness.labels import rate_unit, shown_devices, shown_strategy, with_settings
-from harness.present import DOUBTFUL, Heading, Line, TextTable, duration, speed, with_ends
 from harness.record.frames import records
+from harness.report.labels import rate_unit, shown_devices, shown_strategy, with_settings
+from harness.report.tables.scaling import DOUBTFUL
+from harness.report.tables.text import Heading, Line, TextTable, duration, speed, with_ends
 
 NAMED = 6
 """Of the cells that a sentence is about, so many are named."""

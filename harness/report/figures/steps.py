@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from harness.labels import shown_devices
-from harness.plots import captions
-from harness.plots.common import COLOURS, STRATEGIES, Drawing, Tables, facets_of, is_apart, panels
 from harness.record.frames import records
+from harness.report.figures import captions
+from harness.report.figures.common import COLOURS, STRATEGIES, Drawing, Tables, facets_of, is_apart, panels
+from harness.report.labels import shown_devices
 
 WHISKERS = (5, 95)
 

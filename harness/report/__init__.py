@@ -1,0 +1,1 @@
+"""The report: tables -> text, figures and report.html."""

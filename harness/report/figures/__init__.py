@@ -1,0 +1,27 @@
+"""Finished tables -> figures, one function a figure. Colour and marker mean strategy in every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness.report.figures.batches import batch_sizes
+from harness.report.figures.common import Drawing, Tables, style
+from harness.report.figures.convergence import learning_curves
+from harness.report.figures.phases import step_phases
+from harness.report.figures.ratios import paired_ratios
+from harness.report.figures.scaling import efficiency_by_devices, throughput_by_devices
+from harness.report.figures.steps import step_times
+from harness.report.figures.waterfall import efficiency_waterfall
+
+__all__ = ["FIGURES", "Drawing", "Tables", "style"]
+
+FIGURES: Sequence[Callable[[Tables], Drawing]] = (
+    throughput_by_devices,
+    efficiency_by_devices,
+    paired_ratios,
+    batch_sizes,
+    step_phases,
+    efficiency_waterfall,
+    step_times,
+    learning_curves,
+)

@@ -1,0 +1,1 @@
+"""Tables as text, for the terminal and the report."""
