@@ -13,12 +13,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from harness import run as pipeline
-from harness.cli import guarded
-from harness.events import Event, Note, TrialEnded
+from harness.cli.commands import guarded
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
-from harness.stage import Request
+from harness.run import pipeline
+from harness.run.events import Event, Note, TrialEnded
+from harness.run.prepare import Request
 
 TEXT = """
 name: scripted

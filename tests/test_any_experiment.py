@@ -14,14 +14,14 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from harness.cli import BAD_INPUT, guarded
+from harness.cli.commands import BAD_INPUT, guarded
 from harness.config import yaml_source
 from harness.config.experiment import load, parse
 from harness.errors import ExperimentError, HarnessError
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Inventory
 from harness.plan.planner import Plan, make_plan
-from harness.stage import Request, planned
+from harness.run.prepare import Request, planned
 from tests.any_experiment import ANYTHING, broken, experiments, mistaken, optimizers, schedules
 from tests.conftest import gpu_cluster, laptop
 
@@ -208,7 +208,7 @@ def test_the_worst_files_are_refused(name: str, tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys, time
 from pathlib import Path
-from harness.cli import guarded
+from harness.cli.commands import guarded
 from harness.config import load
 from harness.inventory import Inventory
 from harness.plan import make_plan

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from harness import stage
 from harness.config.experiment import Experiment
 from harness.errors import ClusterError
 from harness.launch import agent
 from harness.launch.ray import cluster
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
+from harness.run.pipeline import prepare
 from harness.system.scratch import PREFIX
 from tests.conftest import laptop
 
@@ -218,6 +218,6 @@ def test_a_node_without_the_devices_that_are_asked_for_needs_neither_imports_nor
     experiment = make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}, device="cuda")
     plan = make_plan(experiment, Inventory(nodes))
     assert plan.trials
-    stage.check_imports(plan, Answers())  # type: ignore[arg-type]
-    stage.check_paths(plan, Answers())  # type: ignore[arg-type]
+    prepare.check_imports(plan, Answers())  # type: ignore[arg-type]
+    prepare.check_paths(plan, Answers())  # type: ignore[arg-type]
     assert asked == [[True, False]] * 2

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from harness import analysis
 from harness.config.experiment import Experiment
-from harness.console import ConsoleSink, rich_table
-from harness.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
 from harness.plan.planner import make_plan
 from harness.report.tables.text import Heading, Line, TextTable
+from harness.run.console import ConsoleSink, rich_table
+from harness.run.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
 from tests.conftest import laptop
 from tests.records import line, steps_of
 

@@ -15,10 +15,9 @@ import torch
 
 import harness
 from harness.analysis import scaling
-from harness.cli import parse_only
+from harness.cli.commands import parse_only
 from harness.config.experiment import Experiment, parse
 from harness.errors import ExperimentError
-from harness.execute import Execution
 from harness.launch.protocol import process_variables
 from harness.launch.ray import cluster
 from harness.launch.torchrun.worker import devices_of
@@ -30,6 +29,7 @@ from harness.plan.planner import Plan, make_plan, only
 from harness.plan.trial import WorkerGroup
 from harness.record.folder import RunFolder
 from harness.report.labels import shown_devices
+from harness.run.execution import Execution
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line
 

@@ -12,14 +12,14 @@ import pytest
 
 from harness.config.experiment import Experiment
 from harness.errors import WriteError
-from harness.events import Event, GroupStarting, TrialEnded
-from harness.execute import Execution
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TIME_IS_UP, Outcome, Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.record.rows import Record
-from harness.resume import out_of_memory
+from harness.run.events import Event, GroupStarting, TrialEnded
+from harness.run.execution import Execution
+from harness.run.resume import out_of_memory
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -195,7 +195,7 @@ def test_a_disk_that_stands_still_does_not_keep_the_run_from_hearing(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk answers when a group's last trial has been heard, and then everything is told, in order."""
-    monkeypatch.setattr("harness.execute.PATIENCE_S", 0.01)
+    monkeypatch.setattr("harness.run.execution.PATIENCE_S", 0.01)
     answers, append_all, together = threading.Event(), RunFolder.append_all, list[int]()
     first, second = (len(group.trials) for group in plan.groups[:2])
     assert second > 3

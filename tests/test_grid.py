@@ -126,7 +126,7 @@ def test_what_is_too_large_is_refused_before_a_cell_is_made(
 ) -> None:
     sections, message = TOO_LARGE[name]
     experiment = make_experiment(MANY_CELLS, **sections)
-    monkeypatch.setattr("harness.grid.Cell", None)  # nothing is made of it
+    monkeypatch.setattr("harness.plan.grid.Cell", None)  # nothing is made of it
     with pytest.raises(ExperimentError, match=message):
         cells_of(experiment)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import guarded
+from harness.cli.commands import guarded
 from harness.errors import HarnessError, WriteError
 from harness.system.signals import held, interruptible
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from harness import run as pipeline
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
-from harness.events import Event, Note, RunStarted
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import Outcome, TrialResult
-from harness.preflight import check_target, data_paths, download_data, missing_data
 from harness.record.folder import RunFolder
+from harness.run import pipeline
+from harness.run.events import Event, Note, RunStarted
+from harness.run.validation import check_target, data_paths, download_data, missing_data
 from tests.conftest import laptop
 from tests.test_execute import ScriptedLauncher
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import harness
-from harness.cli import BAD_INPUT, guarded
+from harness.cli.commands import BAD_INPUT, guarded
 from harness.errors import HarnessError, RunFolderError
 from harness.record.folder import RunFolder
 from harness.record.rows import SCHEMA_VERSION

@@ -12,14 +12,14 @@ import pytest
 
 from harness.config import experiment as config
 from harness.config.yaml_source import parse_mapping
-from harness.execute import Execution
 from harness.launch.inline import InlineLauncher
 from harness.plan.grid import device_counts
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
-from harness.preflight import check_optimizers, check_workloads
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
+from harness.run.execution import Execution
+from harness.run.validation import check_optimizers, check_workloads
 from tests.conftest import laptop
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -72,7 +72,7 @@ def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_command_has_the_options_that_are_shown() -> None:
     from typer.testing import CliRunner
 
-    from harness.cli import app
+    from harness.cli.commands import app
 
     text = re.sub(r"\s+", "", CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output)
     for option in set(re.findall(r"--[a-z-]+", README.split("## The command")[1].split("`harness run`")[0])):

@@ -15,13 +15,13 @@ import harness
 from harness.config import experiment as config
 from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
-from harness.execute import Execution
 from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
-from harness.run import run
-from harness.stage import Request
+from harness.run.execution import Execution
+from harness.run.pipeline import run
+from harness.run.prepare import Request
 from tests.conftest import gpu_cluster, laptop
 
 ROOT = Path(__file__).parents[1]

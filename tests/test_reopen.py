@@ -14,9 +14,8 @@ from harness.errors import ExperimentError, RunFolderError
 from harness.measure.environment import git_commit
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
-from harness.reopen import more_blocks, reopened
-from harness.resume import pending
-from harness.sitting import differences, sitting_facts
+from harness.run.provenance import differences, sitting_facts
+from harness.run.resume import more_blocks, pending, reopened
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

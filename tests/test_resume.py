@@ -10,7 +10,7 @@ import pytest
 
 from harness.config.experiment import Experiment
 from harness.plan.planner import Plan, make_plan
-from harness.resume import attempts, pending
+from harness.run.resume import attempts, pending
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

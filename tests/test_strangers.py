@@ -11,7 +11,7 @@ import pytest
 
 from harness.config.experiment import load
 from harness.errors import ExperimentError
-from harness.preflight import refuse_user_code
+from harness.run.validation import refuse_user_code
 
 ROOT = Path(__file__).parents[1]
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"

@@ -35,7 +35,7 @@ from harness.launch.watchdog import Asked, ComingUp, Registration, Watch
 from harness.plan.placement import Placement
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.stage import started_ray
+from harness.run.prepare import started_ray
 from tests.conftest import gpu_cluster, laptop
 from tests.listening import outside, started_since
 

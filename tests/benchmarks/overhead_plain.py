@@ -20,11 +20,11 @@ from rich.table import Table
 
 from harness.analysis.stats import paired_ratio
 from harness.config.experiment import parse
-from harness.execute import Execution
 from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
+from harness.run.execution import Execution
 from tests.benchmarks.figures import write_figures
 from tests.benchmarks.plain_ddp import BATCH, STEPS, WARMUP
 

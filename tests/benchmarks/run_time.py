@@ -24,13 +24,13 @@ from rich.table import Table
 
 from harness.config.experiment import Experiment, parse
 from harness.config.yaml_source import read_mapping
-from harness.execute import Execution
 from harness.launch.protocol import Launcher
 from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import WorkerGroup
 from harness.record.folder import RunFolder
+from harness.run.execution import Execution
 from tests.benchmarks.figures import write_figures
 
 DEFAULT = Path(__file__).parents[2] / "experiments" / "scaling.yaml"

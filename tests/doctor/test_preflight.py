@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 import harness
-from harness import run as pipeline
 from harness.analysis.findings import static_findings
 from harness.config.experiment import Experiment
-from harness.events import Event
-from harness.execute import Execution
 from harness.launch.inline import InlineLauncher
 from harness.plan.diagnostics import examinations
 from harness.plan.planner import examined, make_plan, unexamined
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.report.tables.findings import findings_table, where
+from harness.run import pipeline
+from harness.run.events import Event
+from harness.run.execution import Execution
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]

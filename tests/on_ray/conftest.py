@@ -10,13 +10,13 @@ import pytest
 import harness
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
-from harness.events import Event
-from harness.execute import Execution
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
+from harness.run.events import Event
+from harness.run.execution import Execution
 
 TESTS = Path(__file__).parents[1]
 Executed = tuple[Results, list[Event]]

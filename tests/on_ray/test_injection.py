@@ -13,10 +13,10 @@ import pytest
 import harness
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment, parse
-from harness.execute import Execution
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
+from harness.run.execution import Execution
 from tests.conftest import laptop
 from tests.on_ray.conftest import TESTS, Executed
 

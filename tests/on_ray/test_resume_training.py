@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.execute import Execution
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
+from harness.run.execution import Execution
 from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow

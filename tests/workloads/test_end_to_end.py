@@ -10,12 +10,12 @@ import pytest
 
 from harness.analysis.results import load
 from harness.config.experiment import BUILTIN_DEFAULTS, BUILTIN_WORKLOADS, Experiment
-from harness.execute import Execution
 from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
-from harness.preflight import check_optimizers, check_target, check_workloads
 from harness.record.folder import RunFolder
 from harness.report.tables.scaling import convergence_table
+from harness.run.execution import Execution
+from harness.run.validation import check_optimizers, check_target, check_workloads
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

@@ -16,7 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.events import (
+from harness.plan.planner import Plan
+from harness.report.tables.evidence import belief_lines, parity_table, versus_table
+from harness.report.tables.findings import seen, shared, verdict, where
+from harness.report.tables.scaling import scaling_by_setting
+from harness.report.tables.text import TextTable, counts, duration, plural, speed
+from harness.run.events import (
     Event,
     Examined,
     GroupReady,
@@ -28,11 +33,6 @@ from harness.events import (
     TrialEnded,
     TrialStarting,
 )
-from harness.plan.planner import Plan
-from harness.report.tables.evidence import belief_lines, parity_table, versus_table
-from harness.report.tables.findings import seen, shared, verdict, where
-from harness.report.tables.scaling import scaling_by_setting
-from harness.report.tables.text import TextTable, counts, duration, plural, speed
 from harness.system.sanitize import printable
 
 LAST_RESULTS = 6

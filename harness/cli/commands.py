@@ -17,12 +17,13 @@ from harness.config.yaml_source import parse_value
 from harness.errors import ExperimentError, HarnessError, WriteError
 from harness.system import sanitize
 from harness.system.files import PACKAGE_FOLDER
+from harness.system.import_path import leave_out_current_folder
 from harness.system.sanitize import printable
 from harness.system.signals import INTERRUPTED, interruptible
 
 if TYPE_CHECKING:
-    from harness.console import ConsoleSink
     from harness.plan.inventory import Inventory
+    from harness.run.console import ConsoleSink
 
 FAILED, BAD_INPUT = 1, 2
 
@@ -74,8 +75,8 @@ def run_command(
 
     def work() -> int:
         with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
-            from harness.run import run
-            from harness.stage import Request
+            from harness.run.pipeline import run
+            from harness.run.prepare import Request
 
             request = Request(
                 file=file,
@@ -121,8 +122,8 @@ def doctor_command(
 
     def work() -> int:
         with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
-            from harness.diagnose import diagnose
-            from harness.stage import Request
+            from harness.run.doctor import diagnose
+            from harness.run.prepare import Request
 
             wanted = {} if only is None else parse_only(only)
             return diagnose(Request(file=file, address=address, only=wanted, no_user_code=no_user_code), sink)
@@ -187,6 +188,7 @@ def parse_only(text: str) -> dict[str, Any]:
 
 def main() -> None:
     """The console script ``harness``."""
+    leave_out_current_folder()
     _quiet_libraries()
     app()
 
@@ -220,7 +222,7 @@ def _single(command: Callable[..., None]) -> None:
 def _terminal(*, no_user_code: bool, quiet: bool) -> Iterator[ConsoleSink]:
     """Where work is told; what it needs is imported inside, away from a folder that may be a stranger's."""
     with _away() if no_user_code else nullcontext():
-        from harness.console import ConsoleSink, Lasting
+        from harness.run.console import ConsoleSink, Lasting
 
         with ConsoleSink(Lasting(), quiet=quiet) as sink:
             yield sink

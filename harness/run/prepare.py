@@ -19,7 +19,14 @@ from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.checks import versions
 from harness.plan.inventory import Inventory
 from harness.plan.planner import Plan, make_plan, only, unexamined
-from harness.preflight import check_optimizers, check_target, check_workloads, data_paths, download_data, missing_data
+from harness.run.validation import (
+    check_optimizers,
+    check_target,
+    check_workloads,
+    data_paths,
+    download_data,
+    missing_data,
+)
 from harness.train import workloads
 
 

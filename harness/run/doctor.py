@@ -7,14 +7,13 @@ from contextlib import ExitStack, nullcontext
 from harness.analysis import figures
 from harness.analysis.results import Results
 from harness.config.experiment import load
-from harness.events import Emit, Examined, RunStarted
-from harness.execute import Execution
 from harness.plan.checks import versions
 from harness.plan.planner import examined, unexamined
-from harness.preflight import refuse_user_code
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
-from harness.stage import (
+from harness.run.events import Emit, Examined, RunStarted
+from harness.run.execution import Execution
+from harness.run.prepare import (
     Request,
     check_paths,
     connected,
@@ -24,6 +23,7 @@ from harness.stage import (
     planned,
     started_ray,
 )
+from harness.run.validation import refuse_user_code
 from harness.system.scratch import Scratch, sweep
 
 HEALTHY, ILL = 0, 1

@@ -9,7 +9,6 @@ from typing import Any
 
 from harness.analysis.sample_size import needed_blocks
 from harness.doctor.gate import Refusal, refusals, refused_by
-from harness.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
@@ -17,7 +16,8 @@ from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult, 
 from harness.record.folder import RunFolder
 from harness.record.recorder import Recorder
 from harness.record.rows import Record
-from harness.resume import attempts, out_of_memory, pending
+from harness.run.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
+from harness.run.resume import attempts, out_of_memory, pending
 from harness.system.signals import held
 
 PATIENCE_S = 1.0

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the imports below: they take seconds, and an interruption is one line then too
-    from harness.cli import run_main
-
-    run_main()
-
 import sys
 import time
 from contextlib import ExitStack, nullcontext
@@ -15,20 +10,15 @@ from pathlib import Path
 
 from harness.config.experiment import Experiment, load
 from harness.errors import ClusterLostError, ExperimentError, RunFolderError, WriteError
-from harness.events import Emit, Note, Planned, Reported, RunStarted
-from harness.execute import Execution
 from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan
 from harness.plan.trial import PREFLIGHT
-from harness.preflight import (
-    refuse_user_code,
-)
 from harness.record.folder import RunFolder
-from harness.reopen import reopened
 from harness.report.html import write_report
-from harness.sitting import differences, sitting_facts
-from harness.stage import (
+from harness.run.events import Emit, Note, Planned, Reported, RunStarted
+from harness.run.execution import Execution
+from harness.run.prepare import (
     Request,
     check_imports,
     check_paths,
@@ -38,6 +28,9 @@ from harness.stage import (
     planned,
     started_ray,
 )
+from harness.run.provenance import differences, sitting_facts
+from harness.run.resume import reopened
+from harness.run.validation import refuse_user_code
 from harness.system.scratch import sweep
 from harness.system.signals import INTERRUPTED, held
 

@@ -1,0 +1,1 @@
+"""The command line: ``harness run``, ``harness plan``, ``harness doctor``, ``harness report``."""

@@ -1,0 +1,1 @@
+"""The pipeline of the command: validate, plan, execute, retry, resume, report."""
