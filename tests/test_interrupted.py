@@ -180,7 +180,7 @@ TOLD = """
 import os, signal, sys, time
 import ray
 from harness import cluster
-from harness.interrupts import interruptible
+from harness.system.signals import interruptible
 
 def interrupted_by(send, *to):
     try:

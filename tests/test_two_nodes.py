@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import harness
+from harness.analysis.results import Results
 from tests.conftest import FaultRow
 
 pytestmark = pytest.mark.slow
@@ -99,7 +100,7 @@ def killed(home: Path, address: str, environment: dict[str, str]) -> Killed:
 
 
 @pytest.fixture(scope="module")
-def results(killed: Killed, home: Path, address: str, environment: dict[str, str]) -> harness.results.Results:  # type: ignore[name-defined]
+def results(killed: Killed, home: Path, address: str, environment: dict[str, str]) -> Results:
     """The same run, gone on with to its end."""
     (folder,) = (home / "out" / "two").iterdir()
     done = subprocess.run(
@@ -133,7 +134,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
 
 def test_a_killed_driver_leaves_no_worker_on_the_cluster_and_loses_nothing(
     killed: Killed,
-    results: harness.results.Results,  # type: ignore[name-defined]
+    results: Results,
 ) -> None:
     assert killed.workers and not killed.left
     assert killed.lines and results.lines[: len(killed.lines)] == killed.lines
@@ -142,7 +143,7 @@ def test_a_killed_driver_leaves_no_worker_on_the_cluster_and_loses_nothing(
     assert len(again) == len(set(again))
 
 
-def test_ddp_spans_both_nodes_with_the_right_ranks(results: harness.results.Results) -> None:  # type: ignore[name-defined]
+def test_ddp_spans_both_nodes_with_the_right_ranks(results: Results) -> None:
     ddp = results.trials[(results.trials["strategy"] == "ddp") & (results.trials["nodes"] == 2)]
     ddp = ddp[(ddp["devices"] == 2) & (ddp["outcome"] == "ok") & ddp["purpose"].ne("doctor")]
     ddp = ddp.drop_duplicates("trial_id", keep="last")
@@ -154,19 +155,19 @@ def test_ddp_spans_both_nodes_with_the_right_ranks(results: harness.results.Resu
         assert trial["node_id"].nunique() == 2
 
 
-def test_ddp_over_both_nodes_trains_as_one_device_does(results: harness.results.Results) -> None:  # type: ignore[name-defined]
+def test_ddp_over_both_nodes_trains_as_one_device_does(results: Results) -> None:
     checked = results.agreement[results.agreement["nodes"] == 2]
     assert checked["strategy"].tolist() == ["ddp"]
     assert checked["agrees"].all(), checked["reason"].tolist()
 
 
-def test_dp_is_skipped_across_nodes(results: harness.results.Results) -> None:  # type: ignore[name-defined]
+def test_dp_is_skipped_across_nodes(results: Results) -> None:
     dp = results.trials[(results.trials["strategy"] == "dp") & (results.trials["nodes"] == 2)]
     assert set(dp["outcome"]) == {"skipped"}
     assert set(dp["reason"]) == {"dp drives its devices from one process and cannot span nodes"}
 
 
-def test_both_nodes_and_their_interface_are_in_the_environment(results: harness.results.Results) -> None:  # type: ignore[name-defined]
+def test_both_nodes_and_their_interface_are_in_the_environment(results: Results) -> None:
     spanning = [group for group in results.environment["groups"] if len(group["nodes"]) == 2]
     assert spanning
     assert {node["variables"]["GLOO_SOCKET_IFNAME"] for node in spanning[0]["nodes"]} == {"lo"}
@@ -201,7 +202,7 @@ print(json.dumps({"free": free == all_of_it, "living": living, "placement groups
 
 
 def test_nothing_of_a_run_is_left_on_the_cluster(
-    results: harness.results.Results,  # type: ignore[name-defined]
+    results: Results,
     address: str,
     environment: dict[str, str],
 ) -> None:
@@ -210,7 +211,7 @@ def test_nothing_of_a_run_is_left_on_the_cluster(
     seen = json.loads(done.stdout.splitlines()[-1])
     ever = set(seen.pop("seen"))
     assert {"RayTrainWorker", "TrainController", "NodeAgent"} <= ever
-    assert not {"DatasetManager", "PlacementGroupCleaner"} & ever  # which harness.ray_trainer leaves out
+    assert not {"DatasetManager", "PlacementGroupCleaner"} & ever  # which harness.launch.ray.trainer leaves out
     assert set(seen.pop("living")) <= {"_AutoscalingCoordinatorActor"}  # Ray Train's own, one a cluster
     assert seen == {"free": True, "placement groups": ["REMOVED"]}
     pids = {rank["pid"] for group in results.environment["groups"] for rank in group["ranks"]}

@@ -1,7 +1,7 @@
 """How often 95 % intervals hold the truth, where it is known: ``python -m tests.benchmarks.coverage``.
 
 Each study measures a cell and its base in every block. A block has a speed of its own that both share (drift), and
-each measurement has noise. The interval is that of harness.stats, fixed or two-stage.
+each measurement has noise. The interval is that of harness.analysis.stats, fixed or two-stage.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def test_what_a_replicating_call_starts_on_each_gpu_counts_with_the_calls_inside
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.parametrize("cheap", [True, False])
 def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
-    monkeypatch.setattr(throughput.marks, "phases_are_cheap", lambda *asked: cheap)
+    monkeypatch.setattr(throughput.phase_timers, "phases_are_cheap", lambda *asked: cheap)
     speed = measure_throughput(stepper_for(CELL), FAST)
     timed = [stretch.window for stretch in speed.stretches if stretch.kind == "timed"]
     marked = [stretch.window for stretch in speed.stretches if stretch.kind == "phases"]

@@ -141,7 +141,7 @@ def _leave() -> None:
         distributed.destroy_process_group()
 
 
-class AsksForResources(WorkerGroupCallback):  # type: ignore[misc]  # Ray's is untyped
+class AsksForResources(WorkerGroupCallback):  # Ray's is untyped
     """Tells when the controller asks for the group's resources: what comes before is its own start."""
 
     def __init__(self, mailbox: Any, launch: int) -> None:

@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup
 
 UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 """Of Ray's own: a manager of Ray Data's datasets, of which there are none, and one that gives back a reservation whose
-controller died. That is done by Ray when the driver is gone, and by harness.ray_watch.free_devices while it lives."""
+controller died. That is done by Ray when the driver is gone, and by free_devices below while it lives."""
 
 
 class LeanTrainer(TorchTrainer):

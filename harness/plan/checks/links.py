@@ -11,7 +11,7 @@ NAME = "links"
 
 
 def judge(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """``nodes``: what harness.environment captured on each; nodes with one GPU or none have no links."""
+    """``nodes``: what harness.measure.environment captured on each; nodes with one GPU or none have no links."""
     return [finding for node in nodes if len((node.get("topology") or {}).get("gpus", ())) > 1 for finding in _of(node)]
 
 

@@ -11,7 +11,7 @@ NAME = "versions"
 
 
 def judge(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """``nodes``: what harness.environment captured on each."""
+    """``nodes``: what harness.measure.environment captured on each."""
     found = []
     for what in ("python", "cuda", "cudnn", "nccl", "driver"):
         found += _compare(what, {str(node["host"]): node.get(what) for node in nodes if node.get(what) is not None})

@@ -18,7 +18,7 @@ from harness.system.scratch import JUST_MADE_S, PREFIX, Scratch, sweep
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from harness.scratch import Scratch
+from harness.system.scratch import Scratch
 held = Scratch(Path(sys.argv[1]))
 (held.path / "sub").mkdir()
 (held.path / "sub" / "file").write_text("x")

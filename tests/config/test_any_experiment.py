@@ -25,7 +25,7 @@ from harness.run.prepare import Request, planned
 from tests.any_experiment import ANYTHING, broken, experiments, mistaken, optimizers, schedules
 from tests.conftest import gpu_cluster, laptop
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FEW, MANY = 30, 1000
 SECONDS, MEGABYTES = 2.0, 500
 TOO_MUCH = re.compile(r"at most [0-9,]+ are allowed")
@@ -209,9 +209,9 @@ LIMITED = """
 import resource, sys, time
 from pathlib import Path
 from harness.cli.commands import guarded
-from harness.config import load
-from harness.inventory import Inventory
-from harness.plan import make_plan
+from harness.config.experiment import load
+from harness.plan.inventory import Inventory
+from harness.plan.planner import make_plan
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
 for name in sys.argv[2:]:
     start = time.process_time()

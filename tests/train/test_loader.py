@@ -183,7 +183,7 @@ def test_a_data_set_that_draws_now_and_then_is_seeded_all_the_same() -> None:
 HANGS = """
 import sys, time
 import torch
-from harness.loader import Share, batches
+from harness.train.loader import Share, batches
 
 class Hangs(torch.utils.data.Dataset):
     def __len__(self): return 8

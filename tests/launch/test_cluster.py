@@ -18,7 +18,7 @@ from harness.launch import agent
 from harness.launch.ray import cluster
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
-from harness.run.pipeline import prepare
+from harness.run import prepare
 from harness.system.scratch import PREFIX
 from tests.conftest import laptop
 
@@ -184,9 +184,9 @@ def test_a_new_agent_that_is_slow_is_asked_again_one_that_dies_too_is_not(
 
     answers = iter([({}, ["a", "gone"]), ({}, ["a"] if dead_again else [])])
     monkeypatch.setattr(agents, "_answers", lambda *asked: next(answers))
-    agents = Agents(dead_again)
-    assert agents.ask_agents(agents, "alive", [("a", 1), ("gone", 2)]) == [None, None]  # type: ignore[arg-type]
-    assert list(agents.agents) == ([] if dead_again else ["a"])
+    cluster = Agents(dead_again)
+    assert agents.ask_agents(cluster, "alive", [("a", 1), ("gone", 2)]) == [None, None]  # type: ignore[arg-type]
+    assert list(cluster.agents) == ([] if dead_again else ["a"])
 
 
 def test_only_nodes_that_are_used_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:

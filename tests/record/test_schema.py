@@ -10,7 +10,7 @@ import pytest
 from harness.record.schema import DERIVED, RECORDED, TRIALS, WINDOWS
 from harness.report.schema_page import as_markdown
 
-README = Path(__file__).parents[1] / "results" / "README.md"
+README = Path(__file__).parents[2] / "results" / "README.md"
 
 
 def test_results_readme_is_made_from_the_schema() -> None:

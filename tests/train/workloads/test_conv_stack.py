@@ -11,7 +11,7 @@ import torch
 from harness.errors import WorkloadError
 from harness.train.loader import SeededDataset
 from harness.train.workloads.conv_stack import CHANNELS, ConvStack
-from tests.workloads.learning import count, learn
+from tests.train.workloads.learning import count, learn
 
 
 def test_the_sizes_are_those_that_are_told() -> None:

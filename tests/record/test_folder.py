@@ -18,7 +18,7 @@ from harness.record.folder import RunFolder
 from harness.record.rows import Record
 from harness.system.files import append_lines, replace_text
 from tests.conftest import laptop
-from tests.test_files import LIMIT, small_files
+from tests.system.test_files import LIMIT, small_files
 
 Make = Callable[..., Experiment]
 FACTS = {"attempt": 1, "sitting": 0, "group_id": "b0-g0", "position": 0}

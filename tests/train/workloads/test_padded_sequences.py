@@ -23,7 +23,7 @@ from harness.train.workloads.padded_sequences import (
     passages,
     tags,
 )
-from tests.workloads.learning import count, learn
+from tests.train.workloads.learning import count, learn
 
 
 @pytest.mark.parametrize(

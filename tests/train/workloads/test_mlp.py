@@ -9,7 +9,7 @@ import torch
 
 from harness.errors import WorkloadError
 from harness.train.workloads.mlp import SIZES, Dense, Mlp
-from tests.workloads.learning import count, learn
+from tests.train.workloads.learning import count, learn
 
 
 @pytest.mark.parametrize(("model", "parameters"), [("small", 122_410), ("medium", 4_702_510), ("large", 75_060_010)])

@@ -18,7 +18,7 @@ from harness.system.signals import held, interruptible
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 STUBBORN = """
 import sys, time
-from harness.interrupts import interruptible
+from harness.system.signals import interruptible
 with interruptible():
     try:
         print("up", flush=True)
@@ -97,7 +97,7 @@ def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path:
         [sys.executable, "-m", "harness.run", "x.yaml"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])},
         text=True,
     )
     assert process.stdout
@@ -110,7 +110,7 @@ def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path:
 
 STUCK = """
 import hashlib
-from harness.interrupts import interruptible
+from harness.system.signals import interruptible
 with interruptible():
     print("up", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2_000_000_000)  # the main thread is in C for many minutes
@@ -132,7 +132,7 @@ def test_a_second_signal_is_heard_while_the_main_thread_is_in_c() -> None:
 
 ORDERLY = """
 import time
-from harness.interrupts import interruptible
+from harness.system.signals import interruptible
 try:
     with interruptible():
         print("up", flush=True)

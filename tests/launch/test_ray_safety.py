@@ -27,7 +27,7 @@ from tests.listening import command_of, listened_on, outside, started_since
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., Experiment]
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 GRID = {"model": "resnet8", "strategy": "ddp", "devices": 2, "per_device_batch_size": 8}
 QUICK = {
     "blocks": 1,
@@ -218,7 +218,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[byt
         process = subprocess.Popen(
             [sys.executable, "-m", "harness.run", str(file), "--output", str(tmp_path / "out"), "--quiet"],
             env={**os.environ, MARK: mark},
-            cwd=HERE.parent,
+            cwd=TESTS.parent,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

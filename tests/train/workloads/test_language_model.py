@@ -12,7 +12,7 @@ import torch
 from harness.errors import WorkloadError
 from harness.train.strategies.base import default_units
 from harness.train.workloads.language_model import SHAPES, LanguageModel
-from tests.workloads.learning import count, learn
+from tests.train.workloads.learning import count, learn
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.system.files import PACKAGE_FOLDER
 from tests.conftest import laptop
-from tests.test_report import EPOCHS, NODE, columns_of_steps, ranks_of, windows_of
+from tests.report.test_html import EPOCHS, NODE, columns_of_steps, ranks_of, windows_of
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

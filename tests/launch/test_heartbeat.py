@@ -15,7 +15,7 @@ def test_another_process_sees_the_steps(tmp_path: Path) -> None:
         assert read_counter(path) == 0
         for _ in range(5):
             counter.advance()
-        script = "import sys, pathlib, harness.measure.progress as p; print(p.read_counter(pathlib.Path(sys.argv[1])))"
+        script = "import sys, pathlib, harness.launch.heartbeat as p; print(p.read_counter(pathlib.Path(sys.argv[1])))"
         done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "5"
     assert read_counter(path) is None

@@ -17,7 +17,7 @@ from harness.run import pipeline
 from harness.run.events import Event, Note, RunStarted
 from harness.run.validation import check_target, data_paths, download_data, missing_data
 from tests.conftest import laptop
-from tests.test_execute import ScriptedLauncher
+from tests.run.test_execution import ScriptedLauncher
 
 Make = Callable[..., Experiment]
 

@@ -40,7 +40,7 @@ from tests.conftest import gpu_cluster, laptop
 from tests.listening import outside, started_since
 
 Make = Callable[..., Experiment]
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0}
 GROUP = WorkerGroup("b0-g0", 0, Placement(1, 2, 1), "cpu", False, (), "torchrun")
 DIED = """
@@ -362,7 +362,7 @@ def group_of(make_experiment: Make) -> Callable[..., tuple[TorchrunLauncher, Wor
         if not asked:
             pytest.skip("needs two cores")
         group = replace(GROUP, placement=Placement(1, workers, 1), trials=tuple(asked))
-        return TorchrunLauncher(experiment, plan.machine.threads_per_device, str(HERE)), group
+        return TorchrunLauncher(experiment, plan.machine.threads_per_device, str(TESTS)), group
 
     return make
 
@@ -454,9 +454,9 @@ def test_nothing_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
         " grid: {strategy: ddp, devices: 1, per_device_batch_size: 8}, workload_options: {behaviour: hangs},"
         " throughput: {blocks: 1, twin: false, explain: false}}"
     )
-    (tmp_path / "ray_workload.py").write_text((HERE / "ray_workload.py").read_text())
+    (tmp_path / "ray_workload.py").write_text((TESTS / "ray_workload.py").read_text())
     line = [sys.executable, "-m", "harness.run", str(file), "--output", str(tmp_path / "out")]
-    driver = subprocess.Popen(line, cwd=HERE.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    driver = subprocess.Popen(line, cwd=TESTS.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     worker = wait_for_a_worker(driver.pid)
     folder = Path(worker.cmdline()[-1]).parent
     while come_up and not (folder / "stack-0").exists():

@@ -14,7 +14,7 @@ import pytest
 DRIVER = """
 import os, signal, sys
 from pathlib import Path
-from harness.guard import guarded
+from harness.launch.ray.reaper import guarded
 with guarded(Path(sys.argv[1])):
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

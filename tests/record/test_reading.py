@@ -21,7 +21,7 @@ from harness.record.folder import RunFolder
 from harness.record.rows import SCHEMA_VERSION
 from harness.report.html import write_report
 
-FIRST_VERSION = Path(__file__).parent / "run_folder_v1"
+FIRST_VERSION = Path(__file__).parents[1] / "run_folder_v1"
 TABLES = (
     "trials",
     "steps",
