@@ -33,7 +33,9 @@ def make_experiment() -> Callable[..., Experiment]:
         plain = {**({"equivalence": False, "preflight": False} if not diagnostics else {}), **sections}
         if timed is not None:
             timed = {**({"twin": False, "explain": False} if not diagnostics else {}), **timed}
-        return config.parse({"name": "test", "grid": given, "throughput": timed, **plain}, source="test.yaml")
+        return config.parse_experiment(
+            {"name": "test", "grid": given, "throughput": timed, **plain}, source="test.yaml"
+        )
 
     return make
 

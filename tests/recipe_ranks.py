@@ -11,7 +11,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from harness.plan.cell import Cell
-from harness.train.checkpoint import Keeper
+from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import batches, epoch_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -77,14 +77,14 @@ def keep(folder: Path, strategy: str, rank: int, world_size: int, devices: int, 
     """A checkpoint after the first of the two epochs."""
     training, ranks = training_of(strategy, rank, world_size, devices, "samples", {}, optimizer)
     step_through(training, ranks, range(1))
-    Keeper(folder / f"{strategy}{devices}-{optimizer}", 1, training, ranks).save(1, {}, last=False)
+    CheckpointManager(folder / f"{strategy}{devices}-{optimizer}", 1, training, ranks).save(1, {}, last=False)
 
 
 def go_on(folder: Path, source: str, strategy: str, rank: int, world_size: int, devices: int) -> list[float]:
     """All parameters after the second epoch, begun from what another strategy kept."""
     optimizer = source.partition("-")[2]
     training, ranks = training_of(strategy, rank, world_size, devices, "samples", {}, optimizer)
-    assert Keeper(folder / source, 1, training, ranks).resume()
+    assert CheckpointManager(folder / source, 1, training, ranks).resume()
     step_through(training, ranks, range(1, EPOCHS))
     return parameters_of(training)
 

@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from harness.cli.commands import guarded
+from harness.cli.commands import exit_code_of
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.run import pipeline
@@ -59,7 +59,7 @@ def command(
             if isinstance(event, TrialEnded):
                 told.write(f"{event.line['trial_id']} {event.line['attempt']}\n".encode())
 
-        os._exit(guarded(lambda: pipeline.run(request, emit)))
+        os._exit(exit_code_of(lambda: pipeline.run(request, emit)))
 
 
 @dataclass

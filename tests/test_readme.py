@@ -34,7 +34,7 @@ def block(language: str) -> str:
 
 def test_the_experiment_file_is_valid_and_shows_every_section() -> None:
     content = parse_mapping(block("yaml"), source="README.md")
-    experiment = config.parse(content, source="README.md")
+    experiment = config.parse_experiment(content, source="README.md")
     assert set(content) == set(config.Experiment.model_fields) - {"seed"}
     assert device_counts(experiment) == (1, 2, 4, 8)
     check_optimizers(make_plan(experiment, laptop()))
@@ -45,7 +45,7 @@ def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(source.strip().splitlines()) <= 25
     (tmp_path / "my_workload.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    experiment = config.parse(
+    experiment = config.parse_experiment(
         {
             "name": "own",
             "workload": "my_workload:Regression",
@@ -82,7 +82,7 @@ def test_the_command_has_the_options_that_are_shown() -> None:
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("inventory", [laptop(), Inventory.assume(1, 8), Inventory.assume(2, 8)], ids=str)
 def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inventory) -> None:
-    plan = make_plan(config.load(path), inventory)
+    plan = make_plan(config.load_experiment(path), inventory)
     assert plan.trials or {skip.reason.split(":")[0] for skip in plan.skips} <= {"too few devices"} | {
         "single trains on one device"
     }

@@ -30,7 +30,7 @@ SAMPLES = 50_000
 
 
 def test_the_recipe_takes_391_steps_an_epoch_at_any_number_of_devices() -> None:
-    plan = make_plan(config.load(CIFAR10), gpu_cluster())
+    plan = make_plan(config.load_experiment(CIFAR10), gpu_cluster())
     trained = [trial.cell for trial in plan.trials if trial.kind == "convergence"]
     assert {(cell.strategy, cell.devices) for cell in trained} == {("single", 1), ("dp", 8), ("ddp", 8)}
     assert {-(-SAMPLES // cell.global_batch_size) for cell in trained} == {391}
@@ -38,7 +38,7 @@ def test_the_recipe_takes_391_steps_an_epoch_at_any_number_of_devices() -> None:
 
 
 def test_the_scaled_recipe_scales_the_rate_with_the_devices() -> None:
-    plan = make_plan(config.load(SCALED), gpu_cluster())
+    plan = make_plan(config.load_experiment(SCALED), gpu_cluster())
     trained = {trial.cell.devices: trial.cell for trial in plan.trials if trial.kind == "convergence"}
     assert {devices: (cell.per_device_batch_size, cell.lr_factor) for devices, cell in trained.items()} == {
         1: (128, 1.0),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.config.experiment import load
+from harness.config.experiment import load_experiment
 from harness.launch.ray.cluster import local_inventory
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
@@ -52,7 +52,7 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
 def test_a_resume_of_another_experiment_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "small.yaml"
     file.write_text(SMALL)
-    experiment = load(file)
+    experiment = load_experiment(file)
     folder = RunFolder.create(tmp_path / "out", experiment, make_plan(experiment, local_inventory()), SMALL)
     file.write_text(SMALL.replace("width: 4", "width: 8"))
     done = subprocess.run(command(file, "--resume", folder.path), capture_output=True, text=True, cwd=ROOT, check=False)

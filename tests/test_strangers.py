@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.experiment import load
+from harness.config.experiment import load_experiment
 from harness.errors import ExperimentError
-from harness.run.validation import refuse_user_code
+from harness.run.validation import check_no_user_code
 
 ROOT = Path(__file__).parents[1]
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
@@ -55,9 +55,9 @@ def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(stra
 
 def refused(file: Path) -> list[str]:
     """Why --no-user-code refuses a file; nothing where it does not."""
-    experiment = load(file)
+    experiment = load_experiment(file)
     try:
-        refuse_user_code(experiment, file)
+        check_no_user_code(experiment, file)
     except ExperimentError as error:
         return list(error.problems)
     return []

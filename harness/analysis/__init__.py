@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
-from harness.analysis.equivalence import agreement, disagreeing
+from harness.analysis.equivalence import agreement, not_equivalent
 from harness.analysis.findings import figures, findings
 from harness.analysis.gpus import gpus
 from harness.analysis.missing import missing
@@ -20,7 +20,6 @@ __all__ = [
     "agreement",
     "cells",
     "convergence",
-    "disagreeing",
     "doubts",
     "figures",
     "findings",
@@ -29,6 +28,7 @@ __all__ = [
     "ledger",
     "missing",
     "noise",
+    "not_equivalent",
     "outcomes",
     "parity",
     "phases",

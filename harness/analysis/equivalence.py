@@ -34,7 +34,7 @@ def agreement(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     return AGREEMENT.frame(sorted(rows, key=order))
 
 
-def disagreeing(agreement: pd.DataFrame) -> dict[str, str]:
+def not_equivalent(agreement: pd.DataFrame) -> dict[str, str]:
     """Why a check's cells may not be compared, by the check's cell id; those that could not be checked may."""
     bad = agreement[agreement["agrees"].eq(False).fillna(False)]
     return {str(row["cell_id"]): str(row["reason"]) for row in bad.to_dict("records")}

@@ -87,7 +87,7 @@ class Results:
     @cached_property
     @no_garbage_collection()
     def scaling(self) -> pd.DataFrame:
-        return analysis.scaling(self.trials, self._rule, analysis.disagreeing(self.agreement))
+        return analysis.scaling(self.trials, self._rule, analysis.not_equivalent(self.agreement))
 
     @cached_property
     @no_garbage_collection()
@@ -138,12 +138,12 @@ class Results:
     @cached_property
     @no_garbage_collection()
     def parity(self) -> pd.DataFrame:
-        return analysis.parity(self.trials, self._rule, analysis.disagreeing(self.agreement))
+        return analysis.parity(self.trials, self._rule, analysis.not_equivalent(self.agreement))
 
     @cached_property
     @no_garbage_collection()
     def versus(self) -> pd.DataFrame:
-        return analysis.versus(self.trials, self._rule, analysis.disagreeing(self.agreement))
+        return analysis.versus(self.trials, self._rule, analysis.not_equivalent(self.agreement))
 
     @property
     def _rule(self) -> dict[str, Any] | None:
@@ -160,7 +160,7 @@ class Results:
     def convergence(self) -> pd.DataFrame:
         settings = self.experiment.convergence
         target = settings.target.model_dump(exclude_none=True) if settings and settings.target else None
-        return analysis.convergence(self.trials, self.epochs, target, analysis.disagreeing(self.agreement))
+        return analysis.convergence(self.trials, self.epochs, target, analysis.not_equivalent(self.agreement))
 
     @cached_property
     @no_garbage_collection()

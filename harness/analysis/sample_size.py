@@ -30,7 +30,7 @@ def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dic
             needed[cell.id] = max(needed.get(cell.id, 0), rule.at_most)  # others need not wait for it
         elif base != cell:
             blocks = _needed(ratios, rule)
-            for user in (cell, base, cell.alone(), cell.wrapped_alone()):
+            for user in (cell, base, cell.single_device_cell(), cell.wrapped_single_device_cell()):
                 needed[user.id] = max(needed.get(user.id, rule.at_least), blocks)
     for cell in cells:
         if cell.id not in needed:

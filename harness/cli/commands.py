@@ -18,8 +18,8 @@ from harness.errors import ExperimentError, HarnessError, WriteError
 from harness.system import sanitize
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.import_path import leave_out_current_folder
-from harness.system.sanitize import printable
-from harness.system.signals import INTERRUPTED, interruptible
+from harness.system.sanitize import escape_control
+from harness.system.signals import INTERRUPTED, handle_signals
 
 if TYPE_CHECKING:
     from harness.plan.inventory import Inventory
@@ -92,7 +92,7 @@ def run_command(
             )
             return run(request, sink)
 
-    raise typer.Exit(guarded(work))
+    raise typer.Exit(exit_code_of(work))
 
 
 @app.command("plan")
@@ -122,13 +122,13 @@ def doctor_command(
 
     def work() -> int:
         with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
-            from harness.run.doctor import diagnose
+            from harness.run.doctor import run_doctor
             from harness.run.prepare import Request
 
             wanted = {} if only is None else parse_only(only)
-            return diagnose(Request(file=file, address=address, only=wanted, no_user_code=no_user_code), sink)
+            return run_doctor(Request(file=file, address=address, only=wanted, no_user_code=no_user_code), sink)
 
-    raise typer.Exit(guarded(work))
+    raise typer.Exit(exit_code_of(work))
 
 
 @app.command("report")
@@ -139,20 +139,20 @@ def report_command(run_folder: RunFolderArgument) -> None:
         from harness.report.html import write_report
 
         results = write_report(run_folder)
-        said = printable(f"Report: {results.folder.report}")
+        said = escape_control(f"Report: {results.folder.report}")
         Console().print(said, highlight=False, markup=False, soft_wrap=True)
         return 0
 
-    raise typer.Exit(guarded(work))
+    raise typer.Exit(exit_code_of(work))
 
 
-def guarded(work: Callable[[], int]) -> int:
+def exit_code_of(work: Callable[[], int]) -> int:
     """The exit code of a piece of work; a HarnessError is one message, an interruption none, neither a traceback."""
     try:
-        with interruptible():
+        with handle_signals():
             return work()
     except HarnessError as error:
-        said = printable(sanitize.text(str(error)))
+        said = escape_control(sanitize.redact_text(str(error)))
         Console(stderr=True).print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
         return FAILED if isinstance(error, WriteError) else BAD_INPUT
     except KeyboardInterrupt:

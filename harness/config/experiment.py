@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from harness.config import yaml_source
-from harness.config.problems import describe
+from harness.config.problems import describe_errors
 from harness.config.sections import (
     Checkpoint,
     Convergence,
@@ -115,7 +115,7 @@ class Experiment(Strict):
                 try:
                     type(section).model_validate({**section.model_dump(), **own})
                 except ValidationError as error:
-                    problem = describe(error, type(section))[0]
+                    problem = describe_errors(error, type(section))[0]
                     raise ValueError(f"grid, {name}.{problem}") from None
 
     @property
@@ -150,18 +150,18 @@ class Experiment(Strict):
         }
 
 
-def load(path: Path) -> Experiment:
+def load_experiment(path: Path) -> Experiment:
     """The experiment in a file; raises ExperimentError with every problem, each with its place."""
-    experiment = parse(yaml_source.read_mapping(path), source=str(path))
+    experiment = parse_experiment(yaml_source.read_mapping(path), source=str(path))
     return _with_absolute_paths(experiment, path.resolve().parent)
 
 
-def parse(content: Mapping[str, Any], *, source: str) -> Experiment:
+def parse_experiment(content: Mapping[str, Any], *, source: str) -> Experiment:
     """The experiment in a mapping; raises ExperimentError. ``source`` is what its message calls it."""
     try:
         return Experiment.model_validate(dict(content))
     except ValidationError as error:
-        raise ExperimentError(source, describe(error, Experiment)) from None
+        raise ExperimentError(source, describe_errors(error, Experiment)) from None
 
 
 def _with_absolute_paths(experiment: Experiment, home: Path) -> Experiment:

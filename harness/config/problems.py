@@ -16,7 +16,7 @@ MOST, MOST_TEXT = 50, 500
 """Problems that are told, and characters of each; where a file has more, the first show what it is."""
 
 
-def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
+def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line a problem, in the order of the file's keys."""
     problems = error.errors(include_url=False)
     lines = list(dict.fromkeys(_cut(_line(problem, model), MOST_TEXT) for problem in problems[:MOST]))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding, some
+from harness.plan.checks.finding import Finding, join_names
 
 NAME = "copies arrive"
 SIZES = (1_000, 1_000_000, 16_000_000)
@@ -64,7 +64,7 @@ def judge(seen: Sequence[list[Any]], cell: Cell) -> list[Finding]:
         Finding(
             NAME,
             "error" if cell.strategy == "dp" else "warning",  # dp copies by itself; NCCL may go another way
-            f"what arrives is not what was sent: {some(pairs)}",
+            f"what arrives is not what was sent: {join_names(pairs)}",
             "silent corruption: DataParallel's loss explodes or becomes NaN on such a pair; no number from it counts",
             "switch the IOMMU or PCIe ACS off in the firmware (or use iommu=pt), or use pairs with NVLink; "
             "NCCL_P2P_DISABLE does not help dp, which copies by itself",

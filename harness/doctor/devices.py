@@ -22,7 +22,7 @@ MIXING = ("copy_", "_to_copy", "_pack_padded_sequence", "index", "index_put", "i
 BY_NAME = ("no nvidia driver", "not compiled with cuda", "cuda is not available", "invalid device ordinal")
 
 
-class DeviceWatch(TorchDispatchMode):
+class DeviceMismatchMode(TorchDispatchMode):
     """Sees every operator and notes the first whose tensors lie on different devices, and in which module."""
 
     def __init__(self, where: Callable[[], str]) -> None:
@@ -60,7 +60,7 @@ def observe(subject: Subject) -> dict[str, Any]:
     model = model.to(stand_in)
     batch = tree_map(lambda leaf: leaf.to(stand_in) if isinstance(leaf, Tensor) else leaf, batch)
     by_name = ""
-    with _module_stack(model) as where, DeviceWatch(where) as watch:
+    with _module_stack(model) as where, DeviceMismatchMode(where) as watch:
         try:
             subject.workload.loss(model, batch)
         except Exception as error:  # much cannot run on "meta": only what was seen before counts

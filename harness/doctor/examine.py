@@ -25,9 +25,9 @@ from harness.doctor import (
     threads,
     wrapper,
 )
-from harness.doctor.gate import REFUSALS, refusals
+from harness.doctor.gate import SKIP_RULES, skip_rules
 from harness.doctor.subject import Subject, as_examined
-from harness.measure.scenarios import Scene
+from harness.measure.scenarios import TrialContext
 from harness.plan.cell import Cell
 from harness.plan.checks import batches
 from harness.plan.checks.finding import Finding
@@ -70,25 +70,25 @@ class Examination:
         return {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
 
 
-def examination(scene: Scene) -> TrialResult:
+def run_examination(context: TrialContext) -> TrialResult:
     """The doctor's findings; where one is an error, no trial of the same kind is measured after it."""
-    with scene.part("build"):
-        workload, datasets = scene.workload()
-    asked = scene.trial.cell
+    with context.part("build"):
+        workload, datasets = context.workload()
+    asked = context.trial.cell
     subject = Subject(
         as_examined(asked),
         workload,
         datasets,
-        scene.trial.seed,
-        scene.ranks,
-        scene.advance,
+        context.trial.seed,
+        context.ranks,
+        context.advance,
         micro_batches=asked.micro_batches,
     )
-    with scene.part("examination"):
-        found = examine(subject, epochs=scene.experiment.convergence is not None)
-    facts = scene.ranks.broadcast(found.facts)
-    scene.cache.setdefault(REFUSALS, []).extend(refusals(asked, facts))
-    return TrialResult(scene.trial.id, "ok", unit=workload.unit, steps_s=scene.parts["examination"], facts=facts)
+    with context.part("examination"):
+        found = examine(subject, epochs=context.experiment.convergence is not None)
+    facts = context.ranks.broadcast(found.facts)
+    context.cache.setdefault(SKIP_RULES, []).extend(skip_rules(asked, facts))
+    return TrialResult(context.trial.id, "ok", unit=workload.unit, steps_s=context.parts["examination"], facts=facts)
 
 
 class ExaminationFailed(Exception):

@@ -11,15 +11,15 @@ from harness.plan.trial import PREFLIGHT
 
 BY_BATCH = "memory"
 """The check whose error holds for the examined batch and larger ones; any other holds for every batch."""
-REFUSALS = "refusals"
-"""Where a process keeps them for its later trials (``Scene.cache``)."""
+SKIP_RULES = "refusals"
+"""Where a process keeps them for its later trials (``TrialContext.cache``)."""
 
 
 @dataclass(frozen=True)
-class Refusal:
+class SkipRule:
     """``least_batch``: the smallest batch per device that it holds for."""
 
-    subject: tuple[str, ...]
+    workload_key: tuple[str, ...]
     least_batch: int
     reason: str
 
@@ -29,16 +29,18 @@ def errors(facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [finding for finding in facts.get("findings", ()) if finding["severity"] == "error"]
 
 
-def refusals(examined: Cell, facts: Mapping[str, Any]) -> list[Refusal]:
+def skip_rules(examined: Cell, facts: Mapping[str, Any]) -> list[SkipRule]:
     """What an examination's errors refuse."""
     found = []
     for finding in errors(facts):
         least = (examined.per_device_batch_size or 0) if finding["check"] == BY_BATCH else 0
-        found.append(Refusal(examined.subject, least, f"{PREFLIGHT}: {finding['check']}: {finding['seen']}"))
+        found.append(SkipRule(examined.workload_key, least, f"{PREFLIGHT}: {finding['check']}: {finding['seen']}"))
     return found
 
 
-def refused_by(found: Iterable[Refusal], cell: Cell) -> str | None:
+def skip_reason(found: Iterable[SkipRule], cell: Cell) -> str | None:
     """Why a cell is not measured; None where nothing refuses it."""
     batch = cell.per_device_batch_size or 0
-    return next((one.reason for one in found if one.subject == cell.subject and batch >= one.least_batch), None)
+    return next(
+        (one.reason for one in found if one.workload_key == cell.workload_key and batch >= one.least_batch), None
+    )

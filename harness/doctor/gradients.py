@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding, some
+from harness.plan.checks.finding import Finding, join_names
 from harness.train.training import Training
 
 NAME = "loss and gradients scale"
@@ -41,7 +41,7 @@ def observe(subject: Subject) -> dict[str, Any]:
     if not subject.ranks.first:
         return {}
     try:
-        expected, _ = _gradients(subject.alone(frozen), subject.stream(1, whole=True)[0])
+        expected, _ = _gradients(subject.single_device_training(frozen), subject.stream(1, whole=True)[0])
     except torch.OutOfMemoryError:  # all devices' batch on one: there is no comparison
         return {}
     subject.advance()
@@ -97,7 +97,7 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
             NAME,
             "error",
             f"{cell.strategy} on {cell.devices} devices: gradients differ from one device's by "
-            f"{100 * relative(cross, one, mine):.0f} % (factor {factor:.3f}); most in {some(names)}",
+            f"{100 * relative(cross, one, mine):.0f} % (factor {factor:.3f}); most in {join_names(names)}",
             "it trains something else than one device does at the same global batch",
             "loss() must be a sum over samples, each by itself: nothing that is normalised over the batch, no sample "
             "that sees another, no state of one rank",

@@ -11,7 +11,7 @@ from harness.doctor.parameters import NAME
 from harness.doctor.subject import SMALL, Subject
 from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding, some
+from harness.plan.checks.finding import Finding, join_names
 
 
 def observe(subject: Subject) -> list[str]:
@@ -32,7 +32,7 @@ def judge(seen: Sequence[list[str]], cell: Cell) -> list[Finding]:
         Finding(
             NAME,
             "error",
-            f"the loss depends on {len(names)} parameters that are not the model's: {some(names)}",
+            f"the loss depends on {len(names)} parameters that are not the model's: {join_names(names)}",
             "the optimizer, the strategy and .to(device) do not know them: they are never trained, moved or exchanged",
             "make modules in __init__ and keep them as attributes, in nn.ModuleList or nn.ModuleDict",
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.doctor.steps import STEPS, Steps
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding, Severity, some
+from harness.plan.checks.finding import Finding, Severity, join_names
 
 NAME = "parameters move"
 WHY = {
@@ -46,7 +46,7 @@ def still(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
             every = len(names) == seen[0].trainable
             severity: Severity = "error" if every or kind == "some" or (kind == "none" and stops) else "warning"
             count = f"all {len(names)}" if every else f"{len(names)} of {seen[0].trainable}"
-            seen_text = f"{count} trainable parameters {what} in {STEPS} steps: {some(names)}"
+            seen_text = f"{count} trainable parameters {what} in {STEPS} steps: {join_names(names)}"
             found.append(Finding(NAME, severity, seen_text, means, advice))
     return found
 
@@ -57,7 +57,8 @@ def _apart(seen: Sequence[Steps]) -> Iterator[Finding]:
         yield Finding(
             NAME,
             "error",
-            f"{len(names)} of {seen[0].trainable} parameters differ between ranks after {STEPS} steps: {some(names)}",
+            f"{len(names)} of {seen[0].trainable} parameters differ between ranks after {STEPS} steps: "
+            f"{join_names(names)}",
             "the ranks train different models",
             "let gradients flow through the wrapper, model(x), and leave updates to the optimizer; an update by hand "
             "must be the same on every rank",

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding, some
+from harness.plan.checks.finding import Finding, join_names
 
 NAME = "randomness"
 
@@ -36,7 +36,7 @@ def judge(seen: Sequence[Mapping[str, str]], cell: Cell) -> list[Finding]:
             NAME,
             "error",
             f"{len(names)} of {len(seen[0])} parameters start from different values on the {len(seen)} ranks: "
-            f"{some(names)}",
+            f"{join_names(names)}",
             consequence,
             "build_model() must draw from torch's generator alone, which is seeded alike on every rank: no seed from "
             "the rank, the time or the process",

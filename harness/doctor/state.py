@@ -12,7 +12,7 @@ from harness.doctor import parameters
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.equivalence import NORMS
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding, some
+from harness.plan.checks.finding import Finding, join_names
 
 NAME = "state in forward"
 _OWN = frozenset(vars(nn.Module()))
@@ -44,7 +44,8 @@ def judge(seen: Sequence[dict[str, bool]], cell: Cell) -> list[Finding]:
         Finding(
             check,
             "warning",
-            f"forward writes {'the trainable parameters ' if check == parameters.NAME else ''}{some(names[check])}",
+            f"forward writes {'the trainable parameters ' if check == parameters.NAME else ''}"
+            f"{join_names(names[check])}",
             f"dp copies the model to its {cell.devices} devices at every step: what replicas write is lost (the first "
             "device keeps what is changed in place, from its part of the batch)",
             "return it from forward and keep it outside, or use ddp, where each process owns its module",

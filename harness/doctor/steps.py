@@ -53,7 +53,7 @@ def observe(subject: Subject) -> Steps:
 
 def observe_lonely(subject: Subject) -> Steps:
     """Trains them on this rank's part of the batches in no wrapper, without the other ranks."""
-    return _observed(subject, subject.alone())
+    return _observed(subject, subject.single_device_training())
 
 
 def _observed(subject: Subject, training: Training) -> Steps:
@@ -98,7 +98,7 @@ def observe_alone(subject: Subject, seen: Steps) -> None:
     if not subject.ranks.first or (subject.ranks.world_size == 1 and subject.replicas == 1):
         return
     try:
-        training = subject.alone()
+        training = subject.single_device_training()
         training.set_first_rate()
         for share, batch in subject.stream(STEPS, whole=True):
             loss, weight = training.step(batch, share)

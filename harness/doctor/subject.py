@@ -77,7 +77,7 @@ class Subject:
         """The cell's training as a trial makes it."""
         return Training(self.cell, workload or self.workload, self.seed, self.ranks)
 
-    def alone(self, workload: Any | None = None) -> Training:
+    def single_device_training(self, workload: Any | None = None) -> Training:
         """The same on one device, by this rank alone; at the rate that goes with the cell's own global batch."""
         cell = replace(self.cell.base(), global_batch_size=self.cell.global_batch_size)
         ranks = replace(self.ranks, rank=0, world_size=1, local_rank=0, node_rank=0, devices=self.ranks.devices[:1])

@@ -15,7 +15,7 @@ import psutil
 
 from harness.launch.heartbeat import read_counter
 from harness.launch.host import describe_node
-from harness.launch.postmortem import Traces, killed_for_memory, what_it_printed
+from harness.launch.postmortem import ProcessOutput, killed_for_memory, what_it_printed
 from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
 
@@ -47,7 +47,7 @@ class NodeAgent:
                 failing[module] = f"it takes more than {IMPORT_S:.0f} s"
                 continue
             if done.returncode:
-                lines = sanitize.text(done.stderr.decode(errors="replace")).strip().splitlines()
+                lines = sanitize.redact_text(done.stderr.decode(errors="replace")).strip().splitlines()
                 failing[module] = lines[-1][:300] if lines else f"exit code {done.returncode}"
         return failing
 
@@ -68,11 +68,11 @@ class NodeAgent:
         time.sleep(STACK_WAIT_S / 2)
         return [_read(Path(path)) for _, path in processes]
 
-    def printed(self, processes: Sequence[Traces]) -> list[str]:
+    def printed(self, processes: Sequence[ProcessOutput]) -> list[str]:
         """The end of what each of these processes printed, without what is secret here."""
         return [what_it_printed(traces) for traces in processes]
 
-    def killed_for_memory(self, processes: Sequence[Traces]) -> list[bool]:
+    def killed_for_memory(self, processes: Sequence[ProcessOutput]) -> list[bool]:
         """Whether the kernel killed for memory beside each of these processes while it ran."""
         return [killed_for_memory(traces) for traces in processes]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.launch.watchdog import Watch
+from harness.launch.watchdog import Watchdog
 from harness.plan.trial import Outcome, TrialResult
 
 COLLATERAL = (
@@ -57,7 +57,7 @@ def died(rank: int, how: str | None = None) -> str:
     return f"a worker process died (rank {rank}{f': {how}' if how else ''})"
 
 
-def explained(row: TrialResult, watch: Watch) -> TrialResult:
+def explained(row: TrialResult, watch: Watchdog) -> TrialResult:
     """The row with what its rank left behind: whether the host killed it for memory, and what it printed last."""
     rank = row.error_rank
     facts = {**row.facts, "freed_s": time.time() - watch.failed_at} if watch.failed_at else row.facts

@@ -14,7 +14,7 @@ RAYS_OWN = (":job_id:", ":actor_name:", ":task_name:")
 
 
 @dataclass(frozen=True)
-class Traces:
+class ProcessOutput:
     """Where to look once a process has ended. Made by the process itself, while it lives."""
 
     printed: tuple[str, ...] = ()
@@ -25,18 +25,18 @@ class Traces:
     """What stood there when the process began."""
 
 
-def of_this_process() -> Traces:
+def output_of_this_process() -> ProcessOutput:
     """This process's traces; empty where the system has no /proc."""
     counter = find_kill_counter(Path("/proc"), Path("/sys/fs/cgroup"))
-    return Traces(_outputs(Path("/proc/self/fd")), str(counter or ""), _killed(counter) or 0 if counter else 0)
+    return ProcessOutput(_outputs(Path("/proc/self/fd")), str(counter or ""), _killed(counter) or 0 if counter else 0)
 
 
-def what_it_printed(traces: Traces) -> str:
+def what_it_printed(traces: ProcessOutput) -> str:
     """The end of each of its files, without what is secret here."""
     return "\n".join(text for file in traces.printed if (text := _tail(Path(file))))
 
 
-def killed_for_memory(traces: Traces) -> bool:
+def killed_for_memory(traces: ProcessOutput) -> bool:
     """Whether the kernel's out-of-memory killer struck since the process began."""
     killed = _killed(Path(traces.kill_counter)) if traces.kill_counter else None
     return killed is not None and killed > traces.killed_before
@@ -90,7 +90,7 @@ def _outputs(descriptors: Path) -> tuple[str, ...]:
 def _tail(file: Path) -> str:
     try:
         with file.open("rb") as opened:
-            lines = sanitize.end_of(opened, PRINTED_BYTES).splitlines()
+            lines = sanitize.redacted_tail(opened, PRINTED_BYTES).splitlines()
     except OSError:
         return ""
     return "\n".join(line for line in lines if not line.startswith(RAYS_OWN)).strip()

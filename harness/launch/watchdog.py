@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from harness.launch.postmortem import Traces
+from harness.launch.postmortem import ProcessOutput
 from harness.plan.trial import TrialResult
 
 DIES_S = 0.1
@@ -33,18 +33,18 @@ class Registration:
     """Whether the ranks are connected by now."""
     folder: str = ""
     """Its scratch folder, where it has one of its own."""
-    traces: Traces = field(default_factory=Traces)
+    traces: ProcessOutput = field(default_factory=ProcessOutput)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResourcesRequested:
     """What starts the processes asks for their resources (unix time)."""
 
     at: float
 
 
 @dataclass
-class ComingUp:
+class StartupTimer:
     """When what happened while a worker group came up (unix time): its start, processes, imports, connection."""
 
     launched_at: float
@@ -55,8 +55,8 @@ class ComingUp:
     imported_at: float | None = None
     connected_at: float | None = None
 
-    def saw(self, process: Registration | Asked, now: float) -> None:
-        if isinstance(process, Asked):
+    def saw(self, process: Registration | ResourcesRequested, now: float) -> None:
+        if isinstance(process, ResourcesRequested):
             self.asked_at = self.asked_at or process.at
             return
         if process.connected:
@@ -77,7 +77,7 @@ class ComingUp:
         return {name: max(0.0, end - start) for name, (start, end) in zip(names, pairwise(known), strict=True)}
 
 
-class Watch:
+class Watchdog:
     """Sees from outside whether the processes of a group still take steps, and what became of them."""
 
     def __init__(self, ask: Ask, limit_s: float) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from harness.doctor.examine import examination
-from harness.doctor.gate import REFUSALS, refused_by
+from harness.doctor.examine import run_examination
+from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.errors import SkipTrial
 from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted
 from harness.measure import environment, memory, scenarios, topology
-from harness.measure.scenarios import Scene, finished
+from harness.measure.scenarios import TrialContext, with_times
 from harness.plan.trial import Outcome, Trial, TrialResult
 from harness.system import sanitize
 from harness.train.ranks import Ranks
@@ -29,11 +29,11 @@ MOST_DETAIL = 100_000
 """Characters of a traceback that are kept, from its end."""
 Send = Callable[[Message], bool]
 """Tells the driver and waits until it has it; False asks the group to stop before its next trial."""
-SCENARIOS: Mapping[str, Callable[[Scene], TrialResult]] = {
+SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
     "throughput": scenarios.throughput,
     "convergence": scenarios.convergence,
     "equivalence": scenarios.equivalence,
-    "doctor": examination,
+    "doctor": run_examination,
 }
 """What a rank does in a trial, by ``Trial.scenario``: its result as this rank knows it, without times and ranks."""
 
@@ -52,7 +52,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
         try:
             if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
                 return
-            result = _run_trial(Scene(trial, job.experiment, ranks, advance, cache))
+            result = _run_trial(TrialContext(trial, job.experiment, ranks, advance, cache))
         except SkipTrial as skip:
             result = TrialResult(trial.id, "skipped", str(skip))
         except BaseException as error:
@@ -66,8 +66,8 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
 def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     """A row for a trial that raised: which rank, what, and the whole traceback."""
     # redacted here too, and before it is cut: another node may have variables that the driver has not
-    trace = sanitize.text("".join(traceback.format_exception(error))[-2 * MOST_DETAIL :])[-MOST_DETAIL:]
-    said = sanitize.text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
+    trace = sanitize.redact_text("".join(traceback.format_exception(error))[-2 * MOST_DETAIL :])[-MOST_DETAIL:]
+    said = sanitize.redact_text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
     return TrialResult(
         trial_id,
         outcome_of(error),
@@ -109,7 +109,7 @@ def _preload(job: Job, ranks: Ranks, cache: dict[Any, Any]) -> None:
     What fails here fails again in the trial, where it has a row.
     """
     with contextlib.suppress(Exception, SystemExit):
-        Scene(job.group.trials[0], job.experiment, ranks, lambda: None, cache).workload()
+        TrialContext(job.group.trials[0], job.experiment, ranks, lambda: None, cache).workload()
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()  # torch's first imports its compiler
 
 
@@ -125,7 +125,7 @@ def _announce(ranks: Ranks, send: Send) -> str | None:
         "pid": os.getpid(),
         "devices": [str(device) for device in ranks.devices],
     }
-    seen = ranks.gather((row, environment.capture(ranks.node_id, ranks.devices)))
+    seen = ranks.gather((row, environment.capture_environment(ranks.node_id, ranks.devices)))
     if ranks.first:
         nodes = {facts["node_id"]: facts for _, facts in seen}
         send(GroupStarted(tuple(nodes.values()), tuple(row for row, _ in seen)))
@@ -137,28 +137,28 @@ def _link(environments: Sequence[Mapping[str, Any]]) -> str | None:
     found: list[str] = []
     for node_id in dict.fromkeys(facts["node_id"] for facts in environments):
         here = [facts for facts in environments if facts["node_id"] == node_id]
-        links = topology.between(here[0]["topology"], [device["uuid"] for f in here for device in f["devices"]])
+        links = topology.links_between(here[0]["topology"], [device["uuid"] for f in here for device in f["devices"]])
         if links is None:
             return None
         found += links
-    return topology.named(found)
+    return topology.format_links(found)
 
 
-def _run_trial(scene: Scene) -> TrialResult:
+def _run_trial(context: TrialContext) -> TrialResult:
     started_at, start = time.time(), time.perf_counter()
-    ranks = scene.ranks
-    _check_placement(scene.trial, ranks)
-    result = play(scene)
-    rows = ranks.gather(_rank_row(ranks, scene.rank_facts))
-    return finished(result, scene, started_at, time.perf_counter() - start, rows)
+    ranks = context.ranks
+    _check_placement(context.trial, ranks)
+    result = run_scenario(context)
+    rows = ranks.gather(_rank_row(ranks, context.rank_facts))
+    return with_times(result, context, started_at, time.perf_counter() - start, rows)
 
 
-def play(scene: Scene) -> TrialResult:
+def run_scenario(context: TrialContext) -> TrialResult:
     """Runs a trial's scenario; raises SkipTrial if the doctor has found in this process that it must not run."""
-    trial = scene.trial
-    if trial.scenario != "doctor" and (reason := refused_by(scene.cache.get(REFUSALS, ()), trial.cell)):
+    trial = context.trial
+    if trial.scenario != "doctor" and (reason := skip_reason(context.cache.get(SKIP_RULES, ()), trial.cell)):
         raise SkipTrial(reason)
-    return SCENARIOS[trial.scenario](scene)
+    return SCENARIOS[trial.scenario](context)
 
 
 def _check_placement(trial: Trial, ranks: Ranks) -> None:
@@ -180,7 +180,7 @@ def _rank_row(ranks: Ranks, facts: dict[str, Any]) -> dict[str, Any]:
         "address": ranks.address,
         "host": socket.gethostname(),
         "devices": ", ".join(str(device) for device in ranks.devices),
-        "device_model": " + ".join(sorted({environment.describe(device)["model"] for device in ranks.devices})),
+        "device_model": " + ".join(sorted({environment.describe_device(device)["model"] for device in ranks.devices})),
         "threads": torch.get_num_threads(),
         **facts,
     }

@@ -10,7 +10,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from harness.measure.stepper import Stepper, Stretch
+from harness.measure.stepper import Stepper, TimedWindow
 
 PROFILED_STEPS = 3
 DP = {
@@ -98,7 +98,7 @@ LEAST_STEPS = 5
 LOGGED_STEPS = 5
 
 
-def measure_communication(stepper: Stepper, steps: int) -> tuple[list[Stretch], Mapping[str, Any]]:
+def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindow], Mapping[str, Any]]:
     """Windows of a quarter of ``steps`` in turn: all ranks together, each rank alone; then what DDP itself says.
 
     Alone no rank waits for another, so a rank's own time shows. Parameters, buffers and optimizer state are as
@@ -107,9 +107,9 @@ def measure_communication(stepper: Stepper, steps: int) -> tuple[list[Stretch], 
     training = stepper.training
     count = max(LEAST_STEPS, -(-steps // 4))
     before = training.snapshot()
-    stretches: list[Stretch] = []
+    stretches: list[TimedWindow] = []
     for _ in range(ROUNDS):
-        with training.alone():
+        with training.without_gradient_sync():
             stepper.window("alone", 1)  # the first step alone still sends buffers: it is not kept
             stretches.append(stepper.window("alone", count))
         training.restore(before)

@@ -18,10 +18,10 @@ from harness.config.sections import Convergence
 from harness.errors import SkipTrial
 from harness.measure.divergence import Divergence, earliest, first_in
 from harness.measure.phase_timers import marks_for
-from harness.measure.stepper import WINDOW_KEYS, Stretch, window_rows
+from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import Cell
-from harness.train.checkpoint import Keeper
+from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Share, batches, copier, epoch_shares, evaluation_shares
 from harness.train.optimizers import WarmUp, fast_forward, make_schedule
 from harness.train.ranks import Ranks
@@ -32,7 +32,7 @@ Collate = Callable[[list[Any]], Any] | None
 
 
 @dataclass(frozen=True)
-class _Told:
+class _EpochTotals:
     """One rank's epoch: seconds, and sums over its steps."""
 
     duration_s: float
@@ -56,7 +56,7 @@ class Epochs:
         seed: int,
         ranks: Ranks,
         collate: Collate,
-        keeper: Keeper | None = None,
+        keeper: CheckpointManager | None = None,
     ) -> None:
         self.training, self.cell, self.ranks, self.seed, self.collate = training, cell, ranks, seed, collate
         self.keeper = keeper
@@ -126,10 +126,10 @@ class Epochs:
         return loss / weight, rate
 
     def _add(self, window: Window, weight: float) -> None:
-        (row,) = window_rows(self.ranks.rank, [Stretch("epochs", window, weight)])
+        (row,) = window_rows(self.ranks.rank, [TimedWindow("epochs", window, weight)])
         self.window = row | {name: row[name] + self.window.get(name, 0) for name in row if name not in WINDOW_KEYS}
 
-    def _told(self, window: Window, steps_before: int) -> _Told:
+    def _told(self, window: Window, steps_before: int) -> _EpochTotals:
         """What the other ranks need to know of this one's epoch."""
         losses, weights = [float(loss) for loss in window.losses], [float(weight) for weight in window.weights]
         means = [loss / max(weight, 1.0) for loss, weight in zip(losses, weights, strict=True)]
@@ -137,7 +137,7 @@ class Epochs:
         diverged = first_in(means, rank, steps_before)
         if diverged is None and not self.training.finite([]):
             diverged = Divergence(rank)
-        return _Told(window.duration_s, sum(losses), sum(weights), diverged)
+        return _EpochTotals(window.duration_s, sum(losses), sum(weights), diverged)
 
     def _save(self, epoch: int, *, last: bool) -> None:
         """The order of the data follows from the seed and the epoch: they are the sampler's state."""

@@ -43,7 +43,7 @@ def earliest(found: Iterable[Divergence | None]) -> Divergence | None:
     return min(seen, key=lambda one: (one.step or math.inf, one.rank), default=None)
 
 
-def verdict(divergence: Divergence | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+def outcome_columns(divergence: Divergence | None, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The outcome's fields of a TrialResult that has these facts."""
     if divergence is None:
         return {"outcome": "ok", "facts": facts}

@@ -24,10 +24,10 @@ VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES",
 """How the variables begin that set threads, collectives and devices; no other is looked at."""
 
 
-def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
+def capture_environment(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
     """The environment of this process as plain values."""
     cuda = devices[0].type == "cuda"
-    joined = topology.capture() if cuda else None
+    joined = topology.capture_topology() if cuda else None
     return {
         "node_id": node_id,
         "host": platform.node(),
@@ -40,7 +40,7 @@ def capture(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
         "packages": {name: installed for name in PACKAGES if (installed := package_version(name))},
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "devices": [describe(device) for device in devices],
+        "devices": [describe_device(device) for device in devices],
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "driver": joined and joined["driver"],
         "topology": joined,
@@ -58,7 +58,7 @@ def _iommu() -> bool | None:
     return any(known.iterdir()) if known.is_dir() else None
 
 
-def describe(device: torch.device) -> dict[str, Any]:
+def describe_device(device: torch.device) -> dict[str, Any]:
     """Model, UUID and memory of a GPU; the processor's name for a CPU slot."""
     if device.type != "cuda":
         return {"kind": "cpu", "model": cpu_model(), "uuid": None, "memory_bytes": None}

@@ -9,8 +9,8 @@ import torch
 from harness.measure.collectives import measure_collectives, measure_communication
 from harness.measure.flops import count_flops, first_samples
 from harness.measure.matmul_peak import measured_peak
-from harness.measure.stepper import Stepper, Stretch
-from harness.measure.throughput import Speed
+from harness.measure.stepper import Stepper, TimedWindow
+from harness.measure.throughput import ThroughputMeasurement
 from harness.plan.cell import Cell
 
 STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
@@ -19,10 +19,10 @@ PROBE_S = 0.1
 
 
 def explain(
-    cell: Cell, stepper: Stepper, speed: Speed, workload: Any, cache: dict[Any, Any]
-) -> tuple[list[Stretch], dict[str, Any]]:
+    cell: Cell, stepper: Stepper, speed: ThroughputMeasurement, workload: Any, cache: dict[Any, Any]
+) -> tuple[list[TimedWindow], dict[str, Any]]:
     """Further windows of this rank, and what the trial's row gains; FLOPs and peaks are rank 0's."""
-    stretches: list[Stretch] = []
+    stretches: list[TimedWindow] = []
     facts: dict[str, Any] = {}
     if cell.strategy == "ddp" and stepper.ranks.world_size > 1:
         if cell.strategy_options.get("static_graph"):

@@ -69,7 +69,7 @@ def _count(workload: Workload, batch: Any, device: torch.device) -> Flops:
         # some batches run step by step, in products that are counted, and others of the same model do not
         return Flops(None, "a recurrent layer, whose kernel depends on the batch and may have no formula")
     # the watch is the outer mode: it sees what is left once the counter has taken composite operators apart
-    with _Watch() as watch, FlopCounterMode(display=False, custom_mapping=_own_formulas()) as counter:
+    with _CountAudit() as watch, FlopCounterMode(display=False, custom_mapping=_own_formulas()) as counter:
         loss, weight = workload.loss(model, batch)
         watch.in_backward = True
         loss.backward()
@@ -85,7 +85,7 @@ def _count(workload: Workload, batch: Any, device: torch.device) -> Flops:
     return Flops(total / units)
 
 
-class _Watch(TorchDispatchMode):
+class _CountAudit(TorchDispatchMode):
     """Notes what makes a count wrong: operators without a formula, and forward work done again in backward."""
 
     supports_higher_order_operators = True

@@ -23,7 +23,7 @@ HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
 DEVICE = ("idle", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The same on a GPU's stream: while the host waits for data and before it comes back, the stream is idle."""
 PHASES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
-DEAR = 0.0002
+MAX_OVERHEAD = 0.0002
 """Part of a step that ``cost_s`` may come to; beyond it the phases have windows of their own.
 
 Far below the hundredth of a step that all our work is to stay in: among a step's kernels, where caches are cold, marks
@@ -32,7 +32,7 @@ cost several times what they do in the loop that measures them (0.7 us there, ab
 
 
 @dataclass(frozen=True)
-class Timeline:
+class StepTimings:
     """Seconds: of each step, of each step's wait, and of the whole window by phase (empty where not marked)."""
 
     step_s: Sequence[float]
@@ -47,12 +47,12 @@ class Marks(Protocol):
     @property
     def mark(self) -> Callable[[int], None]: ...
 
-    def read(self) -> Timeline:
+    def read(self) -> StepTimings:
         """May wait for the device."""
         ...
 
 
-class HostMarks:
+class HostTimer:
     """Marks by the host's clock: right where the host itself computes. ``detailed`` False leaves out the phases."""
 
     def __init__(
@@ -63,10 +63,10 @@ class HostMarks:
         self._times: list[float] = []
         self.mark = _writes_down(self._times, clock, self._last)
 
-    def read(self) -> Timeline:
+    def read(self) -> StepTimings:
         gaps = _gaps(self._times, len(self._names))
         step_s, wait_s = gaps.sum(axis=1).tolist(), gaps[:, 0].tolist()
-        return Timeline(step_s, wait_s, _by_phase(self._names, gaps) if self._last > 2 else {}, {})
+        return StepTimings(step_s, wait_s, _by_phase(self._names, gaps) if self._last > 2 else {}, {})
 
 
 def _writes_down(times: list[float], clock: Callable[[], float], last: int) -> Callable[[int], None]:
@@ -80,7 +80,7 @@ def _writes_down(times: list[float], clock: Callable[[], float], last: int) -> C
     return mark
 
 
-class CudaMarks:
+class CudaTimer:
     """Events on the device's stream: one a step, or with ``detailed`` one a phase; the host's clock beside them."""
 
     def __init__(self, device: torch.device, steps: int, *, detailed: bool, micro_batches: int = 1) -> None:
@@ -89,7 +89,7 @@ class CudaMarks:
         self._names = _repeated(DEVICE, micro_batches) if detailed else DEVICE[:1]
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(steps * len(self._names) + 1)]
         self._next = 0
-        self._host = HostMarks(micro_batches=micro_batches)
+        self._host = HostTimer(micro_batches=micro_batches)
 
     def mark(self, point: int) -> None:
         if point < self._last:
@@ -97,7 +97,7 @@ class CudaMarks:
             self._next += 1
         self._host.mark(point)
 
-    def read(self) -> Timeline:
+    def read(self) -> StepTimings:
         self._events[self._next - 1].synchronize()
         used = self._events[: self._next]
         # event to event: measured from the first, milliseconds in float32 lose microseconds after a minute
@@ -105,19 +105,19 @@ class CudaMarks:
         gaps = np.asarray(between, dtype=np.float64).reshape(-1, len(self._names))
         host = self._host.read()
         phases = _by_phase(self._names, gaps) if self._last > 1 else {}
-        return Timeline(gaps.sum(axis=1).tolist(), host.wait_s, phases, host.phases)
+        return StepTimings(gaps.sum(axis=1).tolist(), host.wait_s, phases, host.phases)
 
 
 def marks_for(devices: Sequence[torch.device], steps: int, *, detailed: bool = True, micro_batches: int = 1) -> Marks:
     """The marks that suit the first device."""
     if devices[0].type == "cuda":
-        return CudaMarks(devices[0], steps, detailed=detailed, micro_batches=micro_batches)
-    return HostMarks(detailed=detailed, micro_batches=micro_batches)
+        return CudaTimer(devices[0], steps, detailed=detailed, micro_batches=micro_batches)
+    return HostTimer(detailed=detailed, micro_batches=micro_batches)
 
 
 def phases_are_cheap(device: torch.device, micro_batches: int, step_s: float) -> bool:
     """Whether the phases of steps that take so long are marked in the timed windows themselves; on a GPU never."""
-    return device.type != "cuda" and cost_s(device) * micro_batches <= DEAR * step_s
+    return device.type != "cuda" and cost_s(device) * micro_batches <= MAX_OVERHEAD * step_s
 
 
 @cache

@@ -12,20 +12,20 @@ from typing import Any
 from harness.config.experiment import Experiment
 from harness.measure import memory
 from harness.measure.convergence import Epochs
-from harness.measure.divergence import Divergence, earliest, first_in, verdict
+from harness.measure.divergence import Divergence, earliest, first_in, outcome_columns
 from harness.measure.equivalence import measure_update
 from harness.measure.explain import explain
-from harness.measure.stepper import Stepper, Stretch, columns_of, joined, step_columns, window_rows
-from harness.measure.throughput import Speed, measure_throughput
+from harness.measure.stepper import Stepper, TimedWindow, columns_of, joined, step_columns, window_rows
+from harness.measure.throughput import ThroughputMeasurement, measure_throughput
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
-from harness.train.checkpoint import Keeper
+from harness.train.checkpoint import CheckpointManager
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 
 
 @dataclass
-class Scene:
+class TrialContext:
     """One trial on one rank, and where its time goes (``parts``, seconds). ``cache`` outlives the trial."""
 
     trial: Trial
@@ -55,24 +55,24 @@ class Scene:
         return self.cache[key]
 
 
-def _training(scene: Scene, workload: Any) -> Training:
-    with scene.part("build"):
-        training = Training(scene.trial.cell, workload, scene.trial.seed, scene.ranks)
+def _training(context: TrialContext, workload: Any) -> Training:
+    with context.part("build"):
+        training = Training(context.trial.cell, workload, context.trial.seed, context.ranks)
     return training
 
 
-def throughput(scene: Scene) -> TrialResult:
-    settings = scene.experiment.throughput
+def throughput(context: TrialContext) -> TrialResult:
+    settings = context.experiment.throughput
     assert settings
-    trial, ranks = scene.trial, scene.ranks
-    with scene.part("build"):
-        workload, datasets = scene.workload()
+    trial, ranks = context.trial, context.ranks
+    with context.part("build"):
+        workload, datasets = context.workload()
     fresh_peak = memory.reset_peak(ranks.devices)
-    training = _training(scene, workload)
+    training = _training(context, workload)
     collate = getattr(workload, "collate", None)
-    stepper = Stepper(training, datasets[0], trial.cell, trial.seed, ranks, collate=collate, advance=scene.advance)
+    stepper = Stepper(training, datasets[0], trial.cell, trial.seed, ranks, collate=collate, advance=context.advance)
     speed = measure_throughput(stepper, settings, shared=trial.cell.oversubscribe)
-    scene.rank_facts |= {
+    context.rank_facts |= {
         **(memory.peak(ranks.devices) if fresh_peak else {}),
         **memory.of_state(training),
         **speed.load,
@@ -80,18 +80,18 @@ def throughput(scene: Scene) -> TrialResult:
     stretches = list(speed.stretches)
     facts: dict[str, Any] = {"steady": speed.steady, "effective_lr": training.effective_lr}
     if settings.explain and trial.purpose != "twin":
-        more, told = _explained(scene, stepper, speed, workload)
+        more, told = _explained(context, stepper, speed, workload)
         stretches += more
         facts |= told
     elif not settings.explain:
         facts["flops_reason"] = "throughput.explain is off"
     for kind, name in (("warmup", "warmup"), ("timed", "windows"), ("phases", "phases")):
-        scene.parts[name] = sum(s.window.duration_s for s in stretches if s.kind == kind)
+        context.parts[name] = sum(s.window.duration_s for s in stretches if s.kind == kind)
     seen = ranks.gather((window_rows(ranks.rank, stretches), step_columns(ranks.rank, stretches)))
     bad = earliest(first_in(steps["loss"], rank) for rank, (_, steps) in enumerate(seen))
     return TrialResult(
         trial.id,
-        **verdict(bad or (None if speed.finite else Divergence(0)), facts),
+        **outcome_columns(bad or (None if speed.finite else Divergence(0)), facts),
         unit=workload.unit,
         parameters=training.parameters,
         steps_s=stepper.spent_s,
@@ -100,41 +100,43 @@ def throughput(scene: Scene) -> TrialResult:
     )
 
 
-def _explained(scene: Scene, stepper: Stepper, speed: Speed, workload: Any) -> tuple[list[Stretch], dict[str, Any]]:
+def _explained(
+    context: TrialContext, stepper: Stepper, speed: ThroughputMeasurement, workload: Any
+) -> tuple[list[TimedWindow], dict[str, Any]]:
     """What explains the trial; where that fails, why: what was measured before it stays.
 
     Not so where ranks work together: one that went on alone would meet the others in another collective.
     """
     before = stepper.spent_s
     try:
-        with scene.part("explain"):
-            return explain(scene.trial.cell, stepper, speed, workload, scene.cache)
+        with context.part("explain"):
+            return explain(context.trial.cell, stepper, speed, workload, context.cache)
     except Exception as error:
-        if scene.ranks.world_size > 1:
+        if context.ranks.world_size > 1:
             raise
         return [], {"explain_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     finally:
-        scene.parts["explaining steps"] = stepper.spent_s - before
-        scene.parts["explain"] -= scene.parts["explaining steps"]
+        context.parts["explaining steps"] = stepper.spent_s - before
+        context.parts["explain"] -= context.parts["explaining steps"]
 
 
-def convergence(scene: Scene) -> TrialResult:
-    settings = scene.experiment.convergence
+def convergence(context: TrialContext) -> TrialResult:
+    settings = context.experiment.convergence
     assert settings
-    trial, ranks = scene.trial, scene.ranks
-    with scene.part("build"):
-        workload, datasets = scene.workload()
+    trial, ranks = context.trial, context.ranks
+    with context.part("build"):
+        workload, datasets = context.workload()
     fresh_peak = memory.reset_peak(ranks.devices)
-    training = _training(scene, workload)
-    collate, keeper = getattr(workload, "collate", None), _keeper(scene, training)
+    training = _training(context, workload)
+    collate, keeper = getattr(workload, "collate", None), _keeper(context, training)
     epochs = Epochs(training, datasets, trial.cell, trial.seed, ranks, collate, keeper)
-    epochs.run(settings, scene.advance)
-    scene.parts |= {part: seconds for part, seconds in epochs.spent.items() if keeper or part != "checkpoints"}
-    scene.rank_facts |= {**(memory.peak(ranks.devices) if fresh_peak else {}), **memory.of_state(training)}
+    epochs.run(settings, context.advance)
+    context.parts |= {part: seconds for part, seconds in epochs.spent.items() if keeper or part != "checkpoints"}
+    context.rank_facts |= {**(memory.peak(ranks.devices) if fresh_peak else {}), **memory.of_state(training)}
     facts = {"effective_lr": training.effective_lr, "resumed_epoch": epochs.resumed_epoch or None}
     return TrialResult(
         trial.id,
-        **verdict(epochs.diverged, facts),
+        **outcome_columns(epochs.diverged, facts),
         unit=workload.unit,
         parameters=training.parameters,
         steps_s=epochs.spent["epochs"],
@@ -143,31 +145,35 @@ def convergence(scene: Scene) -> TrialResult:
     )
 
 
-def _keeper(scene: Scene, training: Training) -> Keeper | None:
+def _keeper(context: TrialContext, training: Training) -> CheckpointManager | None:
     """What keeps the trial's checkpoints, in a folder of its own; None where none are asked for."""
-    settings = scene.experiment.checkpoint
+    settings = context.experiment.checkpoint
     if settings is None or settings.folder is None:
         return None
-    return Keeper(Path(settings.folder) / scene.trial.id, settings.every, training, scene.ranks)
+    return CheckpointManager(Path(settings.folder) / context.trial.id, settings.every, training, context.ranks)
 
 
-def equivalence(scene: Scene) -> TrialResult:
-    with scene.part("build"):
-        workload, datasets = scene.workload()
-    with scene.part("check"):
-        update = measure_update(scene.trial.cell, workload, datasets[0], scene.trial.seed, scene.ranks, scene.advance)
+def equivalence(context: TrialContext) -> TrialResult:
+    with context.part("build"):
+        workload, datasets = context.workload()
+    with context.part("check"):
+        update = measure_update(
+            context.trial.cell, workload, datasets[0], context.trial.seed, context.ranks, context.advance
+        )
     return TrialResult(
-        scene.trial.id,
-        **verdict(None if update.finite else Divergence(0), {}),
+        context.trial.id,
+        **outcome_columns(None if update.finite else Divergence(0), {}),
         unit=workload.unit,
         parameters=update.parameters,
-        steps_s=scene.parts["check"],
+        steps_s=context.parts["check"],
         checks={"bucket": list(range(len(update.sketch))), "update": update.sketch},
     )
 
 
-def finished(result: TrialResult, scene: Scene, started_at: float, trial_s: float, ranks: Any) -> TrialResult:
+def with_times(
+    result: TrialResult, context: TrialContext, started_at: float, trial_s: float, ranks: Any
+) -> TrialResult:
     """The result with its times and ranks."""
-    known = sum(scene.parts.values())
-    parts = {**scene.parts, "other": max(0.0, trial_s - known)}
+    known = sum(context.parts.values())
+    parts = {**context.parts, "other": max(0.0, trial_s - known)}
     return replace(result, started_at=started_at, trial_s=trial_s, parts=parts, ranks=tuple(ranks))

@@ -24,7 +24,7 @@ Kind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class TimedWindow:
     """One rank's window, what it was for, and the samples or tokens that the rank trained on in it."""
 
     kind: Kind
@@ -79,7 +79,7 @@ class Stepper:
         batch = self.copy(next(self.fetch))
         return batch if self.micro_batches == 1 else batch[0]
 
-    def window(self, kind: Kind, steps: int, *, detailed: bool = True) -> Stretch:
+    def window(self, kind: Kind, steps: int, *, detailed: bool = True) -> TimedWindow:
         """A window of so many steps; raises WorkloadError where loss() gives weights that are not the batch's."""
         self.ranks.barrier()
         training, share = self.training, self.share
@@ -96,7 +96,7 @@ class Stepper:
         weight = sum(float(weight) for weight in window.weights)
         if training.unit == "samples":
             _check_weight(weight, share.samples * steps)
-        return Stretch(kind, window, weight)
+        return TimedWindow(kind, window, weight)
 
 
 def _full_share(dataset: Dataset[Any], cell: Cell, ranks: Ranks) -> Share:
@@ -122,7 +122,7 @@ STEPPED = ("warmup", "timed")
 """The windows whose single steps are recorded."""
 
 
-def window_rows(rank: int, stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+def window_rows(rank: int, stretches: Sequence[TimedWindow]) -> list[dict[str, Any]]:
     """One row a window of one rank, with the seconds of each phase."""
     return [
         {
@@ -139,14 +139,14 @@ def window_rows(rank: int, stretches: Sequence[Stretch]) -> list[dict[str, Any]]
     ]
 
 
-def step_columns(rank: int, stretches: Sequence[Stretch]) -> StepColumns:
+def step_columns(rank: int, stretches: Sequence[TimedWindow]) -> StepColumns:
     """One row a step of one rank, in columns; ``loss`` is the mean over the rank's own batch."""
     return joined(
         [_of_window(rank, index, stretch) for index, stretch in enumerate(stretches) if stretch.kind in STEPPED]
     )
 
 
-def _of_window(rank: int, index: int, stretch: Stretch) -> StepColumns:
+def _of_window(rank: int, index: int, stretch: TimedWindow) -> StepColumns:
     window = stretch.window
     losses = np.array([float(loss) for loss in window.losses])
     weights = np.array([float(weight) for weight in window.weights])

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from harness.measure.environment import describe
+from harness.measure.environment import describe_device
 from harness.measure.gpu_readings import POLICIES, THROTTLING, Reading
 from harness.measure.nvml import Handle, Nvml
 from harness.measure.window import Clock
@@ -82,7 +82,7 @@ class Telemetry:
 
 def torch_uuid(device: torch.device) -> str | None:
     """The UUID that torch tells of a device, without NVML's prefix."""
-    uuid: str | None = describe(device)["uuid"]
+    uuid: str | None = describe_device(device)["uuid"]
     return uuid
 
 

@@ -13,7 +13,7 @@ from harness.config.sections import Throughput
 from harness.measure import load, phase_timers
 from harness.measure.gpu_readings import summarise
 from harness.measure.steady_state import is_steady
-from harness.measure.stepper import Stepper, Stretch
+from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.telemetry import open_telemetry
 
 PHASE_PART, LEAST_MARKED = 4, 3
@@ -21,20 +21,20 @@ PHASE_PART, LEAST_MARKED = 4, 3
 
 
 @dataclass(frozen=True)
-class Speed:
+class ThroughputMeasurement:
     """One rank's windows, and what was seen around the timed ones.
 
     ``finite`` is False where the training diverged, ``steady`` where the warm-up came to its limit.
     """
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[TimedWindow, ...]
     window_steps: int
     finite: bool
     steady: bool
     load: Mapping[str, Any]
 
 
-def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool = False) -> Speed:
+def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool = False) -> ThroughputMeasurement:
     """Warm-up rounds, then windows, and where marking phases costs, one more for these alone.
 
     ``shared``: ranks share GPUs. Raises WorkloadError.
@@ -44,16 +44,16 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     pace_s = _pace(rounds[-1].window.step_s)
     detailed = phase_timers.phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
-    watch = Watch(stepper, shared)
+    watch = LoadMonitor(stepper, shared)
     timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]
     used = watch.seen(timed)
     finite = stepper.training.finite(list(timed[-1].window.losses))
     flags = ranks.sum([float(finite)])
     marked = () if detailed else (stepper.window("phases", max(LEAST_MARKED, -(-steps // PHASE_PART))),)
-    return Speed((*rounds, *timed, *marked), steps, flags[0] == ranks.world_size, steady, used)
+    return ThroughputMeasurement((*rounds, *timed, *marked), steps, flags[0] == ranks.world_size, steady, used)
 
 
-class Watch:
+class LoadMonitor:
     """What a rank's node and GPUs did from now on; read here and in ``seen``, never inside a window."""
 
     def __init__(self, stepper: Stepper, shared: bool) -> None:
@@ -63,10 +63,10 @@ class Watch:
         self._load = load.read()
         self._gpus = self._telemetry.read() if self._telemetry else ()
 
-    def seen(self, timed: Sequence[Stretch]) -> Mapping[str, Any]:
+    def seen(self, timed: Sequence[TimedWindow]) -> Mapping[str, Any]:
         """Columns of the rank, over these windows."""
         gpus = self._telemetry.read() if self._telemetry else ()
-        used = dict(load.between(self._load, load.read()))
+        used = dict(load.load_between(self._load, load.read()))
         if self._telemetry:
             samples = sum(stretch.weight for stretch in timed)
             used |= summarise(self._gpus, gpus, seconds=used["watched_s"], shared=self._shared, samples=samples)
@@ -74,9 +74,9 @@ class Watch:
         return used
 
 
-def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[Stretch], bool]:
+def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow], bool]:
     """Rounds of warm-up steps until rank 0 finds them steady, or there were ``warmup_rounds``."""
-    rounds: list[Stretch] = []
+    rounds: list[TimedWindow] = []
     for _ in range(settings.warmup_rounds):
         rounds.append(stepper.window("warmup", settings.warmup_steps))
         steady = stepper.ranks.first and is_steady([stretch.window.step_s for stretch in rounds])

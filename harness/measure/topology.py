@@ -18,7 +18,7 @@ _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _READ = 0  # NVML_P2P_CAPS_INDEX_READ
 
 
-def capture(nvml: Nvml | None = None) -> dict[str, Any] | None:
+def capture_topology(nvml: Nvml | None = None) -> dict[str, Any] | None:
     """The node's GPUs by UUID, and a square of links between them: NV12, PIX, PXB, PHB, NODE or SYS.
 
     ``apart``: the pairs of which the first cannot read the other's memory directly; ``numa``: each GPU's NUMA
@@ -36,7 +36,7 @@ def capture(nvml: Nvml | None = None) -> dict[str, Any] | None:
     return None
 
 
-def between(topology: Mapping[str, Any] | None, uuids: Iterable[str | None]) -> list[str] | None:
+def links_between(topology: Mapping[str, Any] | None, uuids: Iterable[str | None]) -> list[str] | None:
     """The links between each two of these GPUs (UUIDs as torch or NVML tell them); None where one is not known."""
     if topology is None:
         return None
@@ -48,7 +48,7 @@ def between(topology: Mapping[str, Any] | None, uuids: Iterable[str | None]) -> 
     return None if None in found else found
 
 
-def named(links: Iterable[str]) -> str | None:
+def format_links(links: Iterable[str]) -> str | None:
     """Several links as one text, each once, the best first: 'NV12, SYS'; None without one."""
     return ", ".join(sorted(set(links), key=_quality)) or None
 

@@ -97,11 +97,11 @@ class Cell:
 
     @cached_property
     def alone_id(self) -> str:
-        return self.alone().id
+        return self.single_device_cell().id
 
     @cached_property
     def wrapped_id(self) -> str:
-        return self.wrapped_alone().id
+        return self.wrapped_single_device_cell().id
 
     def base(self) -> Cell:
         """What this cell's ratios are against: the bare model on one device, at the same batch.
@@ -123,7 +123,7 @@ class Cell:
         )
 
     @property
-    def subject(self) -> tuple[str, ...]:
+    def workload_key(self) -> tuple[str, ...]:
         """What decides whether a strategy trains this cell's model rightly, whatever the batch and the device count.
 
         GPUs that are named count: what is copied between some of them may arrive, between others not.
@@ -131,11 +131,11 @@ class Cell:
         options = repr(sorted(self.workload_options.items()))
         return (self.strategy, str(self.data), str(self.model), options, str(self.device_ids or ""))
 
-    def alone(self) -> Cell:
+    def single_device_cell(self) -> Cell:
         """The bare model on one device at this cell's per-device batch: what one device does of its step."""
         return self._on_one_device("single", {})
 
-    def wrapped_alone(self) -> Cell:
+    def wrapped_single_device_cell(self) -> Cell:
         """The same strategy on one device at this cell's per-device batch: what the wrapper itself costs."""
         return self._on_one_device(self.strategy, self.strategy_options)
 
@@ -152,7 +152,7 @@ class Cell:
             global_batch_size=batch or self.global_batch_size,
         )
 
-    def check(self, batch: int) -> Cell:
+    def equivalence_cell(self, batch: int) -> Cell:
         """The cell whose few steps show that this one trains as one device does, at a global batch for all."""
         share = share_of(batch, self.devices)
         # of the training options those that a small batch can have: others would split it, or shrink the step
@@ -187,7 +187,7 @@ class Cell:
             else f"global batch {self.global_batch_size}"
         )
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        which = f" on GPU {numbers(self.device_ids)}" if self.device_ids else ""
+        which = f" on GPU {format_gpu_ids(self.device_ids)}" if self.device_ids else ""
         launcher = self.launcher if self.launcher != "ray" else None
         parts = [f"{self.strategy} x{self.devices}{nodes}{which}", self.model, batch, self.precision, launcher]
         return " · ".join(part for part in parts if part)
@@ -198,7 +198,7 @@ def share_of(global_batch_size: int, devices: int) -> int | None:
     return None if global_batch_size % devices else global_batch_size // devices
 
 
-def numbers(device_ids: tuple[int, ...]) -> str:
+def format_gpu_ids(device_ids: tuple[int, ...]) -> str:
     """Which GPUs, as text: '0,1'."""
     return ",".join(map(str, device_ids))
 

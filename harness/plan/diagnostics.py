@@ -36,9 +36,9 @@ def explaining_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
     wanted: dict[Cell, None] = {}
     for cell in cells:
         if cell.devices > 1 and cell.per_device_batch_size:
-            wanted[cell.alone()] = None
+            wanted[cell.single_device_cell()] = None
             if cell.strategy == "ddp":
-                wanted[cell.wrapped_alone()] = None
+                wanted[cell.wrapped_single_device_cell()] = None
     return wanted
 
 
@@ -52,7 +52,7 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
         return list(trials)
     batch = check_batch(compared)
     launcher = "ray" if any(cell.launcher == "ray" for cell in compared) else compared[0].launcher
-    by_cell = {cell: replace(cell.check(batch), launcher=launcher) for cell in dict.fromkeys(compared)}
+    by_cell = {cell: replace(cell.equivalence_cell(batch), launcher=launcher) for cell in dict.fromkeys(compared)}
     checks = dict.fromkeys(by_cell.values())
     references = dict.fromkeys(cell.base() for cell in checks)
     known = [replace(t, check_id=by_cell[t.cell].id) if t.cell in by_cell else t for t in trials]
@@ -72,7 +72,7 @@ def examinations(trials: Iterable[Trial], seed: int) -> list[Trial]:
     largest = sorted(cells, key=lambda cell: (-cell.devices, -cell.global_batch_size))
     chosen: dict[tuple[object, ...], Cell] = {}
     for cell in largest:
-        chosen.setdefault(cell.subject, cell)
+        chosen.setdefault(cell.workload_key, cell)
     for cell in sorted(cells, key=lambda cell: cell.global_batch_size):  # the smallest will do for a number of devices
         if not any((cell.strategy, cell.devices) == (other.strategy, other.devices) for other in chosen.values()):
             chosen[cell.strategy, cell.devices] = cell

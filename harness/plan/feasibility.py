@@ -28,7 +28,7 @@ def _launcher_applies(cell: Cell, machine: Machine) -> str | None:
     """torchrun takes the devices of the driver's machine; a cluster's scheduler would not know that they are taken."""
     if cell.launcher == "torchrun" and cell.nodes > 1:
         return f"torchrun, the control, runs on one node, not on {cell.nodes}"
-    if cell.launcher == "torchrun" and not machine.alone:
+    if cell.launcher == "torchrun" and not machine.single_machine:
         return "torchrun, the control, runs on this machine alone, not in a cluster"
     return None
 

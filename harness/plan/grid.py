@@ -47,21 +47,21 @@ def _check_size(grids: Sequence[Grid], experiment: Experiment) -> None:
     """Refuses what is too large, with its size, before any of it is made; raises ExperimentError."""
     sizes = [_size(grid, experiment) for grid in grids]
     cells = sum(sizes)
-    _refuse("grid", f"the grid has {cells} cells", cells, MAX_CELLS)
+    _check_limit("grid", f"the grid has {cells} cells", cells, MAX_CELLS)
     blocks = experiment.throughput.most_blocks if experiment.throughput else 0
     seeds = len(experiment.convergence.seeds) if experiment.convergence else 0
     trials = cells * (blocks + seeds)
     counted = " and ".join(f"{n} {name}" for n, name in ((blocks, "blocks"), (seeds, "seeds")) if n)
-    _refuse("grid", f"{cells} cells in {counted} are {trials} trials", trials, MAX_TRIALS)
+    _check_limit("grid", f"{cells} cells in {counted} are {trials} trials", trials, MAX_TRIALS)
     values = sum(size * _weight(grid, experiment) for size, grid in zip(sizes, grids, strict=True))
-    _refuse("grid", f"{cells} cells hold {values} values of options", values, MAX_VALUES)
+    _check_limit("grid", f"{cells} cells hold {values} values of options", values, MAX_VALUES)
     filters = [*experiment.exclude, *([experiment.convergence.only] if experiment.convergence else [])]
     wanted = sum(len(as_axis(values)) for rule in filters for values in rule.values())
     compared = f"{wanted} values to look for in {cells} cells are {cells * wanted} comparisons"
-    _refuse("exclude", compared, cells * wanted, MAX_COMPARISONS)
+    _check_limit("exclude", compared, cells * wanted, MAX_COMPARISONS)
 
 
-def _refuse(place: str, what: str, size: int, most: int) -> None:
+def _check_limit(place: str, what: str, size: int, most: int) -> None:
     if size > most:
         raise ExperimentError(place, [f"{what}; at most {most} are allowed"])
 

@@ -52,7 +52,7 @@ class Inventory:
 class Machine:
     """An inventory as one experiment sees it: the kind of device, how many a node, threads for each.
 
-    ``alone``: one machine with the driver on it and nobody who shares it out, not a cluster.
+    ``single_machine``: one machine with the driver on it and nobody who shares it out, not a cluster.
     """
 
     device: str
@@ -60,7 +60,7 @@ class Machine:
     devices_per_node: tuple[int, ...]
     compiler: bool
     cpus_per_device: float = 1.0
-    alone: bool = True
+    single_machine: bool = True
 
     @property
     def devices(self) -> int:
@@ -98,5 +98,5 @@ def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int])
         threads = max(1, cores // most)
         per_node = tuple(n.cores // threads for n in nodes)
         cpus = float(threads)
-    alone = len(nodes) == 1 and not inventory.attached
-    return Machine(device, threads, per_node, all(n.compiler for n in nodes), cpus, alone)
+    single = len(nodes) == 1 and not inventory.attached
+    return Machine(device, threads, per_node, all(n.compiler for n in nodes), cpus, single)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.plan.cell import Cell, numbers
+from harness.plan.cell import Cell, format_gpu_ids
 
 
 @dataclass(frozen=True, order=True)
@@ -34,7 +34,7 @@ class Placement:
 
     def __str__(self) -> str:
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        which = f" on GPU {numbers(self.device_ids)}" if self.device_ids else ""
+        which = f" on GPU {format_gpu_ids(self.device_ids)}" if self.device_ids else ""
         return f"{self.workers} x {self.devices_per_worker} device{'s' * (self.devices_per_worker > 1)}{nodes}{which}"
 
     def ids_of(self, local_rank: int) -> tuple[int, ...]:

@@ -170,7 +170,7 @@ def examined(plan: Plan) -> Plan:
     return _keeping(plan, lambda trial: trial.purpose == "doctor")
 
 
-def unexamined(plan: Plan) -> Plan:
+def without_doctor_trials(plan: Plan) -> Plan:
     """The plan without its examinations."""
     return _keeping(plan, lambda trial: trial.purpose != "doctor")
 
@@ -180,7 +180,7 @@ def _keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
     return replace(plan, groups=tuple(group for group in groups if group.trials))
 
 
-def only(plan: Plan, wanted: dict[str, object]) -> Plan:
+def filter_plan(plan: Plan, wanted: dict[str, object]) -> Plan:
     """The part of a plan whose cells match a filter, and what they need; raises ExperimentError where none does."""
     matching = {t.cell for t in _all(plan) if t.kind != "diagnostic" and t.cell.matches(wanted)}
     if not matching:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from harness.config.experiment import Experiment, parse
+from harness.config.experiment import Experiment, parse_experiment
 from harness.config.yaml_source import MAX_BYTES, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.plan.planner import Plan
@@ -21,7 +21,7 @@ from harness.plan.trial import Trial, TrialResult
 from harness.record.frames import csv_bytes
 from harness.record.jsonl import read_lines
 from harness.record.parquet import gather, in_parquet, read_table, write_frame
-from harness.record.reading import encode_json, naming, read_object, read_text, refuse_links
+from harness.record.reading import check_no_links, encode_json, naming_file, read_object, read_text
 from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content
 from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.system import sanitize
@@ -104,7 +104,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{path}: not a run folder (no plan.json in it); give results/<experiment>/<time>-<id>"
             )
-        refuse_links(path)
+        check_no_links(path)
         folder = cls(path)
         version = folder.plan().get("schema_version")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -117,12 +117,12 @@ class RunFolder:
     def experiment(self) -> Experiment:
         """The experiment as it was resolved when the run began."""
         source = self.path / "experiment.resolved.yaml"
-        return parse(read_mapping(source, times=RESOLVED), source=str(source))
+        return parse_experiment(read_mapping(source, times=RESOLVED), source=str(source))
 
     def given(self) -> Experiment:
         """The experiment as the file gave it: without blocks that were added since."""
         source = self.path / "experiment.yaml"
-        return parse(read_mapping(source), source=str(source))
+        return parse_experiment(read_mapping(source), source=str(source))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -186,7 +186,10 @@ class RunFolder:
         if rows := record.rows:
             yield self._raw(record.name), memoryview(in_parquet(*rows))
         if record.log:
-            yield self.path / record.log, sanitize.text(record.result.detail).encode("utf-8", errors="backslashreplace")
+            yield (
+                self.path / record.log,
+                sanitize.redact_text(record.result.detail).encode("utf-8", errors="backslashreplace"),
+            )
 
     def add_environment(self, entry: Mapping[str, Any]) -> None:
         """Adds what one worker group saw to environment.json."""
@@ -254,7 +257,7 @@ class RunFolder:
         """From raw/ where it is there, else from the compacted file, as in a folder that was passed on."""
         compacted = self.path / f"{table.name}.parquet"
         if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
-            with naming(compacted):
+            with naming_file(compacted):
                 return table.typed(read_table(compacted, table).to_pandas())
         return self._from_raw(table, lines)
 
@@ -262,7 +265,7 @@ class RunFolder:
         named = [
             (line["trial_id"], line["attempt"], self._raw(f"{line['trial_id']}-{line['attempt']}")) for line in lines
         ]
-        with naming(self.path / "raw"):
+        with naming_file(self.path / "raw"):
             return gather(table, [part for part in named if part[2].exists()])
 
 
@@ -276,5 +279,5 @@ def _planned(plan: Plan) -> dict[str, Any]:
     return {
         **content,
         "cells": sanitize.plain(content["cells"]),
-        "skipped": [sanitize.row(row) for row in content["skipped"]],
+        "skipped": [sanitize.redact_row(row) for row in content["skipped"]],
     }

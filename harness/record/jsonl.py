@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any
 
 from harness.errors import RunFolderError
-from harness.record.reading import _check_objects, _object, naming
+from harness.record.reading import _check_objects, _object, naming_file
 from harness.record.schema import TRIALS, WINDOWS
 
 _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
@@ -32,11 +32,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
     What a crash cut short does not count: the rest after the last newline, or a line that was ended later.
     """
-    with naming(path):
+    with naming_file(path):
         *lines, rest = path.read_bytes().split(b"\n")
     rows = []
     for number, line in enumerate(lines, start=1):
-        with naming(path, f"line {number} "):
+        with naming_file(path, f"line {number} "):
             try:
                 row = _object(line)
             except (ValueError, RecursionError):

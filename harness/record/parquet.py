@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.plan.trial import Columns
-from harness.record.reading import naming
+from harness.record.reading import naming_file
 from harness.record.schema import Table
 from harness.system.files import begin_reading
 
@@ -95,7 +95,7 @@ _ARROW: Mapping[str, Callable[[pa.DataType], bool]] = {
 def read_table(path: Path, table: Table) -> pa.Table:
     """A Parquet file with numbers, flags and texts in the columns of a table; raises RunFolderError."""
     # as a file of the system, and without a thread for each: most are small
-    with naming(path), pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False) as file:
+    with naming_file(path), pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False) as file:
         if file.metadata.num_rows > MAX_ROWS:
             raise ValueError(f"{file.metadata.num_rows} rows; at most {MAX_ROWS} are read")
         content = file.read(use_threads=False)  # half the time of pq.read_table

@@ -15,19 +15,19 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from harness.errors import RunFolderError
 
 
-def refuse_links(folder: Path) -> None:
+def check_no_links(folder: Path) -> None:
     """Raises RunFolderError where a folder holds what is neither file nor folder: a link may lead anywhere."""
-    with naming(folder), os.scandir(folder) as entries:
+    with naming_file(folder), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                refuse_links(Path(entry.path))
+                check_no_links(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False):
                 raise RunFolderError(f"{entry.path}: is a link, or no regular file; a run folder has none, remove it")
 
 
 def read_text(path: Path, most: int) -> str:
     """A text file of at most so many bytes; raises RunFolderError."""
-    with naming(path):
+    with naming_file(path):
         if path.stat().st_size > most:
             raise ValueError(f"larger than {most} bytes")
         return path.read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def read_text(path: Path, most: int) -> str:
 
 def read_object(path: Path, *, lists: tuple[str, ...] = ()) -> dict[str, Any]:
     """A file's JSON object; those of its keys that are to be lists of objects are. Raises RunFolderError."""
-    with naming(path):
+    with naming_file(path):
         content = _object(path.read_bytes())
         for key in lists:
             _check_objects(content.get(key, []), key)
@@ -43,7 +43,7 @@ def read_object(path: Path, *, lists: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 @contextmanager
-def naming(path: Path, part: str = "") -> Iterator[None]:
+def naming_file(path: Path, part: str = "") -> Iterator[None]:
     """Whatever goes wrong inside is a RunFolderError that names the file."""
     try:
         yield

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.record.folder import RunFolder
 from harness.record.rows import Record
-from harness.system.signals import held
+from harness.system.signals import deferred_interrupts
 
 MOST = 32
 """Records that may wait for the disk; who hands over one more waits too."""
@@ -35,7 +35,7 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         try:
-            with held():
+            with deferred_interrupts():
                 with self._changed:
                     self._closed = True
                     self._changed.notify_all()

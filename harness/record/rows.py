@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from harness.plan.cell import Cell, numbers
+from harness.plan.cell import Cell, format_gpu_ids
 from harness.plan.planner import Plan
 from harness.plan.trial import Columns, Trial, TrialResult
 from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
@@ -43,7 +43,7 @@ class Record:
         elsewhere = ("trial_id", "detail", "steps", "epochs", "checks")
         columns = {field.name: getattr(self.result, field.name) for field in fields(self.result)}
         short = {name: value for name, value in columns.items() if name not in elsewhere}
-        return sanitize.row({**trial_columns(self.trial), **self.facts, **short, "log": self.log})
+        return sanitize.redact_row({**trial_columns(self.trial), **self.facts, **short, "log": self.log})
 
 
 SCHEMA_VERSION = 2
@@ -79,7 +79,7 @@ def axes_of(cell: Cell) -> dict[str, Any]:
         "strategy": cell.strategy,
         "device": cell.device,
         "devices": cell.devices,
-        "device_ids": numbers(cell.device_ids) or None,
+        "device_ids": format_gpu_ids(cell.device_ids) or None,
         "nodes": cell.nodes,
         "scaling": cell.scaling,
         "per_device_batch_size": cell.per_device_batch_size,

@@ -12,7 +12,7 @@ from harness.config.sections import Throughput
 from harness.record.schema import AXES
 from harness.report.labels import rate_unit, spread_options, with_settings
 from harness.report.tables.evidence import imprecise
-from harness.report.tables.findings import seen, shared, verdict, where
+from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.text import counts, duration, percent, plural, speed, with_ends
 
 MEASURED = ("windows", "epochs")
@@ -76,7 +76,9 @@ def findings(results: Results) -> list[str]:
     if (last["outcome"] == "ok").sum() == 0:
         found.append("Nothing was measured.")
     errors = results.findings[results.findings["severity"] == "error"]
-    found += [f"Preflight, {g['check'].iloc[0]}: {where(g)}: {seen(g)}." for g in shared(errors)]
+    found += [
+        f"Preflight, {g['check'].iloc[0]}: {finding_location(g)}: {seen_text(g)}." for g in group_findings(errors)
+    ]
     found += _disagreements(results.agreement) + _noise(results)
     if wide := imprecise(results.scaling):
         found.append(wide)
@@ -134,7 +136,7 @@ def preflight_words(results: Results) -> str:
     """How many cells the doctor examined before the run measured them, and what came of it."""
     trials = results.trials
     examined = trials[trials["purpose"] == "doctor"]["trial_id"].nunique()
-    return f"Before cells of their kind were measured, {verdict(results.findings, examined)}" if examined else ""
+    return f"Before cells of their kind were measured, {summary_line(results.findings, examined)}" if examined else ""
 
 
 def noise_words(noise: pd.DataFrame) -> str:

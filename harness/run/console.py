@@ -18,7 +18,7 @@ from rich.text import Text
 
 from harness.plan.planner import Plan
 from harness.report.tables.evidence import belief_lines, parity_table, versus_table
-from harness.report.tables.findings import seen, shared, verdict, where
+from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.scaling import scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, plural, speed
 from harness.run.events import (
@@ -33,7 +33,7 @@ from harness.run.events import (
     TrialEnded,
     TrialStarting,
 )
-from harness.system.sanitize import printable
+from harness.system.sanitize import escape_control
 
 LAST_RESULTS = 6
 WHY = {
@@ -93,12 +93,14 @@ class ConsoleSink:
                 if not self._quiet:
                     self._console.print(plan_table(plan))
                     for line in plan_lines(plan):
-                        self._console.print(printable(line), highlight=False, markup=False)
+                        self._console.print(escape_control(line), highlight=False, markup=False)
             case RunStarted(folder, trials, done):
                 self._progress.update(self._task, total=trials, visible=True)
-                where = f"run folder {folder}: {plural(trials, 'trial')} to measure"
-                where += f", {done} done before" * bool(done)
-                self._say(where if folder else f"{plural(trials, 'cell')} to examine; nothing is measured or kept")
+                finding_location = f"run folder {folder}: {plural(trials, 'trial')} to measure"
+                finding_location += f", {done} done before" * bool(done)
+                self._say(
+                    finding_location if folder else f"{plural(trials, 'cell')} to examine; nothing is measured or kept"
+                )
                 if self._live:
                     self._live.start()
             case Reported():
@@ -109,7 +111,7 @@ class ConsoleSink:
                 for told in diagnosis_lines(findings, figures, plan):
                     self._console.print(told, highlight=False, soft_wrap=True)
             case Note(text):
-                self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+                self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
             case _:
                 self._follow(event)
 
@@ -121,12 +123,12 @@ class ConsoleSink:
             case GroupReady(group, start_s):
                 self._now = f"worker group {group.id} is up after {start_s:.1f} s"
             case TrialStarting(trial):
-                self._now = printable(trial.label)
+                self._now = escape_control(trial.label)
             case TrialEnded(trial, line, again):
                 self._progress.advance(self._task, 0 if again else 1)
                 text = Text.assemble(
                     (f"{line['outcome']:<8}", COLOURS.get(line["outcome"], "red")),
-                    printable(f" {trial.label}  {_result(line)}{' (will be tried again)' * again}"),
+                    escape_control(f" {trial.label}  {_result(line)}{' (will be tried again)' * again}"),
                 )
                 self._last.append(text)
                 self._tell_findings(line)
@@ -154,8 +156,8 @@ class ConsoleSink:
             f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
         )
         for text in belief_lines(event.tables["noise"], trials, scaling):
-            self._console.print(printable(text), highlight=False, markup=False)
-        self._console.print(printable(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
+            self._console.print(escape_control(text), highlight=False, markup=False)
+        self._console.print(escape_control(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
 
     def _done(self) -> tuple[int, int]:
         task = self._progress.tasks[0]
@@ -163,7 +165,7 @@ class ConsoleSink:
 
     def _say(self, text: str, *, live: bool = True) -> None:
         if not self._quiet and (live or not self._live):
-            self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+            self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
 
     def _display(self) -> Group:
         return Group(*self._last, Text(f"now      {self._now}", style="bold"), self._progress)
@@ -240,12 +242,12 @@ def _open_end(plan: Plan) -> str:
 def rich_table(content: TextTable, title: str) -> Table:
     """A table of text for the terminal."""
     look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "collapse_padding": True}
-    table = Table(title=Text(printable(title)), title_justify="left", title_style="bold", **look)
+    table = Table(title=Text(escape_control(title)), title_justify="left", title_style="bold", **look)
     for heading in content.columns:
         table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
     for row in content.rows:
         style = {"apart": "dim italic", "base": "bold"}.get(row.kind, "")
-        table.add_row(*(Text(printable(cell)) for cell in row.cells), style=style)
+        table.add_row(*(Text(escape_control(cell)) for cell in row.cells), style=style)
     return table
 
 
@@ -274,13 +276,13 @@ def diagnosis_lines(findings: Any, figures: Mapping[str, Mapping[str, str]], pla
     for trial_id, told in figures.items():
         measured = "; ".join(f"{name} {value}" for name, value in told.items())
         lines.append(Text(f"{labels.get(trial_id, trial_id)}: {measured}", style="dim"))
-    for group in shared(findings):
+    for group in group_findings(findings):
         first = group.iloc[0]
         head = Text.assemble((f"{first['severity']:<8}", SEVERITY_COLOURS[first["severity"]]), f"{first['check']}: ")
-        lines += [Text(""), head.append(printable(where(group)), style="bold")]
-        for title, text in (("seen", seen(group)), ("means", first["means"]), ("do", first["advice"])):
-            lines.append(Text(f"  {title:<6} {printable(str(text))}"))
-    return [*lines, Text(""), Text(verdict(findings, len(labels_examined(plan))), style="bold")]
+        lines += [Text(""), head.append(escape_control(finding_location(group)), style="bold")]
+        for title, text in (("seen", seen_text(group)), ("means", first["means"]), ("do", first["advice"])):
+            lines.append(Text(f"  {title:<6} {escape_control(str(text))}"))
+    return [*lines, Text(""), Text(summary_line(findings, len(labels_examined(plan))), style="bold")]
 
 
 def labels_examined(plan: Plan) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.analysis.sample_size import needed_blocks
-from harness.doctor.gate import Refusal, refusals, refused_by
+from harness.doctor.gate import SkipRule, skip_reason, skip_rules
 from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
@@ -18,7 +18,7 @@ from harness.record.recorder import Recorder
 from harness.record.rows import Record
 from harness.run.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.run.resume import attempts, out_of_memory, pending
-from harness.system.signals import held
+from harness.system.signals import deferred_interrupts
 
 PATIENCE_S = 1.0
 """How long the run waits for the disk before it hears the next message; the ranks do not wait for either."""
@@ -40,7 +40,7 @@ class Execution:
         self._settled: set[str] = set()
         self._out_of_memory = out_of_memory(plan, lines)
         self._lost: dict[str, int] = {}
-        self._refusals: list[Refusal] = []
+        self._refusals: list[SkipRule] = []
         self._needed: dict[str, int] | None = None
         self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
         wall = plan.experiment.limits.wall
@@ -93,7 +93,7 @@ class Execution:
     def _reason_to_skip(self, trial: Trial) -> str | None:
         if self._deadline is not None and time.time() >= self._deadline:
             return TIME_IS_UP
-        if trial.purpose != "doctor" and (refused := refused_by(self._refusals, trial.cell)):
+        if trial.purpose != "doctor" and (refused := skip_reason(self._refusals, trial.cell)):
             return refused
         if reason := self._precise_enough(trial):
             return reason
@@ -138,7 +138,7 @@ class Execution:
                     self._tell(PATIENCE_S)
                     heard = time.time()  # what the run waits for the disk is no part of the group's end
         finally:  # after an interruption too: what it finished ran in this environment
-            with held():
+            with deferred_interrupts():
                 self._remember_group(group, ready, started, start_s, heard)
         self._tell_all()
 
@@ -172,28 +172,28 @@ class Execution:
             "group_id": group.id if group else None,
             "position": position,
         }
-        with held():
+        with deferred_interrupts():
             self._recorder.put(Record(trial, result, facts))
             self._attempts[trial.id] = attempt
             self.running = None if self.running == trial.id else self.running
             self._lost[trial.id] = self._lost.get(trial.id, 0) + (result.outcome == "lost")
             if result.outcome != "lost" or self._lost[trial.id] >= self._plan.experiment.limits.attempts:
                 self._settled.add(trial.id)
-        self._refusals += refusals(trial.cell, result.facts)
+        self._refusals += skip_rules(trial.cell, result.facts)
         # an examination takes steps that the cell itself does not: it says nothing of what fits
         if result.outcome == "oom" and trial.purpose != "doctor" and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
 
     def _tell(self, wait_s: float | None) -> None:
         """Of the trials that came on disk since, that they are over; waits so long until all are there."""
-        with held():  # an interruption inside would leave some untold
+        with deferred_interrupts():  # an interruption inside would leave some untold
             for record, line in self._recorder.written(wait_s):
                 if record.facts["group_id"]:
                     self._emit(TrialEnded(record.trial, line, again=record.trial.id not in self._settled))
 
     def _tell_all(self) -> None:
         """The same of all that were handed over; raises WriteError where one cannot be written."""
-        with held():
+        with deferred_interrupts():
             self._tell(None)
             self._tell(0.0)
 

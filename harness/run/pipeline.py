@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from harness.config.experiment import Experiment, load
+from harness.config.experiment import Experiment, load_experiment
 from harness.errors import ClusterLostError, ExperimentError, RunFolderError, WriteError
 from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
@@ -22,17 +22,17 @@ from harness.run.prepare import (
     Request,
     check_imports,
     check_paths,
-    connected,
+    connect,
     import_path,
     launcher_for,
-    planned,
-    started_ray,
+    make_checked_plan,
+    start_ray,
 )
 from harness.run.provenance import differences, sitting_facts
-from harness.run.resume import reopened
-from harness.run.validation import refuse_user_code
+from harness.run.resume import reopen
+from harness.run.validation import check_no_user_code
 from harness.system.scratch import sweep
-from harness.system.signals import INTERRUPTED, held
+from harness.system.signals import INTERRUPTED, deferred_interrupts
 
 OK, FAILED = 0, 1
 SHOWN = ("trials", "scaling", "noise", "versus", "parity")
@@ -49,8 +49,8 @@ def run(request: Request, emit: Emit) -> int:
     with ExitStack() as stack:
         experiment, folder = _experiment(request, stack)
         stack.enter_context(import_path(home) if experiment.own_workload else nullcontext())
-        ray_cluster = connected(request, experiment, home, stack)
-        plan = planned(request, experiment, ray_cluster)
+        ray_cluster = connect(request, experiment, home, stack)
+        plan = make_checked_plan(request, experiment, ray_cluster)
         emit(Planned(plan))
         if request.dry_run or request.assumed:
             return OK
@@ -63,7 +63,7 @@ def run(request: Request, emit: Emit) -> int:
         folder = _kept(folder, request, plan, stack)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         try:
-            with started_ray(ray_cluster, plan) as ready, ExitStack() as launched:
+            with start_ray(ray_cluster, plan) as ready, ExitStack() as launched:
                 launcher = launcher_for(plan, ready, home, launched)
                 known = None if request.no_user_code else home  # git runs what a repository's own settings name
                 _measure(plan, folder, launcher, known, began, emit)
@@ -91,7 +91,7 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | Non
         ended = "interrupted"
         raise
     finally:
-        with held():
+        with deferred_interrupts():
             end = {"wall_s": time.time() - began, "ended": ended, "running": execution.running}
             folder.set_sitting(execution.sitting, end)
 
@@ -145,16 +145,16 @@ def _exit_code(folder: RunFolder, plan: Plan) -> int:
 
 def _experiment(request: Request, stack: ExitStack) -> tuple[Experiment, RunFolder | None]:
     """The file's experiment; on resume as it goes on, and its folder, which is locked for this run."""
-    experiment = load(request.file)
+    experiment = load_experiment(request.file)
     if request.no_user_code:
-        refuse_user_code(experiment, request.file)
+        check_no_user_code(experiment, request.file)
     if request.resume is None:
         if request.add_blocks:
             raise ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
         return experiment, None
     starts = not (request.dry_run or request.assumed)
     stack.enter_context(RunFolder.open(request.resume).locked() if starts else nullcontext())
-    folder, experiment = reopened(request.resume, request.file, experiment, request.add_blocks)
+    folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
     return experiment, folder
 
 

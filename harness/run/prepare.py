@@ -18,7 +18,7 @@ from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.checks import versions
 from harness.plan.inventory import Inventory
-from harness.plan.planner import Plan, make_plan, only, unexamined
+from harness.plan.planner import Plan, filter_plan, make_plan, without_doctor_trials
 from harness.run.validation import (
     check_optimizers,
     check_target,
@@ -46,19 +46,19 @@ class Request:
     preflight: bool = True
 
 
-def connected(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:
+def connect(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:
     """The cluster at the address, where one is given; an assumed one needs none."""
     if request.address is None or request.assumed:
         return None
-    return stack.enter_context(cluster.connected(request.address, home if experiment.own_workload else None))
+    return stack.enter_context(cluster.connect(request.address, home if experiment.own_workload else None))
 
 
-def planned(request: Request, experiment: Experiment, ray_cluster: Cluster | None) -> Plan:
+def make_checked_plan(request: Request, experiment: Experiment, ray_cluster: Cluster | None) -> Plan:
     """The part of the plan that is asked for, what it names looked at; raises HarnessError."""
     inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
     plan = make_plan(experiment, inventory)
-    plan = only(plan, request.only) if request.only else plan
-    plan = plan if request.preflight else unexamined(plan)
+    plan = filter_plan(plan, request.only) if request.only else plan
+    plan = plan if request.preflight else without_doctor_trials(plan)
     check_workloads(plan)
     check_optimizers(plan)
     check_target(experiment)
@@ -95,11 +95,11 @@ def check_imports(plan: Plan, ray_cluster: Cluster | None) -> None:
         raise WorkloadError(f"{finding.seen}; {finding.means}: {finding.advice}")
 
 
-def started_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
+def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
     """The cluster at the address, or a Ray of our own; none where no worker group of the plan is for it."""
     if ray_cluster or all(group.launcher != "ray" for group in plan.groups):
         return nullcontext(ray_cluster)
-    return cluster.embedded(plan.inventory)
+    return cluster.start_embedded(plan.inventory)
 
 
 def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:

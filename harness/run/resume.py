@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.config.experiment import Experiment, parse
+from harness.config.experiment import Experiment, parse_experiment
 from harness.doctor.gate import errors
 from harness.errors import ExperimentError, RunFolderError
 from harness.plan.cell import Cell
@@ -82,7 +82,7 @@ class _Pairs:
             base = self._stand_ins.get((trial.block, _family(trial.cell)))
         partners = _other_launchers(trial.cell)
         if self._plan.experiment.explains:
-            partners += [trial.cell.alone(), trial.cell.wrapped_alone()]
+            partners += [trial.cell.single_device_cell(), trial.cell.wrapped_single_device_cell()]
         found = {base, *(self._by_cell.get((trial.block, cell)) for cell in partners)}
         return {trial_id for trial_id in found if trial_id and trial_id != trial.id}
 
@@ -145,7 +145,7 @@ LIMITS = {"limits"}
 """What may differ on resume: how long a run may take is no part of what it measures."""
 
 
-def reopened(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) -> tuple[RunFolder, Experiment]:
+def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) -> tuple[RunFolder, Experiment]:
     """The folder, and the experiment as it goes on there; raises RunFolderError where another one made the folder.
 
     Blocks that were added in an earlier sitting stay; ``add_blocks`` come on top of them.
@@ -196,7 +196,7 @@ def _with_blocks_of(kept: Experiment, experiment: Experiment, folder: RunFolder)
 def _of_blocks(experiment: Experiment, blocks: int) -> Experiment:
     content = experiment.model_dump(mode="json")
     content["throughput"]["blocks"] = blocks
-    return parse(content, source="--add-blocks")
+    return parse_experiment(content, source="--add-blocks")
 
 
 def _different(one: Experiment, other: Experiment) -> list[str]:

@@ -14,11 +14,11 @@ from harness.errors import ExperimentError, WorkloadError, nearest
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.train import workloads
-from harness.train.optimizers import make_optimizer, make_schedule, refused
+from harness.train.optimizers import make_optimizer, make_schedule, rejected
 from harness.train.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
 
 
-def refuse_user_code(experiment: Experiment, file: Path) -> None:
+def check_no_user_code(experiment: Experiment, file: Path) -> None:
     """For files from strangers: raises ExperimentError where one names code of its own, or places to write to.
 
     Nothing that the file names has been imported until then.
@@ -67,12 +67,12 @@ def _try(cell: Cell) -> None:
     try:
         optimizer.step()
     except Exception as error:
-        raise refused("optimizer", cell.optimizer, error) from None
+        raise rejected("optimizer", cell.optimizer, error) from None
     try:
         if schedule:
             schedule.step()
     except Exception as error:
-        raise refused("schedule", cell.schedule, error) from None
+        raise rejected("schedule", cell.schedule, error) from None
 
 
 def check_target(experiment: Experiment) -> None:

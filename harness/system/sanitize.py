@@ -53,12 +53,12 @@ _ASSIGNED = re.compile(
 """name=value or name: value, quoted or not; whether it is a secret is for the name to say."""
 
 
-def text(said: str) -> str:
+def redact_text(said: str) -> str:
     """The text without what looks like a secret, and without the values of variables that are named like one."""
     return _text(said, _secret_values())
 
 
-def end_of(file: IO[bytes], most: int) -> str:
+def redacted_tail(file: IO[bytes], most: int) -> str:
     """The last so many characters of an open file at most, what looks like a secret taken out before they are cut off.
 
     Read from a line's beginning: the end of a secret alone does not look like one.
@@ -67,13 +67,13 @@ def end_of(file: IO[bytes], most: int) -> str:
     start = max(0, os.fstat(number).st_size - most - MARGIN)
     read = os.pread(number, most + MARGIN, start).decode(errors="replace")
     if not start:
-        return text(read)[-most:]
+        return redact_text(read)[-most:]
     read = _after_a_key(read)
     cut = _LINE_END.search(read)
     if cut is None:  # one line: what of a secret may stand at its beginning goes when those that are whole are out
-        return text(read)[MARGIN:][-most:]
+        return redact_text(read)[MARGIN:][-most:]
     key = read.find(_KEY_BEGINS, 0, cut.end())  # which goes on over the next lines
-    return text(read[key:] if key >= 0 else read[cut.end() :])[-most:]
+    return redact_text(read[key:] if key >= 0 else read[cut.end() :])[-most:]
 
 
 def _after_a_key(said: str) -> str:
@@ -87,7 +87,7 @@ def plain(value: Any) -> Any:
     return _plain(value, _secret_values())
 
 
-def row(trial: Mapping[str, Any]) -> dict[str, Any]:
+def redact_row(trial: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a trial, the same done to those of free text."""
     values = _secret_values()
     told = {name: trial[name] for name in FREE_TEXT if name in trial}
@@ -102,7 +102,7 @@ def source(given: str, content: Any) -> str:
     A text has too many ways to write the value down: in quotes, over lines, behind an anchor.
     """
     if not any(_secrets(content, short=True)):
-        return text(given)
+        return redact_text(given)
     written = yaml.safe_dump(plain(content), sort_keys=False, allow_unicode=True)
     for value in sorted(_secrets(content), key=len, reverse=True):  # it may stand under another key too
         written = written.replace(value, MARK)
@@ -111,7 +111,7 @@ def source(given: str, content: Any) -> str:
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """These variables, but for those that are named like a secret, without what looks like one."""
-    return {name: text(value) for name, value in environment.items() if not _SECRET_VARIABLE.search(name)}
+    return {name: redact_text(value) for name, value in environment.items() if not _SECRET_VARIABLE.search(name)}
 
 
 def _text(said: str, values: tuple[str, ...]) -> str:
@@ -180,6 +180,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 """All but tab and newline: controls, marks that turn the direction of writing, halves of surrogate pairs."""
 
 
-def printable(text: str) -> str:
+def escape_control(text: str) -> str:
     """The text with its control characters spelt out: on a terminal they could hide, colour or rewrite other text."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -34,7 +34,7 @@ _state = _State()
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """SIGTERM, as a batch system sends it, raises KeyboardInterrupt as Ctrl-C does; a second signal ends the process.
 
     Its workers end then too: they do not outlive the driver. Does nothing outside the main thread.
@@ -94,7 +94,7 @@ def interrupted() -> bool:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def deferred_interrupts() -> Iterator[None]:
     """Lets a block finish before an interruption is raised: a record is whole, or was never begun."""
     _state.held += 1
     try:
@@ -107,7 +107,7 @@ def held() -> Iterator[None]:
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
+def sigterm_blocked() -> Iterator[None]:
     """Processes that are started inside do not hear SIGTERM, as Ray sees to for SIGINT. On Linux.
 
     A batch system sends it to every process of a job; these are needed until the driver has ended in order.

@@ -25,7 +25,7 @@ def make_optimizer(model: nn.Module, options: Mapping[str, Any]) -> torch.optim.
     try:
         return found(model.parameters(), **arguments)  # type: ignore[no-any-return]
     except Exception as error:  # each class has its own way to refuse its options
-        raise refused("optimizer", options, error) from None
+        raise rejected("optimizer", options, error) from None
 
 
 def make_schedule(
@@ -41,7 +41,7 @@ def make_schedule(
     try:
         return found(optimizer, **arguments)  # type: ignore[no-any-return]
     except Exception as error:
-        raise refused("schedule", options, error) from None
+        raise rejected("schedule", options, error) from None
 
 
 def fast_forward(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> None:
@@ -130,7 +130,7 @@ def check_arguments(found: Any, arguments: Mapping[str, Any], place: str) -> Non
             raise WorkloadError(f"{place}.{key}: {found.__name__} has no such option; {nearest(key, allowed)}")
 
 
-def refused(section: str, options: Mapping[str, Any], error: Exception) -> WorkloadError:
+def rejected(section: str, options: Mapping[str, Any], error: Exception) -> WorkloadError:
     """The error for options that torch does not take: which, what it said, what may help."""
     given = ", ".join(f"{key}: {value!r}" for key, value in options.items())
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

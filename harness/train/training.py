@@ -132,7 +132,7 @@ class Training:
         return {name: float(value) for name, value in found(means).items()} if found else {}
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def without_gradient_sync(self) -> Iterator[None]:
         """Inside, a ddp rank steps by itself: gradients are not exchanged, so parameters drift apart."""
         no_sync: Callable[[], AbstractContextManager[Any]] = self.model.no_sync  # type: ignore[assignment]
         self._alone = True

@@ -67,12 +67,12 @@ def test_updates_that_differ_by_rounding_agree() -> None:
     found = analysis.agreement(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [3.0, 4.001]}))
     assert found["difference"].tolist() == pytest.approx([0.001 / 5])
     assert found["agrees"].tolist() == [True]
-    assert analysis.disagreeing(found) == {}
+    assert analysis.not_equivalent(found) == {}
 
 
 def test_updates_that_differ_are_named_with_their_difference() -> None:
     found = analysis.agreement(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [6.0, 8.0]}))
-    assert analysis.disagreeing(found) == {"ddp2": "does not train as one device does: its update differs by 100 %"}
+    assert analysis.not_equivalent(found) == {"ddp2": "does not train as one device does: its update differs by 100 %"}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_cannot_be_checked_says_so_and_is_not_excluded(lines: Any, updates:
     found = analysis.agreement(trials_of(lines), checks_of(updates))
     assert found["agrees"].isna().all()
     assert found["reason"].iloc[0].startswith(f"unknown: {reason}")
-    assert analysis.disagreeing(found) == {}
+    assert analysis.not_equivalent(found) == {}
 
 
 def test_a_pair_that_disagrees_has_no_ratio_but_its_speed_and_the_reason() -> None:

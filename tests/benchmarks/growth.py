@@ -64,7 +64,7 @@ def experiment_of(cells: int, blocks: int, plain: bool) -> dict[str, Any]:
 def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
     """Seconds of each stage at a size, and the peak of memory in GiB."""
     from harness.analysis.results import load
-    from harness.config.experiment import parse
+    from harness.config.experiment import parse_experiment
     from harness.plan.inventory import Inventory
     from harness.plan.planner import make_plan
     from harness.record.folder import RunFolder
@@ -81,9 +81,9 @@ def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
         return result
 
     many = experiment_of(trials, PLANNED_BLOCKS, plain)
-    timed("plan", lambda: make_plan(parse(many, source="growth"), Inventory.assume(1, 8)))
+    timed("plan", lambda: make_plan(parse_experiment(many, source="growth"), Inventory.assume(1, 8)))
     cells = trials // BLOCKS if plain else 4 * trials // (5 * BLOCKS)  # every fourth is a base, which has a twin
-    experiment = parse(experiment_of(cells, BLOCKS, plain), source="growth")
+    experiment = parse_experiment(experiment_of(cells, BLOCKS, plain), source="growth")
     plan = make_plan(experiment, Inventory.assume(1, 8))
     run = RunFolder.create(folder, experiment, plan, "name: growth\n")
     waited = [0.0]

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.analysis.stats import paired_ratio
-from harness.config.experiment import parse
+from harness.config.experiment import parse_experiment
 from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
@@ -63,7 +63,7 @@ def plan_for(devices: int) -> Plan:
         "equivalence": False,
         "preflight": False,
     }
-    return make_plan(parse(content, source="plain"), cluster.local_inventory())
+    return make_plan(parse_experiment(content, source="plain"), cluster.local_inventory())
 
 
 def harness_step_s(plan: Plan, devices: int) -> float:

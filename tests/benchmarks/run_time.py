@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness.config.experiment import Experiment, parse
+from harness.config.experiment import Experiment, parse_experiment
 from harness.config.yaml_source import read_mapping
 from harness.launch.protocol import Launcher
 from harness.launch.ray import cluster
@@ -50,7 +50,7 @@ def experiment_of(batches: list[int], strategies: list[str], *, explained: bool)
     content["throughput"] |= {**fixed, "twin": explained, "explain": explained}
     content["convergence"] |= {"seeds": [0], "only": {"model": "resnet8", "per_device_batch_size": batches[0]}}
     content |= {"equivalence": False, "preflight": False}
-    return parse(content, source="run_time")
+    return parse_experiment(content, source="run_time")
 
 
 def apart(plan: Plan) -> Plan:
@@ -102,7 +102,7 @@ def main() -> int:
         alone = apart(plan)
         rows["torchrun"] = measure(alone, TorchrunLauncher(experiment, plan.machine.threads_per_device), Path(folder))
         began = time.perf_counter()
-        with cluster.embedded(inventory) as ready:
+        with cluster.start_embedded(inventory) as ready:
             from harness.launch.ray.launcher import RayLauncher
 
             ray_start = time.perf_counter() - began

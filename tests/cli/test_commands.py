@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness.cli.commands import app, guarded
+from harness.cli.commands import app, exit_code_of
 from harness.errors import ExperimentError
 
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
@@ -257,7 +257,7 @@ def test_an_error_shows_no_secret_and_no_control_character(capsys: pytest.Captur
     def work() -> int:
         raise ExperimentError("f", ["cannot open https://me:hunter2@host/x \x1b[2J\x07 \u202e"])
 
-    assert guarded(work) == 2
+    assert exit_code_of(work) == 2
     assert (
         capsys.readouterr().err
         == "error: f: 1 problem\n  - cannot open https://<redacted>@host/x \\x1b[2J\\x07 \\u202e\n"

@@ -14,14 +14,14 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from harness.cli.commands import BAD_INPUT, guarded
+from harness.cli.commands import BAD_INPUT, exit_code_of
 from harness.config import yaml_source
-from harness.config.experiment import load, parse
+from harness.config.experiment import load_experiment, parse_experiment
 from harness.errors import ExperimentError, HarnessError
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Inventory
 from harness.plan.planner import Plan, make_plan
-from harness.run.prepare import Request, planned
+from harness.run.prepare import Request, make_checked_plan
 from tests.any_experiment import ANYTHING, broken, experiments, mistaken, optimizers, schedules
 from tests.conftest import gpu_cluster, laptop
 
@@ -43,7 +43,7 @@ def examples(count: int) -> Any:
 
 def check_valid(content: dict[str, Any], inventory: Inventory) -> None:
     text = yaml.safe_dump(content)
-    experiment = parse(yaml_source.parse_mapping(text, source="f"), source="f")
+    experiment = parse_experiment(yaml_source.parse_mapping(text, source="f"), source="f")
     try:
         plan = make_plan(experiment, inventory)
     except ExperimentError as error:  # a file without a mistake may ask for too much
@@ -56,7 +56,7 @@ def check_valid(content: dict[str, Any], inventory: Inventory) -> None:
     assert not [cell.label for cell in cells if reason_to_skip(cell, plan.machine)]
     assert all(group.trials and len({trial.block for trial in group.trials}) == 1 for group in plan.groups)
     resolved = yaml.safe_dump(experiment.model_dump(mode="json"))
-    assert parse(yaml_source.parse_mapping(resolved, source="f"), source="f") == experiment
+    assert parse_experiment(yaml_source.parse_mapping(resolved, source="f"), source="f") == experiment
     assert make_plan(experiment, inventory) == plan
 
 
@@ -69,7 +69,7 @@ def outcome(content: bytes, folder: Path) -> tuple[Plan | None, str, float]:
     file.write_bytes(content)
     start = time.process_time()
     try:
-        plan, said = planned(Request(file, assumed=gpu_cluster()), load(file), None), ""
+        plan, said = make_checked_plan(Request(file, assumed=gpu_cluster()), load_experiment(file), None), ""
     except HarnessError as error:
         plan, said = None, str(error)
     return plan, said, time.process_time() - start
@@ -201,7 +201,7 @@ def test_the_worst_files_are_refused(name: str, tmp_path: Path) -> None:
     file = tmp_path / "e.yaml"
     file.write_text(WORST[name].replace("BB", BATCHES))
     with pytest.raises(ExperimentError) as caught:
-        make_plan(load(file), gpu_cluster())
+        make_plan(load_experiment(file), gpu_cluster())
     assert len(str(caught.value)) < 30_000
 
 
@@ -267,6 +267,6 @@ def test_the_limit_of_memory_is_one(tmp_path: Path) -> None:
 def test_the_command_ends_with_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "e.yaml"
     file.write_text(WORST["a billion laughs"])
-    assert guarded(lambda: len(make_plan(load(file), laptop()).trials)) == BAD_INPUT
+    assert exit_code_of(lambda: len(make_plan(load_experiment(file), laptop()).trials)) == BAD_INPUT
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "keys and values; at most 20000 are allowed" in said

@@ -13,7 +13,7 @@ from harness.errors import ExperimentError
 
 def problems_of(content: dict[str, Any]) -> list[str]:
     with pytest.raises(ExperimentError) as caught:
-        config.parse(content, source="file.yaml")
+        config.parse_experiment(content, source="file.yaml")
     return list(caught.value.problems)
 
 
@@ -26,29 +26,31 @@ def with_section(**sections: Any) -> dict[str, Any]:
 
 
 def test_a_scalar_is_an_axis_of_one_value() -> None:
-    experiment = config.parse(with_grid(strategy="ddp", devices=2), source="f")
+    experiment = config.parse_experiment(with_grid(strategy="ddp", devices=2), source="f")
     assert experiment.grid is not None
     assert experiment.grid.strategy == ("ddp",)
     assert experiment.grid.devices == (2,)
 
 
 def test_an_experiment_is_frozen() -> None:
-    experiment = config.parse(with_grid(), source="f")
+    experiment = config.parse_experiment(with_grid(), source="f")
     with pytest.raises(Exception, match="frozen"):
         experiment.name = "other"  # type: ignore[misc]
 
 
 def test_a_dotted_key_makes_an_option_an_axis() -> None:
-    experiment = config.parse(with_grid(**{"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [1, 25]}), source="f")
+    experiment = config.parse_experiment(
+        with_grid(**{"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [1, 25]}), source="f"
+    )
     assert experiment.grid is not None
     assert experiment.grid.options == {"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [1, 25]}
 
 
 def test_the_resolved_experiment_reads_back_as_itself() -> None:
-    experiment = config.parse(
+    experiment = config.parse_experiment(
         with_grid(**{"optimizer.lr": [0.1, 0.2]}) | {"convergence": {"epochs": 1, "seeds": [3]}}, source="f"
     )
-    again = config.parse(experiment.model_dump(mode="json"), source="f")
+    again = config.parse_experiment(experiment.model_dump(mode="json"), source="f")
     assert again == experiment
 
 
@@ -57,7 +59,7 @@ def test_the_resolved_experiment_reads_back_as_itself() -> None:
 )
 def test_durations(text: object, seconds: float) -> None:
     content = with_section(limits={"wall": float(text) if isinstance(text, int) else text})
-    assert config.parse(content, source="f").limits.wall == seconds
+    assert config.parse_experiment(content, source="f").limits.wall == seconds
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -199,14 +201,14 @@ def test_each_mistake_has_one_clear_answer(content: dict[str, Any], start: str) 
 
 def test_the_message_names_the_file_and_counts() -> None:
     with pytest.raises(ExperimentError) as caught:
-        config.parse({"name": "x", "grid": {"devices": 0, "per_device_batch_size": 0}}, source="my.yaml")
+        config.parse_experiment({"name": "x", "grid": {"devices": 0, "per_device_batch_size": 0}}, source="my.yaml")
     assert str(caught.value).splitlines()[0] == "my.yaml: 2 problems"
 
 
 def test_relative_data_paths_are_meant_from_the_file(tmp_path: Any) -> None:
     path = tmp_path / "e.yaml"
     path.write_text("name: x\ngrid: {data: [./images, digits], per_device_batch_size: 8}\n")
-    experiment = config.load(path)
+    experiment = config.load_experiment(path)
     assert experiment.grid is not None
     assert experiment.grid.data == (str(tmp_path / "images"), "digits")
 
@@ -215,14 +217,14 @@ def test_a_relative_checkpoint_folder_is_meant_from_the_file(tmp_path: Any) -> N
     path = tmp_path / "e.yaml"
     grid = "grid: {per_device_batch_size: 8}\nconvergence: {epochs: 2}\n"
     path.write_text(f"name: x\n{grid}checkpoint: {{every: 2, folder: kept}}\n")
-    checkpoint = config.load(path).checkpoint
+    checkpoint = config.load_experiment(path).checkpoint
     assert checkpoint is not None
     assert (checkpoint.every, checkpoint.folder) == (2, str(tmp_path / "kept"))
 
 
 def test_training_options_of_a_grid_join_those_of_the_section() -> None:
     content = with_grid(**{"training.lr_scaling": ["none", "linear"]}) | {"training": {"lr_base_batch_size": 256}}
-    axes = config.parse(content, source="f").option_axes()
+    axes = config.parse_experiment(content, source="f").option_axes()
     assert axes["training.lr_base_batch_size"] == (256,)
     assert axes["training.accumulation"] == (1,)
 

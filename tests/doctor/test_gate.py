@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.doctor.gate import refusals, refused_by
+from harness.doctor.gate import skip_reason, skip_rules
 from harness.plan.cell import Cell
 
 EXAMINED = Cell("w", "digits", "small", "dp", "cuda", 2, 1, "weak", 64, 128)
@@ -32,9 +32,9 @@ def facts(check: str, severity: str = "error") -> dict[str, Any]:
     ],
 )
 def test_a_cell_is_refused_for_what_holds_for_it_too(check: str, change: dict[str, Any], *, is_refused: bool) -> None:
-    reason = refused_by(refusals(EXAMINED, facts(check)), replace(EXAMINED, **change))
+    reason = skip_reason(skip_rules(EXAMINED, facts(check)), replace(EXAMINED, **change))
     assert reason == (f"preflight: {check}: something" if is_refused else None)
 
 
 def test_a_warning_refuses_nothing() -> None:
-    assert refusals(EXAMINED, facts("memory", "warning")) == [] and refusals(EXAMINED, {}) == []
+    assert skip_rules(EXAMINED, facts("memory", "warning")) == [] and skip_rules(EXAMINED, {}) == []

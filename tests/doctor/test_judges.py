@@ -27,7 +27,7 @@ from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, as_examined
 from harness.plan.cell import Cell
 from harness.plan.checks import batches, links, versions
-from harness.plan.checks.finding import some
+from harness.plan.checks.finding import join_names
 from harness.train.ranks import Ranks
 from tests.doctor.faulty import Healthy
 
@@ -47,8 +47,8 @@ def steps(**more: Any) -> Steps:
 
 
 def test_a_few_of_many_names() -> None:
-    assert some(["a", "b"]) == "a, b"
-    assert some(list("abcdef")) == "a, b, c, d and 2 more"
+    assert join_names(["a", "b"]) == "a, b"
+    assert join_names(list("abcdef")) == "a, b, c, d and 2 more"
 
 
 # -- batches divide
@@ -290,7 +290,7 @@ def test_one_device_is_compared_at_the_rate_of_the_whole_batch() -> None:
     scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32}
     weak = replace(cell("dp", 2, 128), scaling="weak", training=scaled)
     subject = Subject(weak, Healthy(), Healthy().datasets(), 0, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU, CPU)))
-    rates = [made.optimizer.param_groups[0]["lr"] for made in (subject.training(), subject.alone())]
+    rates = [made.optimizer.param_groups[0]["lr"] for made in (subject.training(), subject.single_device_training())]
     assert rates == [0.4, 0.4]
 
 

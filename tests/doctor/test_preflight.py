@@ -15,10 +15,10 @@ from harness.analysis.findings import static_findings
 from harness.config.experiment import Experiment
 from harness.launch.inline import InlineLauncher
 from harness.plan.diagnostics import examinations
-from harness.plan.planner import examined, make_plan, unexamined
+from harness.plan.planner import examined, make_plan, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
-from harness.report.tables.findings import findings_table, where
+from harness.report.tables.findings import finding_location, findings_table
 from harness.run import pipeline
 from harness.run.events import Event
 from harness.run.execution import Execution
@@ -77,7 +77,7 @@ def test_what_needs_no_rank_is_among_the_verdicts_of_a_run(make_experiment: Make
     sections = {"workload": "tests.doctor.faulty:Healthy", "optimizer": SGD, "throughput": {**SHORT, "explain": False}}
     experiment = make_experiment(grid, preflight=True, **sections)
     plan = make_plan(experiment, laptop())
-    for name, kept in (("with", plan), ("without", unexamined(plan))):
+    for name, kept in (("with", plan), ("without", without_doctor_trials(plan))):
         folder = RunFolder.create(tmp_path / name, experiment, kept, "name: test\n")
         Execution(kept, folder, InlineLauncher(experiment), lambda event: None).run()
         first = folder.environment()["groups"][0]
@@ -89,7 +89,10 @@ def test_what_needs_no_rank_is_among_the_verdicts_of_a_run(make_experiment: Make
             assert findings.empty
             continue
         assert findings["check"].tolist() == ["batches divide", "versions"]
-        assert where(findings.iloc[:1]).startswith("dp (emulated) x3") and where(findings.iloc[1:]) == "the nodes"
+        assert (
+            finding_location(findings.iloc[:1]).startswith("dp (emulated) x3")
+            and finding_location(findings.iloc[1:]) == "the nodes"
+        )
         assert "22, 22, 20" in findings["seen"].iloc[0] and "2.11.0 on b" in findings["seen"].iloc[1]
         assert "the nodes torch: " in folder_report(folder)
 
@@ -200,8 +203,8 @@ def test_what_torchrun_alone_starts_is_examined_there(make_experiment: Make, lau
 def test_a_plan_and_its_examinations_are_told_apart(make_experiment: Make) -> None:
     plan = make_plan(make_experiment({"per_device_batch_size": 8}, preflight=True), laptop())
     assert {trial.purpose for trial in examined(plan).trials} == {"doctor"}
-    assert "doctor" not in {trial.purpose for trial in unexamined(plan).trials}
-    assert len(examined(plan).trials) + len(unexamined(plan).trials) == len(plan.trials)
+    assert "doctor" not in {trial.purpose for trial in without_doctor_trials(plan).trials}
+    assert len(examined(plan).trials) + len(without_doctor_trials(plan).trials) == len(plan.trials)
     assert examinations([], seed=0) == []
 
 

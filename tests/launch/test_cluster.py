@@ -71,7 +71,7 @@ def test_a_ray_of_our_own_is_closed_whatever_the_environment_says(
     environ: dict[str, str], sessions: list[dict[str, Any]]
 ) -> None:
     before = dict(os.environ)
-    with cluster.embedded(laptop()):
+    with cluster.start_embedded(laptop()):
         folder = Path(sessions[0]["arguments"]["_temp_dir"])
         assert folder.is_dir() and folder.name.startswith(PREFIX)
     assert dict(os.environ) == before
@@ -89,9 +89,9 @@ def test_a_cluster_at_an_address_is_met_with_the_users_own_authentication(
     environ: dict[str, str], sessions: list[dict[str, Any]]
 ) -> None:
     before = dict(os.environ)
-    with cluster.embedded(laptop()):
+    with cluster.start_embedded(laptop()):
         own = sessions[0]["environ"]["RAY_AUTH_TOKEN"]
-    with cluster.connected("head:6379", None):
+    with cluster.connect("head:6379", None):
         pass
     assert dict(os.environ) == before
     seen = sessions[1]["environ"]
@@ -110,7 +110,7 @@ def test_a_ray_that_would_be_open_all_the_same_is_not_used(
     monkeypatch.setattr(cluster, "_connected", lambda *_, **__: SimpleNamespace(inventory=outside))
     with (
         pytest.raises(ClusterError, match=r"would listen on 10\.0\.0\.7, .* give its --address"),
-        cluster.embedded(laptop()),
+        cluster.start_embedded(laptop()),
     ):
         raise AssertionError("it was used")
 

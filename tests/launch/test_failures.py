@@ -16,8 +16,8 @@ from harness.launch.failures import (
     from_memory_monitor,
     primary,
 )
-from harness.launch.postmortem import Traces
-from harness.launch.watchdog import Registration, Watch
+from harness.launch.postmortem import ProcessOutput
+from harness.launch.watchdog import Registration, Watchdog
 from harness.launch.worker import failure, outcome_of
 from harness.plan.trial import Outcome, TrialResult
 
@@ -213,10 +213,12 @@ def test_a_sigkill_is_out_of_memory_where_the_kernel_counted_one(
         answers = {"killed_for_memory": [False, killed], "printed": ["no", printed]}
         return list(answers[question])
 
-    watch = Watch(ask, 8.0)
+    watch = Watchdog(ask, 8.0)
     for rank, name in enumerate(("zero", "one")):
         watch.add(
-            Registration(rank, f"n{rank}", 5 + rank, "", "", 0.0, connected=False, traces=Traces(kill_counter=name))
+            Registration(
+                rank, f"n{rank}", 5 + rank, "", "", 0.0, connected=False, traces=ProcessOutput(kill_counter=name)
+            )
         )
     row = explained(TrialResult("t", outcome, reason, error_rank=1, detail="trace"), watch)
     assert row.outcome == becomes and reason in row.reason

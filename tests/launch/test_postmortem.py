@@ -12,10 +12,10 @@ import pytest
 
 from harness.launch.postmortem import (
     PRINTED_BYTES,
-    Traces,
+    ProcessOutput,
     find_kill_counter,
     killed_for_memory,
-    of_this_process,
+    output_of_this_process,
     what_it_printed,
 )
 
@@ -50,7 +50,7 @@ def test_the_count_is_that_of_the_process_own_cgroup(
     proc, cgroups = mount(tmp_path, entries, file, text.format(count=2))
     found = find_kill_counter(proc, cgroups)
     assert found == cgroups / file
-    traces = Traces(kill_counter=str(found), killed_before=2)
+    traces = ProcessOutput(kill_counter=str(found), killed_before=2)
     assert not killed_for_memory(traces)
     found.write_text(text.format(count=3))
     assert killed_for_memory(traces)
@@ -60,7 +60,7 @@ def test_where_the_cgroup_does_not_count_nothing_is_known(tmp_path: Path) -> Non
     proc, cgroups = mount(tmp_path, "0::/\n", "cgroup.procs", "")  # the root cgroup of version 2 has no such file
     assert find_kill_counter(proc, cgroups) is None  # the whole machine's does not serve
     assert find_kill_counter(tmp_path / "nowhere", cgroups) is None
-    assert not killed_for_memory(Traces())
+    assert not killed_for_memory(ProcessOutput())
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc on this system")
@@ -80,10 +80,10 @@ def test_a_process_finds_its_own_files_and_counter(tmp_path: Path) -> None:
             pass_fds=[third.fileno()],
         )
     fields = json.loads(told.read_text())
-    traces = Traces(**{**fields, "printed": tuple(fields["printed"])})
+    traces = ProcessOutput(**{**fields, "printed": tuple(fields["printed"])})
     assert traces.printed == (str(out),)
     text = what_it_printed(traces)
     assert len(text) < PRINTED_BYTES and text.endswith("xend")
     assert Path(traces.kill_counter).exists() and not killed_for_memory(traces)
     assert what_it_printed(replace(traces, printed=(str(tmp_path / "gone"),))) == ""
-    assert of_this_process().kill_counter == traces.kill_counter
+    assert output_of_this_process().kill_counter == traces.kill_counter

@@ -85,7 +85,7 @@ def lived() -> Lived:
     pages: set[str] = set()
     commands: list[str] = []
     results = []
-    with cluster.embedded(cluster.local_inventory()) as ready:
+    with cluster.start_embedded(cluster.local_inventory()) as ready:
         plan = make_plan(experiment, ready.inventory)
         (group,) = [group for group in plan.groups if group.placement.workers == 2]
         launcher = RayLauncher(ready, experiment, plan.machine)
@@ -120,11 +120,11 @@ def workers_of(commands: list[str]) -> int:
 
 
 def small() -> Experiment:
-    from harness.config.experiment import parse
+    from harness.config.experiment import parse_experiment
 
     timed = {**QUICK, "twin": False, "explain": False}
     sections = {"throughput": timed, "equivalence": False, "preflight": False}
-    return parse({"name": "small", "grid": GRID, **sections}, source="small")
+    return parse_experiment({"name": "small", "grid": GRID, **sections}, source="small")
 
 
 def ended_as(address: str) -> dict[str, Client]:

@@ -31,11 +31,11 @@ from harness.launch.torchrun.launcher import TorchrunLauncher, ask_here
 from harness.launch.torchrun.mailbox import SocketMailbox
 from harness.launch.torchrun.processes import command
 from harness.launch.torchrun.worker import devices_of
-from harness.launch.watchdog import Asked, ComingUp, Registration, Watch
+from harness.launch.watchdog import Registration, ResourcesRequested, StartupTimer, Watchdog
 from harness.plan.placement import Placement
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.run.prepare import started_ray
+from harness.run.prepare import start_ray
 from tests.conftest import gpu_cluster, laptop
 from tests.listening import outside, started_since
 
@@ -100,7 +100,7 @@ def test_ray_is_not_started_where_no_group_is_for_it(make_experiment: Make, diag
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, launcher="torchrun", diagnostics=diagnostics), laptop())
     assert diagnostics == any(trial.purpose == "equivalence" for trial in plan.trials)
-    with started_ray(None, plan) as ready:
+    with start_ray(None, plan) as ready:
         assert ready is None
 
 
@@ -253,7 +253,7 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
         return counts[:] if question == "progress" else ["here", ""] if question == "stacks" else [None, None]
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = Watch(ask, limit_s=8.0)
+    watch = Watchdog(ask, limit_s=8.0)
     now[0] = 100.0
     assert not watch.hangs() and not asked  # nobody is there yet
     watch.add(process(1, connected=False))
@@ -277,7 +277,7 @@ def test_who_died_without_a_word_is_asked_while_the_rank_that_tells_lives() -> N
         ([False, True, False], [True, True, True], None),
     ):
         answers = iter((before, after))
-        watch = Watch(lambda question, things, answers=answers: next(answers), limit_s=8.0)  # type: ignore[misc]
+        watch = Watchdog(lambda question, things, answers=answers: next(answers), limit_s=8.0)  # type: ignore[misc]
         for rank in range(3):
             watch.add(process(rank, connected=True))
         watch.saw_end(TrialResult("t", "diverged", error_rank=0))
@@ -287,14 +287,14 @@ def test_who_died_without_a_word_is_asked_while_the_rank_that_tells_lives() -> N
 
 
 def test_coming_up_is_told_in_parts() -> None:
-    coming_up = ComingUp(10.0, "torchrun")
+    coming_up = StartupTimer(10.0, "torchrun")
     coming_up.saw(process(0, created_at=12.0, connected=False), 15.0)
     assert coming_up.parts(20.0) == {}
     coming_up.saw(process(1, created_at=11.0, connected=False), 16.0)
     coming_up.saw(process(0, connected=True), 16.5)
     coming_up.saw(process(1, connected=True), 17.0)
     assert coming_up.parts(18.0) == {"torchrun": 1.0, "worker start": 5.0, "process group": 0.5, "first word": 1.5}
-    coming_up.saw(Asked(10.25), 10.5)
+    coming_up.saw(ResourcesRequested(10.25), 10.5)
     told = coming_up.parts(18.0)
     assert list(told.items())[:3] == [("torchrun", 0.25), ("resources", 0.75), ("worker start", 5.0)]
     assert sum(told.values()) == 8.0
@@ -324,7 +324,7 @@ def test_what_an_examination_finds_wrong_is_not_measured_by_the_later_processes_
     def started(job: Any, deadline: float | None) -> Iterator[Any]:
         yield job.group.trials[0]
 
-    def hear(trial: Any, watch: Watch, coming_up: ComingUp) -> Iterator[Message]:
+    def hear(trial: Any, watch: Watchdog, coming_up: StartupTimer) -> Iterator[Message]:
         ran.append(trial.id)
         wrong = trial.purpose == "doctor" and trial.cell.strategy == "ddp"
         yield TrialResult(trial.id, "ok", facts={"findings": [ERROR] if wrong else []})

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from harness.config.sections import Convergence
 from harness.measure.convergence import Epochs
 from harness.plan.cell import Cell
-from harness.train.checkpoint import Keeper, files
+from harness.train.checkpoint import CheckpointManager, files
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 
@@ -56,7 +56,7 @@ def epochs_of(cell: Cell, epochs: int, folder: Path | None = None, every: int = 
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
     # replicas run in threads, which draw from one generator in any order
     training = Training(cell, Noisy(0.0 if cell.strategy == "dp" else 0.5), 3, ranks)
-    keeper = Keeper(folder, every, training, ranks) if folder else None
+    keeper = CheckpointManager(folder, every, training, ranks) if folder else None
     run = Epochs(training, (data(), data()), cell, 3, ranks, None, keeper)
     run.run(Convergence(epochs=epochs), lambda: None)
     return run

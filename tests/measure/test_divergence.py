@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from harness.measure.divergence import Divergence, earliest, first_in, verdict
+from harness.measure.divergence import Divergence, earliest, first_in, outcome_columns
 
 NAN, INF = math.nan, math.inf
 
@@ -31,13 +31,13 @@ def test_the_rank_that_stopped_first_is_told() -> None:
     assert earliest([Divergence(0, 8), first, None, Divergence(2, 7)]) is first
     assert earliest([None, None]) is None
     assert earliest([Divergence(0), Divergence(1, 9)]) == Divergence(1, 9)
-    told = verdict(first, {"steady": True})
+    told = outcome_columns(first, {"steady": True})
     assert told["reason"] == "the loss became inf on rank 1 in step 7"
     assert told["facts"] == {"steady": True, "diverged_step": 7} and told["error_rank"] == 1
     assert told["detail"].endswith("\nstep 5: 2\nstep 6: 3")
 
 
 def test_a_parameter_alone_has_no_step() -> None:
-    told = verdict(Divergence(0), {})
+    told = outcome_columns(Divergence(0), {})
     assert (told["outcome"], told["reason"]) == ("diverged", "a parameter stopped being finite, no loss did")
-    assert told["facts"] == {"diverged_step": None} and verdict(None, {}) == {"outcome": "ok", "facts": {}}
+    assert told["facts"] == {"diverged_step": None} and outcome_columns(None, {}) == {"outcome": "ok", "facts": {}}

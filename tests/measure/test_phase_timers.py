@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from harness.measure.phase_timers import (
-    DEAR,
     DEVICE,
     HOST,
+    MAX_OVERHEAD,
     POINTS,
-    CudaMarks,
-    HostMarks,
+    CudaTimer,
+    HostTimer,
     Marks,
     cost_s,
     marks_for,
@@ -21,9 +21,9 @@ from harness.measure.phase_timers import (
 )
 
 
-def ticking(*, detailed: bool, steps: int = 2) -> HostMarks:
+def ticking(*, detailed: bool, steps: int = 2) -> HostTimer:
     clock = count(0.0, 1.0)
-    marks = HostMarks(lambda: next(clock), detailed=detailed)
+    marks = HostTimer(lambda: next(clock), detailed=detailed)
     for _ in range(steps):
         for point in range(len(POINTS)):
             marks.mark(point)
@@ -53,12 +53,12 @@ def test_every_gap_between_marks_has_a_name_on_both_clocks() -> None:
 def test_marking_costs_little_and_is_measured_once() -> None:
     cpu = torch.device("cpu")
     assert 0 < cost_s(cpu) == cost_s(cpu) < 1e-3
-    assert isinstance(marks_for((cpu,), 3), HostMarks)
+    assert isinstance(marks_for((cpu,), 3), HostTimer)
 
 
 def test_phases_are_marked_where_that_is_next_to_nothing_of_a_step() -> None:
     cpu = torch.device("cpu")
-    longest = cost_s(cpu) / DEAR
+    longest = cost_s(cpu) / MAX_OVERHEAD
     assert phases_are_cheap(cpu, 1, 1.01 * longest) and not phases_are_cheap(cpu, 1, 0.99 * longest)
     assert phases_are_cheap(cpu, 4, 4.01 * longest)
     assert not phases_are_cheap(cpu, 4, 1.01 * longest)  # each micro-batch is marked
@@ -67,7 +67,7 @@ def test_phases_are_marked_where_that_is_next_to_nothing_of_a_step() -> None:
 
 def test_with_accumulation_a_phase_is_the_sum_over_micro_batches() -> None:
     clock = count(0.0, 1.0)
-    marks = HostMarks(lambda: next(clock), micro_batches=3)
+    marks = HostTimer(lambda: next(clock), micro_batches=3)
     for _ in range(2):
         for point in (0, 1, 2, 3, 4, 3, 4, 3, 4, 5, 6):
             marks.mark(point)
@@ -80,7 +80,7 @@ def test_with_accumulation_a_phase_is_the_sum_over_micro_batches() -> None:
 
 def test_without_detail_accumulation_changes_nothing() -> None:
     clock = count(0.0, 1.0)
-    marks = HostMarks(lambda: next(clock), detailed=False, micro_batches=2)
+    marks = HostTimer(lambda: next(clock), detailed=False, micro_batches=2)
     for point in (0, 1, 2, 3, 4, 3, 4, 5, 6, 0):
         marks.mark(point)
     assert marks.read().step_s == [2.0]
@@ -135,7 +135,7 @@ def test_a_gpus_stream_is_partitioned_by_events_that_add_up_to_the_step(gpu: tor
 
 def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> None:
     marks = marked(marks_for((gpu,), 3, detailed=False), 3)
-    assert isinstance(marks, CudaMarks) and len(marks._events) == 4
+    assert isinstance(marks, CudaTimer) and len(marks._events) == 4
     told = marks.read()
     assert told.step_s == pytest.approx([0.01, 0.01, 0.01]) and told.phases == {}
     assert marks._events[-1].waited_for  # type: ignore[attr-defined]

@@ -11,9 +11,9 @@ import torch
 
 from harness.config.experiment import Experiment
 from harness.launch import worker
-from harness.launch.worker import play
+from harness.launch.worker import run_scenario
 from harness.measure import environment, phase_timers, scenarios
-from harness.measure.scenarios import Scene
+from harness.measure.scenarios import TrialContext
 from harness.plan.planner import make_plan
 from harness.plan.trial import Trial, TrialResult
 from harness.train.ranks import Ranks
@@ -34,13 +34,13 @@ def played(make_experiment: Make) -> Callable[..., TrialResult]:
             GRID, diagnostics=True, workload_options={"width": 4}, throughput={**SHORT, **throughput}
         )
         trial = next(t for t in make_plan(experiment, laptop()).trials if t.purpose == purpose)
-        return play(scene(trial, experiment, ranks))
+        return run_scenario(context(trial, experiment, ranks))
 
     return play_it
 
 
-def scene(trial: Trial, experiment: Experiment, ranks: Ranks) -> Scene:
-    return Scene(trial, experiment, ranks, lambda: None, {})
+def context(trial: Trial, experiment: Experiment, ranks: Ranks) -> TrialContext:
+    return TrialContext(trial, experiment, ranks, lambda: None, {})
 
 
 def kinds(result: TrialResult) -> list[str]:
@@ -92,7 +92,7 @@ def test_what_was_measured_stays_where_explaining_it_fails(
 
 def test_a_rank_of_several_gpus_tells_every_model_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {0: "H100", 1: "A100", 2: "H100"}
-    monkeypatch.setattr(environment, "describe", lambda device: {"model": models[device.index]})
+    monkeypatch.setattr(environment, "describe_device", lambda device: {"model": models[device.index]})
     devices = tuple(torch.device("cuda", index) for index in models)
     assert worker._rank_row(replace(ALONE, devices=devices), {})["device_model"] == "A100 + H100"
     assert worker._rank_row(replace(ALONE, devices=devices[::2]), {})["device_model"] == "H100"

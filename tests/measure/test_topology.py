@@ -78,7 +78,7 @@ class FakeNvml:
 
 def captured(*gpus: Gpu, **facts: Any) -> dict[str, Any]:
     nvml = FakeNvml(*gpus, **facts)
-    found = topology.capture(nvml)
+    found = topology.capture_topology(nvml)
     assert nvml.users == 0
     assert found
     return found
@@ -120,7 +120,7 @@ def test_pcie_is_named_by_what_the_two_have_in_common(level: Any, name: str | No
 
 @pytest.mark.parametrize("break_it", [lambda: FakeNvml(driver=False), object])
 def test_without_nvml_there_is_no_topology(break_it: Callable[[], Any]) -> None:
-    assert topology.capture(break_it()) is None
+    assert topology.capture_topology(break_it()) is None
 
 
 FOUR = {
@@ -148,15 +148,15 @@ FOUR = {
     ],
 )
 def test_the_links_between_some_of_them(uuids: list[str | None], links: list[str] | None) -> None:
-    assert topology.between(FOUR, uuids) == links
-    assert topology.between(None, uuids) is None
+    assert topology.links_between(FOUR, uuids) == links
+    assert topology.links_between(None, uuids) is None
 
 
 def test_several_links_are_named_once_each_the_best_first() -> None:
-    assert topology.named(["SYS", "NV4", "PIX", "NV12", "SYS", "NODE", "PHB", "PXB"]) == (
+    assert topology.format_links(["SYS", "NV4", "PIX", "NV12", "SYS", "NODE", "PHB", "PXB"]) == (
         "NV12, NV4, PIX, PXB, PHB, NODE, SYS"
     )
-    assert topology.named([]) is None
+    assert topology.format_links([]) is None
 
 
 def environment(node: str, *uuids: str, known: Any = FOUR) -> dict[str, Any]:

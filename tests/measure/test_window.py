@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.config.sections import Throughput
-from harness.measure.phase_timers import HostMarks
+from harness.measure.phase_timers import HostTimer
 from harness.measure.throughput import _pace, window_length
 from harness.measure.window import measure_window
 
@@ -50,7 +50,7 @@ def run_window(clock: FakeClock, *, step_s: float, wait_s: float, sync_s: float 
         source(),
         copy=lambda batch: batch,
         steps=steps,
-        marks=HostMarks(clock, detailed=False),
+        marks=HostTimer(clock, detailed=False),
         synchronize=synchronize,
         advance=lambda: log.append("advance"),
         clock=clock,
@@ -88,7 +88,7 @@ def test_the_garbage_collector_rests_inside_and_is_put_back() -> None:
         step,
         iter([0, 1]),
         steps=2,
-        marks=HostMarks(detailed=False),
+        marks=HostTimer(detailed=False),
         copy=lambda b: b,
         synchronize=lambda: None,
         advance=lambda: None,
@@ -106,7 +106,7 @@ def test_it_is_put_back_when_a_step_raises() -> None:
             step,
             iter([0]),
             steps=1,
-            marks=HostMarks(detailed=False),
+            marks=HostTimer(detailed=False),
             copy=lambda b: b,
             synchronize=lambda: None,
             advance=lambda: None,

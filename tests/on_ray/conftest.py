@@ -24,7 +24,7 @@ Executed = tuple[Results, list[Event]]
 
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[Cluster]:
-    with cluster.embedded(cluster.local_inventory()) as ready:
+    with cluster.start_embedded(cluster.local_inventory()) as ready:
         yield ready
 
 

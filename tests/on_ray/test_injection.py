@@ -12,7 +12,7 @@ import pytest
 
 import harness
 from harness.analysis.results import Results
-from harness.config.experiment import Experiment, parse
+from harness.config.experiment import Experiment, parse_experiment
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
@@ -45,7 +45,7 @@ def study(faults: list[str], **sections: object) -> Experiment:
         "preflight": False,
         **sections,
     }
-    return parse(content, source="injected.yaml")
+    return parse_experiment(content, source="injected.yaml")
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,12 @@ def test_the_cells_that_explain_a_cell_train_as_it_does_and_its_check_without_wh
     training = {"accumulation": 4, "lr_scaling": "linear", "lr_base_batch_size": 8, "clip_grad_norm": 1.0}
     cell = replace(CELL, training=training)
     assert cell.micro_batches == 4
-    assert cell.alone().training == cell.wrapped_alone().training == cell.base().training == training
-    check = cell.check(8)
+    assert (
+        cell.single_device_cell().training
+        == cell.wrapped_single_device_cell().training
+        == cell.base().training
+        == training
+    )
+    check = cell.equivalence_cell(8)
     assert check.training == {"clip_grad_norm": 1.0}
     assert (check.micro_batches, check.lr_factor) == (1, 1.0)

@@ -16,7 +16,7 @@ import torch
 import harness
 from harness.analysis import scaling
 from harness.cli.commands import parse_only
-from harness.config.experiment import Experiment, parse
+from harness.config.experiment import Experiment, parse_experiment
 from harness.errors import ExperimentError
 from harness.launch.protocol import process_variables
 from harness.launch.ray import cluster
@@ -25,7 +25,7 @@ from harness.plan.cell import Cell
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Inventory, Machine, Node
 from harness.plan.placement import Placement, place
-from harness.plan.planner import Plan, make_plan, only
+from harness.plan.planner import Plan, filter_plan, make_plan
 from harness.plan.trial import WorkerGroup
 from harness.record.folder import RunFolder
 from harness.report.labels import shown_devices
@@ -59,7 +59,7 @@ def test_a_plain_list_is_one_choice(make_experiment: Make) -> None:
 
 def test_what_was_resolved_reads_back_the_same(make_experiment: Make) -> None:
     experiment = make_experiment(PAIRS)
-    assert parse(experiment.model_dump(mode="json"), source="resolved") == experiment
+    assert parse_experiment(experiment.model_dump(mode="json"), source="resolved") == experiment
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_filters_and_exclusions_name_a_pair(make_experiment: Make) -> None:
     }
     plan = make_plan(make_experiment(PAIRS, exclude=[{"device_ids": [0, 1]}]), gpu_cluster(gpus=4))
     assert {ids for _, ids in ids_by_strategy(plan)} == {(1, 2), (1,)}
-    part = only(make_plan(make_experiment(PAIRS), gpu_cluster(gpus=4)), {"device_ids": [[0, 1]]})
+    part = filter_plan(make_plan(make_experiment(PAIRS), gpu_cluster(gpus=4)), {"device_ids": [[0, 1]]})
     assert {ids for _, ids in ids_by_strategy(part)} == {(0, 1), (0,)}
 
 
@@ -280,7 +280,7 @@ def test_named_gpus_are_those_that_are_used(tmp_path: Path, make_experiment: Mak
         {"model": "resnet8", "strategy": ["dp", "ddp"], "device_ids": [[1, 0], [1]], "per_device_batch_size": 8},
         throughput={"blocks": 1, "warmup_steps": 2, "windows": 1, "window_steps": 4, "window_seconds": 0.0},
     )
-    with cluster.embedded(cluster.local_inventory()) as ready:
+    with cluster.start_embedded(cluster.local_inventory()) as ready:
         plan = make_plan(experiment, ready.inventory)
         folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
         launcher = RayLauncher(ready, experiment, plan.machine)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.plan.planner import make_plan, only
+from harness.plan.planner import filter_plan, make_plan
 from harness.record.rows import trial_columns
 from tests.conftest import gpu_cluster, laptop
 
@@ -95,7 +95,7 @@ def test_a_training_knows_its_check_and_may_be_the_only_reason_for_it(make_exper
 
 def test_only_takes_along_what_its_cells_need(make_experiment: Make) -> None:
     whole = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 1}), laptop())
-    part = only(whole, {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8})
+    part = filter_plan(whole, {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8})
     seen = {(t.cell.strategy, t.cell.devices, t.cell.global_batch_size, t.purpose) for t in part.trials}
     assert seen == {
         ("ddp", 2, 16, ""),

@@ -36,7 +36,7 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
         ),
         (
             {"launcher": "torchrun"},
-            replace(LAPTOP, alone=False),
+            replace(LAPTOP, single_machine=False),
             "torchrun, the control, runs on this machine alone, not in a cluster",
         ),
         ({"devices": 3, "nodes": 2}, TWO_NODES, "3 devices do not split evenly over 2 nodes"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.plan.planner import make_plan, only
+from harness.plan.planner import filter_plan, make_plan
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]
@@ -90,7 +90,7 @@ def test_convergence_at_a_stated_global_batch_compares_like_with_like(make_exper
 
 
 def test_only_keeps_the_bases_of_what_it_keeps(make_experiment: Make) -> None:
-    plan = only(make_plan(make_experiment(GRID), laptop()), {"strategy": ["ddp"], "devices": [2]})
+    plan = filter_plan(make_plan(make_experiment(GRID), laptop()), {"strategy": ["ddp"], "devices": [2]})
     kept = {(t.cell.strategy, t.cell.devices) for t in plan.trials}
     assert kept == {("ddp", 2), ("single", 1)}
 

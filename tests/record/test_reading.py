@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import harness
-from harness.cli.commands import BAD_INPUT, guarded
+from harness.cli.commands import BAD_INPUT, exit_code_of
 from harness.errors import HarnessError, RunFolderError
 from harness.record.folder import RunFolder
 from harness.record.rows import SCHEMA_VERSION
@@ -283,6 +283,6 @@ def test_a_link_below_and_a_pipe_are_refused(recorded: Path) -> None:
 
 def test_the_command_says_it_in_one_line(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (recorded / "trials.jsonl").write_bytes(TRASH)
-    assert guarded(lambda: bool(write_report(recorded))) == BAD_INPUT
+    assert exit_code_of(lambda: bool(write_report(recorded))) == BAD_INPUT
     said = capsys.readouterr().err
     assert said.startswith(f"error: {recorded / 'trials.jsonl'}: line 1 ") and len(said.splitlines()) == 1

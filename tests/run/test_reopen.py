@@ -15,7 +15,7 @@ from harness.measure.environment import git_commit
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.run.provenance import differences, sitting_facts
-from harness.run.resume import more_blocks, pending, reopened
+from harness.run.resume import more_blocks, pending, reopen
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -28,7 +28,7 @@ FILE = Path("test.yaml")
 def experiment_of(blocks: object = 2, more: str = "") -> Experiment:
     import yaml
 
-    return config.parse(yaml.safe_load(TEXT % blocks + more), source="test.yaml")
+    return config.parse_experiment(yaml.safe_load(TEXT % blocks + more), source="test.yaml")
 
 
 def folder_of(tmp_path: Path, blocks: object = 2, more: str = "") -> tuple[RunFolder, Plan]:
@@ -39,7 +39,7 @@ def folder_of(tmp_path: Path, blocks: object = 2, more: str = "") -> tuple[RunFo
 def test_the_same_experiment_goes_on_even_with_other_limits(tmp_path: Path) -> None:
     folder, _ = folder_of(tmp_path)
     given = experiment_of(more="limits: {wall: 1h}\n")
-    found, experiment = reopened(folder.path, FILE, given)
+    found, experiment = reopen(folder.path, FILE, given)
     assert (found.path, experiment) == (folder.path, given)
 
 
@@ -49,7 +49,7 @@ def test_the_same_experiment_goes_on_even_with_other_limits(tmp_path: Path) -> N
 def test_another_experiment_is_refused(tmp_path: Path, blocks: int, more: str, named: str) -> None:
     folder, _ = folder_of(tmp_path)
     with pytest.raises(RunFolderError, match=f"was made by another experiment: {named} differ from test.yaml"):
-        reopened(folder.path, FILE, experiment_of(blocks, more))
+        reopen(folder.path, FILE, experiment_of(blocks, more))
 
 
 def test_an_experiment_with_a_secret_goes_on_with_it_though_the_folder_does_not_hold_it(tmp_path: Path) -> None:
@@ -59,20 +59,20 @@ def test_an_experiment_with_a_secret_goes_on_with_it_though_the_folder_does_not_
     folder, plan = folder_of(tmp_path, more=more)
     assert "hunter2" not in "".join(file.read_text() for file in folder.path.rglob("*") if file.is_file())
     assert folder.given().workload_options == {"hub_token": "<redacted>", "data": "s3://<redacted>@host/x"}
-    found, experiment = reopened(folder.path, FILE, experiment_of(more=more), add_blocks=1)
+    found, experiment = reopen(folder.path, FILE, experiment_of(more=more), add_blocks=1)
     assert experiment.workload_options["hub_token"] == "hunter2hunter2"
     found.extend(experiment, make_plan(experiment, laptop()))
     assert "hunter2" not in "".join(file.read_text() for file in folder.path.rglob("*") if file.is_file())
     assert make_plan(experiment, laptop()).trials[0].cell.id in {trial.cell.id for trial in plan.trials}
     with pytest.raises(RunFolderError, match="another experiment: workload_options"):
-        reopened(folder.path, FILE, experiment_of(more=more.replace("@host", "@other")))
+        reopen(folder.path, FILE, experiment_of(more=more.replace("@host", "@other")))
     with pytest.raises(ExperimentError, match="holds <redacted>, which stands for a secret"):
-        reopened(folder.path, FILE, folder.given())
+        reopen(folder.path, FILE, folder.given())
 
 
 def test_added_blocks_are_planned_after_the_old_ones_which_stay_as_they_were(tmp_path: Path) -> None:
     folder, old = folder_of(tmp_path)
-    _, longer = reopened(folder.path, FILE, experiment_of(2), add_blocks=3)
+    _, longer = reopen(folder.path, FILE, experiment_of(2), add_blocks=3)
     plan = make_plan(longer, laptop())
     assert plan.groups[: len(old.groups)] == old.groups
     done = [{"trial_id": trial.id, "outcome": "ok", "attempt": 1} for trial in old.trials]
@@ -87,13 +87,13 @@ def test_added_blocks_are_planned_after_the_old_ones_which_stay_as_they_were(tmp
 
 def test_a_later_resume_agrees_with_what_was_added(tmp_path: Path) -> None:
     folder, old = folder_of(tmp_path)
-    _, longer = reopened(folder.path, FILE, experiment_of(2), add_blocks=3)
+    _, longer = reopen(folder.path, FILE, experiment_of(2), add_blocks=3)
     plan = make_plan(longer, laptop())
     folder.extend(longer, plan)
     for given in (experiment_of(2), experiment_of(5)):  # the file as it was, or brought up to date
-        assert reopened(folder.path, FILE, given)[1].throughput == longer.throughput
+        assert reopen(folder.path, FILE, given)[1].throughput == longer.throughput
     with pytest.raises(RunFolderError, match="throughput differ"):
-        reopened(folder.path, FILE, experiment_of(4))
+        reopen(folder.path, FILE, experiment_of(4))
     assert more_blocks(longer, 2).throughput.blocks == 7  # type: ignore[union-attr]
     kept = folder.plan()
     assert [trial for group in kept["groups"] for trial in group["trials"]] == [trial.id for trial in plan.trials]
@@ -104,19 +104,19 @@ def test_a_later_resume_agrees_with_what_was_added(tmp_path: Path) -> None:
 
 def test_a_kill_between_the_two_files_of_an_extension_harms_nothing(tmp_path: Path) -> None:
     folder, old = folder_of(tmp_path)
-    _, longer = reopened(folder.path, FILE, experiment_of(2), add_blocks=1)
+    _, longer = reopen(folder.path, FILE, experiment_of(2), add_blocks=1)
     folder.extend(longer, old)  # the experiment is there, the plan is not
-    again = reopened(folder.path, FILE, experiment_of(2))[1]
+    again = reopen(folder.path, FILE, experiment_of(2))[1]
     folder.extend(again, plan := make_plan(again, laptop()))
     assert {t for group in folder.plan()["groups"] for t in group["trials"]} == {trial.id for trial in plan.trials}
 
 
 def test_resuming_a_part_of_the_grid_leaves_the_plan_whole(tmp_path: Path) -> None:
-    from harness.plan.planner import only
+    from harness.plan.planner import filter_plan
 
     folder, plan = folder_of(tmp_path)
     before = (folder.path / "plan.json").read_bytes()
-    folder.extend(plan.experiment, only(plan, {"strategy": "single"}))
+    folder.extend(plan.experiment, filter_plan(plan, {"strategy": "single"}))
     assert (folder.path / "plan.json").read_bytes() == before
 
 
@@ -124,7 +124,7 @@ def test_a_rule_is_not_added_to(tmp_path: Path) -> None:
     rule = "{at_least: 3, at_most: 12, halfwidth: 0.05}"
     folder, _ = folder_of(tmp_path, rule)
     with pytest.raises(ExperimentError, match=r"--add-blocks: 1 problem\n.*is a rule \(at most 12\)"):
-        reopened(folder.path, FILE, experiment_of(rule), add_blocks=3)
+        reopen(folder.path, FILE, experiment_of(rule), add_blocks=3)
 
 
 def test_an_experiment_without_throughput_has_no_blocks(make_experiment: Make) -> None:
@@ -144,7 +144,7 @@ def test_a_plan_of_an_older_version_is_extended_too(tmp_path: Path) -> None:
     old = folder.plan()
     del old["cells"]
     (folder.path / "plan.json").write_text(json.dumps(old))
-    _, longer = reopened(folder.path, FILE, experiment_of(2), add_blocks=1)
+    _, longer = reopen(folder.path, FILE, experiment_of(2), add_blocks=1)
     folder.extend(longer, make_plan(longer, laptop()))
     assert folder.plan()["cells"]
 

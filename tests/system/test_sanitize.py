@@ -32,7 +32,7 @@ TOKENS = (
 @pytest.mark.parametrize("token", TOKENS)
 def test_well_known_tokens(token: str) -> None:
     for said in (f"failed with {token}: no", f"'{token}'", f"https://host/{token}/x", f"a={token}", f"{token}\n"):
-        shown = sanitize.text(said)
+        shown = sanitize.redact_text(said)
         assert token not in shown and sanitize.MARK in shown
 
 
@@ -51,8 +51,8 @@ def test_well_known_tokens(token: str) -> None:
     ],
 )
 def test_what_texts_say(said: str, shown: str) -> None:
-    assert sanitize.text(said) == shown
-    assert sanitize.text(shown) == shown
+    assert sanitize.redact_text(said) == shown
+    assert sanitize.redact_text(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_texts_say(said: str, shown: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays(said: str) -> None:
-    assert sanitize.text(said) == said
+    assert sanitize.redact_text(said) == said
 
 
 PARTS = ("sk-", "a", "a:", "http://", "://a:b", "password=", "eyJaaaaaaaaa.", "-----BEGIN A PRIVATE KEY-----")
@@ -81,7 +81,7 @@ PARTS = ("sk-", "a", "a:", "http://", "://a:b", "password=", "eyJaaaaaaaaa.", "-
 def test_a_long_message_costs_no_more_than_its_length(part: str) -> None:
     """A pattern that looks back and forth over it would take minutes."""
     start = time.process_time()
-    sanitize.text(part * (200_000 // len(part)))
+    sanitize.redact_text(part * (200_000 // len(part)))
     assert time.process_time() - start < 5.0
 
 
@@ -92,7 +92,7 @@ def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("SSH_KEY_FILE", str(tmp_path))
     monkeypatch.setenv("EDITOR", "some-editor")
     said = f"0123456789abcdef, 0123456789abcdef-and-more, on, {tmp_path}, some-editor"
-    assert sanitize.text(said) == f"<redacted>, <redacted>, on, {tmp_path}, some-editor"
+    assert sanitize.redact_text(said) == f"<redacted>, <redacted>, on, {tmp_path}, some-editor"
 
 
 def test_plain_values_keep_their_shape() -> None:
@@ -110,12 +110,12 @@ def test_variables_that_are_named_like_secrets_are_left_out() -> None:
 def test_the_environment_holds_known_variables_only(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from harness.measure.environment import VARIABLES, capture
+    from harness.measure.environment import VARIABLES, capture_environment
 
     monkeypatch.setenv("SOMETHING_ELSE", "1")
     monkeypatch.setenv("NCCL_SOME_SECRET", "1")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    variables = capture("n", [torch.device("cpu")])["variables"]
+    variables = capture_environment("n", [torch.device("cpu")])["variables"]
     assert variables["NCCL_DEBUG"] == "WARN"
     assert all(name.startswith(VARIABLES) for name in variables)
     assert "NCCL_SOME_SECRET" not in variables and len(variables) < len(os.environ)
@@ -159,11 +159,14 @@ def test_a_file_without_a_secret_is_kept_as_it_was_written() -> None:
 
 def test_options_are_redacted_value_by_value() -> None:
     options = json.dumps({"workload.password": "correct horse", "width": 8})
-    assert json.loads(sanitize.row({"options": options})["options"]) == {"width": 8, "workload.password": "<redacted>"}
+    assert json.loads(sanitize.redact_row({"options": options})["options"]) == {
+        "width": 8,
+        "workload.password": "<redacted>",
+    }
 
 
 def test_half_a_surrogate_pair_can_be_written() -> None:
-    assert sanitize.text("cannot open \udcff.txt").encode() == b"cannot open \\udcff.txt"
+    assert sanitize.redact_text("cannot open \udcff.txt").encode() == b"cannot open \\udcff.txt"
 
 
 def test_many_keys_leave_no_line_of_any(tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_many_keys_leave_no_line_of_any(tmp_path: Path) -> None:
     for shift in range(0, 4000, 97):  # wherever in a key the part that is read begins
         (tmp_path / "printed").write_text(printed + "." * shift + "\nthe end")
         with (tmp_path / "printed").open("rb") as file:
-            end = sanitize.end_of(file, 4000)
+            end = sanitize.redacted_tail(file, 4000)
         assert end.endswith("the end") and "Zm9v" not in end
 
 
@@ -181,13 +184,13 @@ def test_of_one_endless_line_nothing_is_kept_that_may_be_the_rest_of_a_secret(tm
     for shift in range(60):
         (tmp_path / "printed").write_text("x" * 500 + token + "." * (sanitize.MARGIN + 4000 - 30 - shift))
         with (tmp_path / "printed").open("rb") as file:
-            end = sanitize.end_of(file, 4000)
+            end = sanitize.redacted_tail(file, 4000)
         assert end and set(end) == {"."}
     others = " hf_" + "0123456789" * 30  # with these taken out, all that was read is shorter than what is asked for
     for shift in range(60):
         (tmp_path / "printed").write_text("x" * 500 + token + (others * 80)[: sanitize.MARGIN + 4000 - 30 - shift])
         with (tmp_path / "printed").open("rb") as file:
-            end = sanitize.end_of(file, 4000)
+            end = sanitize.redacted_tail(file, 4000)
         assert not [at for at in range(len(token) - 8) if token[at : at + 8] in end]
 
 
@@ -202,10 +205,10 @@ def test_the_end_of_a_file_begins_with_no_rest_of_a_secret(
 ) -> None:
     (tmp_path / "printed").write_text(said * 9000 + before + secret + "\n" + "." * (shown - 1))
     with (tmp_path / "printed").open("rb") as file:
-        end = sanitize.end_of(file, 100)
+        end = sanitize.redacted_tail(file, 100)
     assert len(end) <= 100 and end.endswith("." * (shown - 1))
     assert not [at for at in range(len(secret) - 8) if secret[at : at + 8] in end]
     with (tmp_path / "printed").open("wb+") as file:
         file.write(b"all of it")
         file.flush()
-        assert sanitize.end_of(file, 100) == "all of it"
+        assert sanitize.redacted_tail(file, 100) == "all of it"

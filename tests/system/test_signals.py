@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.commands import guarded
+from harness.cli.commands import exit_code_of
 from harness.errors import HarnessError, WriteError
-from harness.system.signals import held, interruptible
+from harness.system.signals import deferred_interrupts, handle_signals
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 STUBBORN = """
@@ -36,7 +36,7 @@ def send(number: int) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_raises_and_the_handlers_come_back(number: int, capfd: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(one) for one in SIGNALS]
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt), handle_signals():
         send(number)
     assert [signal.getsignal(one) for one in SIGNALS] == before
     assert "once more exits at once" in capfd.readouterr().err
@@ -45,8 +45,8 @@ def test_the_first_signal_raises_and_the_handlers_come_back(number: int, capfd: 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_what_is_being_recorded_is_finished_first(number: int) -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), interruptible():
-        with held(), held():
+    with pytest.raises(KeyboardInterrupt), handle_signals():
+        with deferred_interrupts(), deferred_interrupts():
             send(number)
             done.append("line")
         done.append("too far")
@@ -55,7 +55,7 @@ def test_what_is_being_recorded_is_finished_first(number: int) -> None:
 
 def test_a_signal_that_a_wrapper_hands_on_is_the_same_one(capfd: pytest.CaptureFixture[str]) -> None:
     ended = []
-    with interruptible():
+    with handle_signals():
         try:
             send(signal.SIGINT)
         except KeyboardInterrupt:
@@ -86,7 +86,7 @@ def test_exit_codes_of_what_ends_a_command(error: BaseException, code: int, caps
     def work() -> int:
         raise error
 
-    assert guarded(work) == code
+    assert exit_code_of(work) == code
     assert "Traceback" not in capsys.readouterr().err
 
 

@@ -17,7 +17,7 @@ from harness.errors import ClusterError
 from harness.launch.agent import NodeAgent
 from harness.launch.host import describe_node
 from harness.launch.ray.mailbox import Mailbox
-from harness.launch.ray.reaper import end_holders, guarded
+from harness.launch.ray.reaper import end_holders, reaper_for
 from harness.launch.ray.session import as_ray_reads, check_reachable, session
 from harness.plan.inventory import Inventory, Node
 from harness.system.files import PACKAGE_FOLDER, python_files
@@ -92,7 +92,7 @@ def local_inventory() -> Inventory:
 
 
 @contextlib.contextmanager
-def embedded(inventory: Inventory) -> Iterator[Cluster]:
+def start_embedded(inventory: Inventory) -> Iterator[Cluster]:
     """A Ray of our own on this machine: loopback only, token authentication, no dashboard, no statistics.
 
     That holds whatever the environment says, which may be meant for another cluster; the rest that the user has set
@@ -110,7 +110,7 @@ def embedded(inventory: Inventory) -> Iterator[Cluster]:
         as_ray_reads(_QUIET, closed),
         Scratch(_sessions()) as folder,
         _alone_afterwards(folder),
-        guarded(folder),
+        reaper_for(folder),
         session(**ours, _temp_dir=str(folder)),
     ):
         cluster = _connected(inventory, is_embedded=True)
@@ -130,7 +130,7 @@ def _sessions() -> Path:
 
 
 @contextlib.contextmanager
-def connected(address: str, import_path: Path | None) -> Iterator[Cluster]:
+def connect(address: str, import_path: Path | None) -> Iterator[Cluster]:
     """The cluster at an address; raises ClusterError where nobody answers.
 
     Ships this package, and the folder of a user's own workload, to its workers.

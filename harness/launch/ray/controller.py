@@ -18,8 +18,8 @@ from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 
 from harness.launch.agent import lead_a_process_group
 from harness.launch.host import interface_of
-from harness.launch.postmortem import of_this_process
-from harness.launch.watchdog import Asked, Registration
+from harness.launch.postmortem import output_of_this_process
+from harness.launch.watchdog import Registration, ResourcesRequested
 from harness.system.scratch import Scratch, shared_memory
 
 LOOPBACK = "127.0.0.1"
@@ -85,7 +85,7 @@ def register(*, connected: bool = False) -> Registration:
         created_at=psutil.Process().create_time(),
         connected=connected,
         folder=str(folder),
-        traces=of_this_process(),
+        traces=output_of_this_process(),
     )
 
 
@@ -141,11 +141,11 @@ def _leave() -> None:
         distributed.destroy_process_group()
 
 
-class AsksForResources(WorkerGroupCallback):  # Ray's is untyped
+class ResourceRequestCallback(WorkerGroupCallback):  # Ray's is untyped
     """Tells when the controller asks for the group's resources: what comes before is its own start."""
 
     def __init__(self, mailbox: Any, launch: int) -> None:
         self._mailbox, self._launch = mailbox, launch
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
-        ray.get(self._mailbox.put.remote(self._launch, Asked(time.time())))
+        ray.get(self._mailbox.put.remote(self._launch, ResourcesRequested(time.time())))

@@ -30,7 +30,7 @@ from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig
 from harness.launch.ray.trainer import Fit, LeanTrainer, free_devices
 from harness.launch.ray.worker import train
-from harness.launch.watchdog import Asked, ComingUp, Registration, Watch
+from harness.launch.watchdog import Registration, ResourcesRequested, StartupTimer, Watchdog
 from harness.plan.inventory import Machine, Node
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.scratch import Scratch
@@ -73,7 +73,7 @@ class RayLauncher:
         number = next(self._launches)
         _answer(self.cluster.mailbox.open.remote(number, deadline))
         fit = Fit(self._trainer(group, nodes, number))
-        watch = Watch(partial(ask_agents, self.cluster), self.experiment.limits.trial)
+        watch = Watchdog(partial(ask_agents, self.cluster), self.experiment.limits.trial)
         failures: list[TrialResult] = []
         finished: list[str] = []
         current: str | None = None
@@ -90,9 +90,9 @@ class RayLauncher:
         left = blamed([trial.id for trial in group.trials], finished, current, connected=watch.connected)
         yield from (explained(row, watch) for row in _rows(left, failures, fit, watch))
 
-    def _hear(self, fit: Fit, watch: Watch, last: str) -> Iterator[Message]:
+    def _hear(self, fit: Fit, watch: Watchdog, last: str) -> Iterator[Message]:
         """Messages until the group has ended and all are heard; ends a group that fails, hangs or is given up."""
-        coming_up = ComingUp(time.time(), "controller")
+        coming_up = StartupTimer(time.time(), "controller")
         wait_s = TAKE_S
         try:
             while True:
@@ -184,11 +184,11 @@ class RayLauncher:
         return {name for name, answer in zip(names, answers, strict=True) if answer is not None}
 
 
-def _is_of_coming_up(message: Any, watch: Watch, coming_up: ComingUp) -> bool:
+def _is_of_coming_up(message: Any, watch: Watchdog, coming_up: StartupTimer) -> bool:
     """Notes what tells of a group that comes up, which is not for the run; False of any other message."""
     if isinstance(message, Registration):
         watch.add(message)
-    if isinstance(message, Registration | Asked):
+    if isinstance(message, Registration | ResourcesRequested):
         coming_up.saw(message, time.time())
         return True
     return False
@@ -204,7 +204,7 @@ def _answer(reference: Any) -> Any:
         ) from error
 
 
-def _rows(left: Sequence[str], failures: Sequence[TrialResult], fit: Fit, watch: Watch) -> Iterator[TrialResult]:
+def _rows(left: Sequence[str], failures: Sequence[TrialResult], fit: Fit, watch: Watchdog) -> Iterator[TrialResult]:
     """What is to be recorded of the trials that a group ended at."""
     if watch.timed_out:
         yield from from_hang(left, watch.stacks)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from harness.system.files import PACKAGE_FOLDER
-from harness.system.signals import deaf_children
+from harness.system.signals import sigterm_blocked
 
 DONE = b"."
 """What the driver says when it has ended everything itself."""
@@ -27,11 +27,11 @@ GONE_S, SOON_S = 2.0, 0.02
 
 
 @contextmanager
-def guarded(folder: Path) -> Iterator[None]:
+def reaper_for(folder: Path) -> Iterator[None]:
     """Should this process die inside, every process that holds a file below the folder is killed."""
     command = [sys.executable, "-m", "harness.launch.ray.reaper", str(folder)]
     # of a session of its own, and deaf: what is sent to the driver and all its children is not for it
-    with deaf_children():
+    with sigterm_blocked():
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=PACKAGE_FOLDER.parent)
     with process as guard:
         assert guard.stdin

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from harness.errors import ClusterError
-from harness.system.signals import deaf_children, held
+from harness.system.signals import deferred_interrupts, sigterm_blocked
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def session(**arguments: Any) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         try:
-            with deaf_children():  # Ray ends a driver whose raylet is gone, at once and without a word
+            with sigterm_blocked():  # Ray ends a driver whose raylet is gone, at once and without a word
                 ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=True, **arguments)
         except Exception as error:  # where it does not come up in time, Ray raises no narrower one
             raise ClusterError(f"Ray did not start: {type(error).__name__}: {error}") from error
@@ -38,7 +38,7 @@ def session(**arguments: Any) -> Iterator[None]:
             _handle(handlers)
         yield
     finally:
-        with held():
+        with deferred_interrupts():
             try:
                 _shutdown()
             finally:

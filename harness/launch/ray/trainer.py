@@ -28,10 +28,10 @@ class LeanTrainer(TorchTrainer):
     def _create_default_callbacks(self) -> list[Any]:
         given = [callback for callback in super()._create_default_callbacks() if type(callback).__name__ not in UNUSED]
         try:
-            from harness.launch.ray.controller import AsksForResources
+            from harness.launch.ray.controller import ResourceRequestCallback
         except ImportError:
             return given
-        return [*given, AsksForResources(self._mailbox, self._launch)]
+        return [*given, ResourceRequestCallback(self._mailbox, self._launch)]
 
 
 class Fit:

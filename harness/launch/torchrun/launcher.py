@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.config.experiment import Experiment
-from harness.doctor.gate import Refusal, refusals, refused_by
+from harness.doctor.gate import SkipRule, skip_reason, skip_rules
 from harness.launch.agent import NodeAgent
 from harness.launch.failures import explained, from_exit, from_hang, primary
 from harness.launch.protocol import GroupStarted, Job, Message
-from harness.launch.torchrun.processes import Processes, started
-from harness.launch.watchdog import ComingUp, Registration, Watch
+from harness.launch.torchrun.processes import Processes, start_processes
+from harness.launch.watchdog import Registration, StartupTimer, Watchdog
 from harness.plan.trial import TrialResult, WorkerGroup
 
 TAKE_S = 1.0
@@ -35,11 +35,11 @@ class TorchrunLauncher:
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         """As Launcher says; a GroupStarted for each trial, with the seconds of coming up of all until then."""
         spent: dict[str, float] = {}
-        refused: list[Refusal] = []
+        refused: list[SkipRule] = []
         for trial in group.trials:
             if deadline is not None and time.time() >= deadline:
                 return
-            if trial.purpose != "doctor" and (reason := refused_by(refused, trial.cell)):
+            if trial.purpose != "doctor" and (reason := skip_reason(refused, trial.cell)):
                 yield TrialResult(trial.id, "skipped", reason)
                 continue
             own = replace(group, trials=(trial,))
@@ -48,14 +48,14 @@ class TorchrunLauncher:
                 return
 
     def _run(
-        self, job: Job, deadline: float | None, spent: dict[str, float], refused: list[Refusal]
+        self, job: Job, deadline: float | None, spent: dict[str, float], refused: list[SkipRule]
     ) -> Generator[Message, None, bool]:
         """One trial; gives whether the group may go on. What an examination refuses is added to ``refused``."""
-        coming_up = ComingUp(time.time(), "torchrun")
+        coming_up = StartupTimer(time.time(), "torchrun")
         failures: list[TrialResult] = []
         finished = False
-        with started(job, deadline) as processes:
-            watch = Watch(ask_here, self.experiment.limits.trial)
+        with start_processes(job, deadline) as processes:
+            watch = Watchdog(ask_here, self.experiment.limits.trial)
             for message in _hear(processes, watch, coming_up):
                 if isinstance(message, TrialResult) and message.ends_group:
                     failures.append(message)  # told when the processes have ended: the cause may be a peer's
@@ -66,7 +66,7 @@ class TorchrunLauncher:
                     message = replace(message, parts=dict(spent))
                 if isinstance(message, TrialResult):
                     finished = True
-                    refused += refusals(job.group.trials[0].cell, message.facts)
+                    refused += skip_rules(job.group.trials[0].cell, message.facts)
                 yield message
             if not finished and not processes.mailbox.refused:
                 if processes.exit_code is not None:  # else they are ended later, and when is not seen
@@ -75,7 +75,7 @@ class TorchrunLauncher:
         return finished
 
 
-def _hear(processes: Processes, watch: Watch, coming_up: ComingUp) -> Iterator[Message]:
+def _hear(processes: Processes, watch: Watchdog, coming_up: StartupTimer) -> Iterator[Message]:
     """Messages until torchrun has ended and all are heard, or until the processes hang."""
     wait_s, began = TAKE_S, time.monotonic()
     while True:
@@ -98,7 +98,7 @@ def _hear(processes: Processes, watch: Watch, coming_up: ComingUp) -> Iterator[M
             return
 
 
-def _failure(trial_id: str, failures: Sequence[TrialResult], watch: Watch, processes: Processes) -> TrialResult:
+def _failure(trial_id: str, failures: Sequence[TrialResult], watch: Watchdog, processes: Processes) -> TrialResult:
     output = processes.output()
     if watch.timed_out:
         row = next(from_hang([trial_id], watch.stacks))

@@ -47,11 +47,11 @@ class Processes:
 
     def output(self) -> str:
         """The end of what all of them printed, without what is secret here."""
-        return sanitize.end_of(self._output, OUTPUT_BYTES)
+        return sanitize.redacted_tail(self._output, OUTPUT_BYTES)
 
 
 @contextmanager
-def started(job: Job, deadline: float | None) -> Iterator[Processes]:
+def start_processes(job: Job, deadline: float | None) -> Iterator[Processes]:
     """torchrun with one process a worker of the job's group; on leaving all of them are ended."""
     with ExitStack() as stack:
         folder = stack.enter_context(Scratch(shared_memory()))

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from harness.launch.heartbeat import StepCounter
-from harness.launch.postmortem import of_this_process
+from harness.launch.postmortem import output_of_this_process
 from harness.launch.protocol import Job
 from harness.launch.torchrun.mailbox import DriverLine
 from harness.launch.watchdog import Registration
@@ -43,7 +43,9 @@ def main(job_file: Path) -> int:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         made = psutil.Process().create_time()
         files = (str(counter_file), str(stack_file))
-        process = Registration(rank, NODE_ID, os.getpid(), *files, made, connected=False, traces=of_this_process())
+        process = Registration(
+            rank, NODE_ID, os.getpid(), *files, made, connected=False, traces=output_of_this_process()
+        )
         if not line.send(process):
             return 1  # given up while this process came up
         try:

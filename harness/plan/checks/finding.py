@@ -25,7 +25,7 @@ class Finding:
         return asdict(self)
 
 
-def some(names: list[str], most: int = 4) -> str:
+def join_names(names: list[str], most: int = 4) -> str:
     """A few of many names: ``a, b, c, d and 12 more``."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.plan.checks.finding import Finding, some
+from harness.plan.checks.finding import Finding, join_names
 
 NAME = "links"
 
@@ -30,7 +30,7 @@ def _of(node: Mapping[str, Any]) -> list[Finding]:
             Finding(
                 NAME,
                 "warning",
-                f"{seen}; without peer access: {some(pairs_apart)} of {count * (count - 1)} ordered pairs",
+                f"{seen}; without peer access: {join_names(pairs_apart)} of {count * (count - 1)} ordered pairs",
                 "what they exchange goes through the host's memory",
                 "device_ids compares the pairs; NVLink, or GPUs below one PCIe switch, have peer access",
             )
@@ -40,7 +40,7 @@ def _of(node: Mapping[str, Any]) -> list[Finding]:
             Finding(
                 NAME,
                 "warning",
-                f"{seen}; without NVLink: {some(slow)}",
+                f"{seen}; without NVLink: {join_names(slow)}",
                 "copies between PCIe peers may be slow or, on some boards, silently wrong: see 'copies arrive'",
                 "iommu=pt, or PCIe ACS off in the firmware; device_ids compares the pairs",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.plan.checks.finding import Finding, some
+from harness.plan.checks.finding import Finding, join_names
 
 NAME = "versions"
 
@@ -30,7 +30,7 @@ def cannot_import(failing: Mapping[str, Mapping[str, str]]) -> list[Finding]:
         Finding(
             NAME,
             "error",
-            f"what the ranks need cannot be imported: {some(told)}",
+            f"what the ranks need cannot be imported: {join_names(told)}",
             "every worker group on such a node fails",
             "install what is missing there, or start Ray there in the environment that has it",
         )

@@ -18,31 +18,38 @@ def findings_table(findings: pd.DataFrame) -> TextTable:
     """Errors first; what several cells share stands once."""
     columns = tuple(Heading(title) for title in ("severity", "check", "where", "seen", "what it means", "what to do"))
     rows = []
-    for group in shared(findings):
+    for group in group_findings(findings):
         first = group.iloc[0]
-        cells = (first["severity"], first["check"], where(group), seen(group), first["means"], first["advice"])
+        cells = (
+            first["severity"],
+            first["check"],
+            finding_location(group),
+            seen_text(group),
+            first["means"],
+            first["advice"],
+        )
         rows.append(Line(tuple(map(str, cells)), "base" if first["severity"] == "error" else ""))
     return TextTable(columns, tuple(rows))
 
 
-def shared(findings: pd.DataFrame) -> list[pd.DataFrame]:
+def group_findings(findings: pd.DataFrame) -> list[pd.DataFrame]:
     """Findings that say the same of several cells, together; errors first."""
     groups = [group for _, group in findings.groupby(SAID, sort=False)]
     return sorted(groups, key=lambda group: SEVERITIES.index(group["severity"].iloc[0]))
 
 
-def seen(rows: pd.DataFrame) -> str:
+def seen_text(rows: pd.DataFrame) -> str:
     """What was seen, each different thing once."""
     return "; ".join(dict.fromkeys(map(str, rows["seen"])))
 
 
-def where(rows: pd.DataFrame) -> str:
+def finding_location(rows: pd.DataFrame) -> str:
     """``ddp x2 resnet8, dp x2 resnet8``."""
-    names = [named(row) for row in rows.to_dict("records")]
+    names = [examined_label(row) for row in rows.to_dict("records")]
     return ", ".join(dict.fromkeys(names))
 
 
-def named(row: Mapping[Any, Any]) -> str:
+def examined_label(row: Mapping[Any, Any]) -> str:
     """``ddp x2 resnet8``; what no cell in particular shows is the nodes'."""
     if pd.isna(row["strategy"]):
         return "the nodes"
@@ -50,8 +57,8 @@ def named(row: Mapping[Any, Any]) -> str:
     return f"{shown_strategy(row)} x{row['devices']}{model}"
 
 
-def verdict(findings: pd.DataFrame, examined: int) -> str:
+def summary_line(findings: pd.DataFrame, examined: int) -> str:
     """One line on all of it."""
-    kinds = [str(group["severity"].iloc[0]) for group in shared(findings)]
+    kinds = [str(group["severity"].iloc[0]) for group in group_findings(findings)]
     told = [plural(kinds.count(kind), kind) for kind in SEVERITIES if kind in kinds]
     return f"{plural(examined, 'cell')} examined: {', '.join(told) if told else 'nothing found'}."

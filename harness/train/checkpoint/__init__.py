@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from harness.train.checkpoint.manager import Keeper
+from harness.train.checkpoint.manager import CheckpointManager
 
-__all__ = ["Keeper"]
+__all__ = ["CheckpointManager"]

@@ -17,7 +17,7 @@ from harness.train.training import Training
 
 
 @dataclass(frozen=True)
-class Keeper:
+class CheckpointManager:
     """Writes a checkpoint every so many epochs and after the last one, and finds the newest that is whole.
 
     ``folder`` is the trial's own. All ranks call each method together; rank 0 alone writes.
