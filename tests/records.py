@@ -49,7 +49,7 @@ def line(
         "launcher": "ray",
         "block": block,
         "seed": 0,
-        "sitting": 0,
+        "invocation": 0,
         "group_id": f"b{block}-g0",
         "position": 0,
         "added": False,

@@ -64,7 +64,7 @@ def command(
 
 @dataclass
 class Scripted:
-    """Every trial is ok. All speeds of one process share a random factor: a ratio over two sittings would show it."""
+    """Every trial is ok. All speeds of one process share a random factor: a ratio over two invocations shows it."""
 
     trial_s: float
     before: Callable[[int], None]

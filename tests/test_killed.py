@@ -42,7 +42,7 @@ class Killed:
         """Where a run can go on; a folder without a plan is one in which nothing was started."""
         return next((path.parent for path in self.output.glob("*/*/plan.json")), None)
 
-    def sitting(self, kill_after_s: float | None) -> int | None:
+    def invocation(self, kill_after_s: float | None) -> int | None:
         """One call of the command, killed after so many seconds; its exit code."""
         request = Request(file=self.file, output=self.output, resume=self.folder)
         child = start(command, request, self.witness)
@@ -80,21 +80,21 @@ class Killed:
 
 
 def check_the_end(killed: Killed) -> None:
-    """The finished run: all that was planned, with the planned seeds, paired inside a sitting, in every block."""
+    """The finished run: all that was planned, with the planned seeds, paired inside an invocation, in every block."""
     assert killed.folder
     results = harness.load(killed.folder)
     assert results.missing.empty
     ok = Counter(line["trial_id"] for line in results.lines if line["outcome"] == "ok")
     planned = [trial for group in results.folder.plan()["groups"] for trial in group["trials"]]
     assert set(ok) == set(planned) and len(planned) == 6 * BLOCKS
-    measured = {(line["trial_id"], line["sitting"]) for line in results.lines if line["outcome"] == "ok"}
-    last = {line["trial_id"]: line["sitting"] for line in results.lines}
+    measured = {(line["trial_id"], line["invocation"]) for line in results.lines if line["outcome"] == "ok"}
+    last = {line["trial_id"]: line["invocation"] for line in results.lines}
     for line in results.lines:
-        if line["strategy"] != "single" and line["sitting"] != last[line["trial_id"]]:
+        if line["strategy"] != "single" and line["invocation"] != last[line["trial_id"]]:
             base = f"{line['base_id']}-b{line['block']}"
-            assert (base, line["sitting"]) not in measured, "it had its base, and was measured again"
-    by_sitting = Counter((line["trial_id"], line["sitting"]) for line in results.lines)
-    assert set(by_sitting.values()) == {1}
+            assert (base, line["invocation"]) not in measured, "it had its base, and was measured again"
+    by_invocation = Counter((line["trial_id"], line["invocation"]) for line in results.lines)
+    assert set(by_invocation.values()) == {1}
     assert {line["seed"] for line in results.lines} == {results.experiment.seed}
     assert results.scaling["speedup"].tolist() == pytest.approx(results.scaling["devices"].tolist(), rel=1e-9)
     assert set(results.scaling["blocks"]) == {BLOCKS}, "a block has no pair"
@@ -113,7 +113,7 @@ class Times:
     @classmethod
     def of_a_run(cls, place: Path) -> Times:
         killed = Killed(place, random.Random(0))
-        killed.sitting(0.0)  # the server that forks is up from now on
+        killed.invocation(0.0)  # the server that forks is up from now on
         began, seen = time.monotonic(), []
         child = start(command, Request(file=killed.file, output=killed.output), killed.witness)
         while child.is_alive():
@@ -145,7 +145,7 @@ def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path, request
     while kills < KILLS:
         (place := tmp_path / str(runs)).mkdir()
         killed = Killed(place, chance)
-        while (code := killed.sitting(times.draw(killed))) != 0:
+        while (code := killed.invocation(times.draw(killed))) != 0:
             assert code == -9
             killed.look()
             killed.kills += 1
@@ -162,14 +162,14 @@ def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path, request
 
 def test_blocks_are_added_to_a_finished_run(tmp_path: Path) -> None:
     killed = Killed(tmp_path, random.Random(0))
-    assert killed.sitting(None) == 0
+    assert killed.invocation(None) == 0
     killed.look()
     before, folder = killed.lines, killed.folder
     request = Request(file=killed.file, resume=folder, add_blocks=2)
     child = start(interrupted, request, killed.witness)
     child.join()
     assert child.exitcode == 130 and folder
-    assert killed.sitting(None) == 0  # a plain --resume does the rest of what was added
+    assert killed.invocation(None) == 0  # a plain --resume does the rest of what was added
     results = harness.load(folder)
     assert results.lines[: len(before)] == before
     added = results.lines[len(before) :]

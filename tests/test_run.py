@@ -45,7 +45,7 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     results = harness.load(report.parent)
     assert set(results.trials["outcome"]) == {"ok", "skipped"}
     assert results.scaling["blocks"].tolist() == [1, 1, 1]
-    assert results.environment["sittings"][0]["wall_s"] > 0
+    assert results.environment["invocations"][0]["wall_s"] > 0
     assert "\x1b" not in done.stdout  # plain lines where the output is no terminal
 
 

@@ -139,7 +139,7 @@ def test_a_killed_driver_leaves_no_worker_on_the_cluster_and_loses_nothing(
     assert killed.workers and not killed.left
     assert killed.lines and results.lines[: len(killed.lines)] == killed.lines
     assert results.missing.empty
-    again = [(line["trial_id"], line["sitting"]) for line in results.lines]
+    again = [(line["trial_id"], line["invocation"]) for line in results.lines]
     assert len(again) == len(set(again))
 
 

@@ -23,21 +23,21 @@ FAMILY = tuple(axis for axis in AXES if axis not in DEVICE_AXES)
 
 
 def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
-    """The timed trials of a purpose that ended well; the last where one was measured twice in a sitting.
+    """The timed trials of a purpose that ended well; the last where one was measured twice in an invocation.
 
     Without a purpose those that may enter a headline: neither twins nor what only explains others.
     """
     timed = trials["kind"] == "throughput" if not purpose else trials["purpose"] == purpose
     ok = trials[timed & (trials["outcome"] == "ok")]
-    return ok.drop_duplicates(["cell_id", "block", "sitting"], keep="last")
+    return ok.drop_duplicates(["cell_id", "block", "invocation"], keep="last")
 
 
 def by_cell(trials: pd.DataFrame) -> dict[str, Rows]:
-    """The trials of each cell, by block and sitting; cells in their order of appearance."""
+    """The trials of each cell, by block and invocation; cells in their order of appearance."""
     cells: dict[str, list[Row]] = {}
     for row in records(trials):
         cells.setdefault(str(row["cell_id"]), []).append(row)
-    return {cell_id: sorted(rows, key=lambda row: (row["block"], row["sitting"])) for cell_id, rows in cells.items()}
+    return {cell_id: sorted(rows, key=lambda row: (row["block"], row["invocation"])) for cell_id, rows in cells.items()}
 
 
 def family(row: Row) -> tuple[Any, ...]:

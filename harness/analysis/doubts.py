@@ -70,7 +70,7 @@ def doubts(
         by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
     machines = {key: _machine(rows) for key, rows in by_trial.items()}
     settings = _environments(environment)
-    own = {(row["cell_id"], row["block"], row["sitting"]): row for row in records(ok) if not row["purpose"]}
+    own = {(row["cell_id"], row["block"], row["invocation"]): row for row in records(ok) if not row["purpose"]}
     bases = bases_of(by_cell(measured(trials)))
     found: list[str] = []
     for row in records(trials):
@@ -78,10 +78,10 @@ def doubts(
         names: list[str] = []
         if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
             names += _own(row, spread.get(key), slow.get(key), by_trial.get(key))
-            base = own.get((bases.get(row["cell_id"], row["base_id"]), row["block"], row["sitting"]))
+            base = own.get((bases.get(row["cell_id"], row["base_id"]), row["block"], row["invocation"]))
             if base is not None and base["trial_id"] != row["trial_id"]:
                 names += _beside(machines.get(key), machines.get((base["trial_id"], base["attempt"])))
-                mine, other = (settings.get((one["group_id"], one["sitting"])) for one in (row, base))
+                mine, other = (settings.get((one["group_id"], one["invocation"])) for one in (row, base))
                 if mine and other and mine != other:
                     names.append("environment differs from the base's")
         found.append("; ".join(names))
@@ -160,7 +160,7 @@ def _machine(ranks: Rows) -> dict[str, set[Any]]:
 def _environments(environment: Mapping[str, Any]) -> dict[tuple[str, int], str]:
     """What each worker group's nodes were like and how they were set, as text to compare."""
     return {
-        (group["group_id"], group["sitting"]): json.dumps(sorted({_signature(node) for node in group["nodes"]}))
+        (group["group_id"], group["invocation"]): json.dumps(sorted({_signature(node) for node in group["nodes"]}))
         for group in environment.get("groups", [])
         if group.get("nodes")
     }

@@ -16,14 +16,14 @@ WHY = {
     "error": "not started: the run ended with an error of its own",
     None: "not started: the run was killed, or is still going on",
 }
-"""By how the last sitting ended; None where nothing says so, since nobody was left to write it down."""
+"""By how the last invocation ended; None where nothing says so, since nobody was left to write it down."""
 RUNNING = "cut short: it was being measured when the run was interrupted"
 
 
 def missing(lines: Lines, plan: Mapping[str, Any], environment: Mapping[str, Any]) -> pd.DataFrame:
     """One row a planned trial that no line was recorded of, in the order of the plan."""
-    sittings = environment.get("sittings", [])
-    last = sittings[-1] if sittings else {}
+    invocations = environment.get("invocations", [])
+    last = invocations[-1] if invocations else {}
     why = WHY.get(last.get("ended"), WHY[None])
     recorded = {line["trial_id"] for line in lines}
     labels = plan.get("cells", {})

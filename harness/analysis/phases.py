@@ -50,26 +50,26 @@ def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]
 
 
 def ledger(lines: Lines, environment: Mapping[str, Any]) -> pd.DataFrame:
-    """Every second that is known: parts of trials, of worker groups beside their trials, of sittings beside those."""
+    """Return where each second went: parts of trials, of worker groups beside their trials, of invocations."""
     rows = []
     in_group: dict[tuple[Any, Any], float] = {}
     for line in lines:
-        key = (line["sitting"], line["group_id"])
+        key = (line["invocation"], line["group_id"])
         in_group[key] = in_group.get(key, 0.0) + (line["trial_s"] or 0.0)
-        where = {"level": "trial", "sitting": line["sitting"], "group_id": line["group_id"]}
+        where = {"level": "trial", "invocation": line["invocation"], "group_id": line["group_id"]}
         for part, seconds in line["parts"].items():
             rows.append({**where, "trial_id": line["trial_id"], "part": part, "seconds": seconds})
     groups: dict[Any, float] = {}
     for group in environment.get("groups", []):
-        where = {"level": "group", "sitting": group["sitting"], "group_id": group["group_id"]}
-        groups[group["sitting"]] = groups.get(group["sitting"], 0.0) + group["whole_s"]
+        where = {"level": "group", "invocation": group["invocation"], "group_id": group["group_id"]}
+        groups[group["invocation"]] = groups.get(group["invocation"], 0.0) + group["whole_s"]
         parts = dict(group.get("parts") or {})
-        left = group["whole_s"] - in_group.pop((group["sitting"], group["group_id"]), 0.0) - sum(parts.values())
+        left = group["whole_s"] - in_group.pop((group["invocation"], group["group_id"]), 0.0) - sum(parts.values())
         rest = "between trials" if "teardown" in parts else "between trials and end"
         for part, seconds in {**parts, rest: left}.items():
             rows.append({**where, "part": part, "seconds": seconds})
-    for number, sitting in enumerate(environment.get("sittings", [])):
-        if "wall_s" in sitting:
-            beside = sitting["wall_s"] - groups.get(number, 0.0)
-            rows.append({"level": "run", "sitting": number, "part": "plan, Ray, records", "seconds": beside})
+    for number, invocation in enumerate(environment.get("invocations", [])):
+        if "wall_s" in invocation:
+            beside = invocation["wall_s"] - groups.get(number, 0.0)
+            rows.append({"level": "run", "invocation": number, "part": "plan, Ray, records", "seconds": beside})
     return LEDGER.frame(rows)

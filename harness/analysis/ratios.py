@@ -18,7 +18,7 @@ Rule = Mapping[str, Any] | None
 
 
 def scaling(trials: pd.DataFrame, rule: Rule = None, excluded: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """Speedup and efficiency of each measured cell against its base, paired by block and sitting.
+    """Speedup and efficiency of each measured cell against its base, paired by block and invocation.
 
     The base is the planned one; where it could not run, the smallest device count of the same strategy that
     did. A cell without either has no row: ratios never mix bases. ``excluded``: why cells have no ratio, by the
@@ -56,15 +56,15 @@ def doubts_of(group: Rows, other: Rows, name: str) -> str | None:
 
 
 def paired(group: Rows, base: Rows, rule: Rule) -> tuple[list[float], list[float], list[bool] | None]:
-    """The throughputs of both in each block, from the last sitting that holds both, in the order of the blocks.
+    """The throughputs of both in each block, from the last invocation that holds both, in the order of the blocks.
 
-    A block that was cut in two has its base, and the base its twin, in both sittings: it is one block all the same.
+    A block that was cut in two has its base, and the base its twin, in both invocations: it is one block all the same.
     And, where a rule set the number of blocks, which of them were its pilot.
     """
-    bases = {(row["block"], row["sitting"]): float(row["throughput_per_s"]) for row in base}
-    both = list({row["block"]: row for row in group if (row["block"], row["sitting"]) in bases}.values())
+    bases = {(row["block"], row["invocation"]): float(row["throughput_per_s"]) for row in base}
+    both = list({row["block"]: row for row in group if (row["block"], row["invocation"]) in bases}.values())
     speeds = [float(row["throughput_per_s"]) for row in both]
-    others = [bases[row["block"], row["sitting"]] for row in both]
+    others = [bases[row["block"], row["invocation"]] for row in both]
     return speeds, others, [row["block"] < rule["at_least"] for row in both] if rule else None
 
 

@@ -44,22 +44,22 @@ def _needed(pilot: Sequence[float], rule: BlockRule) -> int:
 
 
 def _pilot(lines: Lines, blocks: int) -> dict[str, dict[tuple[int, int], float]]:
-    """The throughput of each cell by block and sitting, in the first blocks."""
+    """The throughput of each cell by block and invocation, in the first blocks."""
     found: dict[str, dict[tuple[int, int], float]] = {}
     for line in lines:
         if line["kind"] == "throughput" and line["outcome"] == "ok" and line["block"] < blocks:
             speed = throughput(line["windows"])
             if speed:
-                found.setdefault(line["cell_id"], {})[line["block"], line["sitting"]] = speed
+                found.setdefault(line["cell_id"], {})[line["block"], line["invocation"]] = speed
     return found
 
 
 def _ratios(speeds: Mapping[tuple[int, int], float], bases: Mapping[tuple[int, int], float] | None) -> list[float]:
-    """One value a block: the ratio to the base of the same sitting, or the speed itself."""
+    """One value a block: the ratio to the base of the same invocation, or the speed itself."""
     by_block: dict[int, float] = {}
-    for (block, sitting), speed in sorted(speeds.items()):
+    for (block, invocation), speed in sorted(speeds.items()):
         if bases is None:
             by_block[block] = speed
-        elif (block, sitting) in bases:
-            by_block[block] = speed / bases[block, sitting]
+        elif (block, invocation) in bases:
+            by_block[block] = speed / bases[block, invocation]
     return list(by_block.values())

@@ -75,7 +75,7 @@ def waterfall(
     timings = _timings(windows)
     every = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
     known = {
-        (row["cell_id"], row["block"], row["sitting"]): row
+        (row["cell_id"], row["block"], row["invocation"]): row
         for row in records(every)
         if (row["trial_id"], row["attempt"]) in timings
     }
@@ -87,7 +87,7 @@ def waterfall(
         if first["devices"] == 1 or base is None or pd.isna(base["efficiency"]):
             continue
         found = [(row["block"], _block(row, base["base_id"], known, timings)) for row in group]
-        blocks = {block: parts for block, parts in found if parts}  # the last sitting's, where one was cut in two
+        blocks = {block: parts for block, parts in found if parts}  # the last invocation's, where one was cut in two
         if blocks:
             blocks = _alike(blocks)
             rows += _rows(first, str(base["base_id"]), blocks, pilot)
@@ -100,11 +100,11 @@ def _block(
     """Seconds of each part in one block, 'ideal' and 'step' among them; None where a part's cell is not there."""
 
     def of(cell_id: Any) -> Timing | None:
-        found = known.get((cell_id, row["block"], row["sitting"]))
+        found = known.get((cell_id, row["block"], row["invocation"]))
         return timings.get((found["trial_id"], found["attempt"])) if found is not None else None
 
     mine, base, alone = of(row["cell_id"]), of(base_id), of(row["alone_id"])
-    base_row = known.get((base_id, row["block"], row["sitting"]))
+    base_row = known.get((base_id, row["block"], row["invocation"]))
     if mine is None or base is None or alone is None or base_row is None:
         return None
     ideal = base.step_s * row["global_batch_size"] / base_row["global_batch_size"] / row["devices"]

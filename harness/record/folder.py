@@ -19,7 +19,7 @@ from harness.errors import RunFolderError, WriteError, cause_of
 from harness.plan.planner import Plan
 from harness.plan.trial import Trial, TrialResult
 from harness.record.frames import csv_bytes
-from harness.record.jsonl import read_lines
+from harness.record.jsonl import read_lines, upgrade_environment
 from harness.record.parquet import gather, in_parquet, read_table, write_frame
 from harness.record.reading import check_no_links, encode_json, naming_file, read_object, read_text
 from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content
@@ -198,13 +198,13 @@ class RunFolder:
             content.setdefault("groups", []).append(sanitize.plain(entry))
             replace_text(self._environment, json.dumps(content, indent=1))
 
-    def set_sitting(self, sitting: int, facts: Mapping[str, Any]) -> None:
-        """Adds facts of one sitting, the first being 0, to environment.json."""
+    def set_invocation(self, invocation: int, facts: Mapping[str, Any]) -> None:
+        """Adds facts of one invocation, the first being 0, to environment.json."""
         with writing(self._environment):
             content = self.environment()
-            sittings = content.setdefault("sittings", [])
-            sittings.extend({} for _ in range(sitting + 1 - len(sittings)))
-            sittings[sitting].update(sanitize.plain(facts))
+            invocations = content.setdefault("invocations", [])
+            invocations.extend({} for _ in range(invocation + 1 - len(invocations)))
+            invocations[invocation].update(sanitize.plain(facts))
             replace_text(self._environment, json.dumps(content, indent=1))
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
@@ -222,8 +222,10 @@ class RunFolder:
         return read_lines(self._lines) if self._lines.exists() else []
 
     def environment(self) -> dict[str, Any]:
-        """What is in environment.json so far."""
-        return read_object(self._environment, lists=("sittings", "groups")) if self._environment.exists() else {}
+        """Return the content of environment.json so far, in the names of today's schema version."""
+        if not self._environment.exists():
+            return {}
+        return upgrade_environment(read_object(self._environment, lists=("invocations", "sittings", "groups")))
 
     def plan(self) -> dict[str, Any]:
         """What is in plan.json."""

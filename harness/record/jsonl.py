@@ -16,7 +16,7 @@ from harness.record.schema import TRIALS, WINDOWS
 _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
 """How every line begins, today and earlier, and so what is left of one that a crash cut short."""
 _TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_NEEDED = ("attempt", "cell_id", "kind", "purpose", "block", "sitting", "outcome", "strategy", "devices")
+_NEEDED = ("attempt", "cell_id", "kind", "purpose", "block", "invocation", "outcome", "strategy", "devices")
 _WINDOW = ("rank", "window", "window_kind", "duration_s", "steps", "weight")
 _DTYPES = {column.name: column.dtype for table in (WINDOWS, TRIALS) for column in table.columns}
 _PYTHON: Mapping[str, tuple[type, ...]] = {
@@ -56,13 +56,25 @@ def _torn(line: bytes) -> bool:
 
 
 def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of an older version with what it lacks, so that old run folders can be read."""
+    """Return a line of an older schema version as one of today's, so that old run folders can be read."""
+    if "sitting" in line:  # until version 2
+        line["invocation"] = line.pop("sitting")
     if "purpose" not in line:
         later = {"purpose": "", "check_id": None, "alone_id": None, "wrapped_id": None, "launcher": "ray"}
         line = {**later, "facts": {}, "parts": {}, **line}
         for window in line["windows"]:
             window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
     return line
+
+
+def upgrade_environment(content: dict[str, Any]) -> dict[str, Any]:
+    """Return environment.json's content of an older schema version in today's names."""
+    if "sittings" in content:  # until version 2
+        content["invocations"] = content.pop("sittings")
+    for group in content.get("groups", []):
+        if "sitting" in group:
+            group["invocation"] = group.pop("sitting")
+    return content
 
 
 def _checked(line: dict[str, Any]) -> dict[str, Any]:

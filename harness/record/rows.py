@@ -16,7 +16,7 @@ from harness.system import sanitize
 
 @dataclass(frozen=True)
 class Record:
-    """What became of a trial, and the circumstances: attempt, sitting, group_id, position."""
+    """What became of a trial, and the circumstances: attempt, invocation, group_id, position."""
 
     trial: Trial
     result: TrialResult
@@ -46,7 +46,7 @@ class Record:
         return sanitize.redact_row({**trial_columns(self.trial), **self.facts, **short, "log": self.log})
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def trial_columns(trial: Trial) -> dict[str, Any]:
@@ -115,6 +115,7 @@ def merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     more = [{**group, "trials": [t for t in group["trials"] if t not in known]} for group in now["groups"]]
     return {
         **before,
+        "schema_version": now["schema_version"],
         "groups": [*before["groups"], *(group for group in more if group["trials"])],
         "cells": {**before.get("cells", {}), **now["cells"]},
         "skipped": [*before["skipped"], *(row for row in now["skipped"] if row["trial_id"] not in skipped)],

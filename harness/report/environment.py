@@ -1,4 +1,4 @@
-"""What the report says of the machines and the sittings of a run."""
+"""What the report says of the machines and the invocations of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def facts(environment: Mapping[str, Any]) -> dict[str, Any]:
         "machine_line": machine_line(seen),
         "nodes": [{"host": node["host"], "facts": node_facts(node)} for node in seen],
         "environment_differs": difference(environment),
-        "sittings_differ": sitting_differences(environment),
+        "invocations_differ": invocation_differences(environment),
     }
 
 
@@ -71,21 +71,21 @@ def difference(environment: Mapping[str, Any]) -> str:
     return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
 
 
-def sitting_differences(environment: Mapping[str, Any]) -> list[str]:
-    """A sentence for each sitting that found other code, versions or hardware than the one before it."""
+def invocation_differences(environment: Mapping[str, Any]) -> list[str]:
+    """A sentence for each invocation that found other code, versions or hardware than the one before it."""
     return [
-        f"Sitting {number} found what differs from the one before: {'; '.join(sitting['differs'])}."
-        for number, sitting in enumerate(environment.get("sittings", []))
-        if sitting.get("differs")
+        f"Invocation {number} found what differs from the one before: {'; '.join(invocation['differs'])}."
+        for number, invocation in enumerate(environment.get("invocations", []))
+        if invocation.get("differs")
     ]
 
 
 def started(environment: Mapping[str, Any]) -> str:
     """When, how often it was resumed, at which commit."""
-    sittings = [sitting for sitting in environment.get("sittings", []) if "started_at" in sitting]
-    if not sittings:
+    invocations = [invocation for invocation in environment.get("invocations", []) if "started_at" in invocation]
+    if not invocations:
         return "not started"
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(sittings[0]["started_at"]))
-    again = f", resumed {plural(len(sittings) - 1, 'time')}" if len(sittings) > 1 else ""
-    commit = sittings[0].get("git_commit")
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(invocations[0]["started_at"]))
+    again = f", resumed {plural(len(invocations) - 1, 'time')}" if len(invocations) > 1 else ""
+    commit = invocations[0].get("git_commit")
     return f"{began}{again}{f' · git {commit[:12]}' if commit else ''}"

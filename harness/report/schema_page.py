@@ -13,7 +13,7 @@ One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `h
 |---|---|
 | `experiment.yaml`, `experiment.resolved.yaml` | the experiment as given, and with every default |
 | `plan.json` | the plan: machine, worker groups, order, what was skipped and why |
-| `environment.json` | each worker group's nodes (hardware, versions, threads, variables), and each sitting of the run |
+| `environment.json` | each worker group's nodes (hardware, versions, threads, variables), and the run's invocations |
 | `trials.jsonl` | one line a trial, written when it ended: a trial is finished when its line is on disk |
 | `raw/<trial>-<attempt>.parquet` | every rank's steps, the epochs or the check's update of one trial |
 | `steps.parquet`, `epochs.parquet`, `checks.parquet` | the same, gathered from `raw/` |

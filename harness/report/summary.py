@@ -23,7 +23,7 @@ def cards(results: Results) -> list[dict[str, str]]:
     """What a reader wants to know first."""
     trials = results.trials
     last = trials.drop_duplicates("trial_id", keep="last")
-    wall = sum(float(sitting.get("wall_s") or 0) for sitting in results.environment.get("sittings", []))
+    wall = sum(float(invocation.get("wall_s") or 0) for invocation in results.environment.get("invocations", []))
     cards = [
         {
             "value": str(int((last["outcome"] == "ok").sum())),
@@ -187,7 +187,7 @@ def asked(results: Results) -> list[tuple[str, str]]:
 def _blocks(settings: Throughput, environment: Mapping[str, Any]) -> str:
     rule, blocks = settings.rule, settings.most_blocks
     if rule is None:
-        first = next((s["blocks"] for s in environment.get("sittings", []) if s.get("blocks")), blocks)
+        first = next((s["blocks"] for s in environment.get("invocations", []) if s.get("blocks")), blocks)
         return plural(blocks, "block") + (f", {blocks - first} of them added later" if blocks > first else "")
     return f"{rule.at_least} to {rule.at_most} blocks, for intervals within {100 * rule.halfwidth:g} %"
 

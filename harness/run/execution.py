@@ -25,15 +25,15 @@ PATIENCE_S = 1.0
 
 
 class Execution:
-    """One sitting of a run: the call of the command that is going on."""
+    """One invocation of a run: the call of the command that is going on."""
 
     def __init__(self, plan: Plan, folder: RunFolder, launcher: Launcher, emit: Emit) -> None:
         self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
         lines = folder.lines()
         self._recorder = Recorder(folder)
         self._attempts = attempts(lines)
-        recorded = 1 + max((int(line["sitting"]) for line in lines), default=-1)
-        self.sitting = max(recorded, len(folder.environment().get("sittings", [])))
+        recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)
+        self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
         self._pending = pending(plan, lines)
         self.running: str | None = None
         """The trial that is being measured."""
@@ -48,7 +48,7 @@ class Execution:
 
     @property
     def trials(self) -> int:
-        """How many trials this sitting is to measure."""
+        """How many trials this invocation is to measure."""
         return sum(len(group.trials) for group in self._pending)
 
     @property
@@ -148,7 +148,7 @@ class Execution:
         self._folder.add_environment(
             {
                 "group_id": group.id,
-                "sitting": self.sitting,
+                "invocation": self.invocation,
                 "placement": str(group),
                 "started_at": started,
                 "start_s": start_s,
@@ -168,7 +168,7 @@ class Execution:
         attempt = self._attempts.get(trial.id, 0) + 1
         facts: dict[str, Any] = {
             "attempt": attempt,
-            "sitting": self.sitting,
+            "invocation": self.invocation,
             "group_id": group.id if group else None,
             "position": position,
         }

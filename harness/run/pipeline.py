@@ -28,7 +28,7 @@ from harness.run.prepare import (
     make_checked_plan,
     start_ray,
 )
-from harness.run.provenance import differences, sitting_facts
+from harness.run.provenance import differences, invocation_facts
 from harness.run.resume import reopen
 from harness.run.validation import check_no_user_code
 from harness.system.scratch import sweep
@@ -74,14 +74,14 @@ def run(request: Request, emit: Emit) -> int:
 
 def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | None, began: float, emit: Emit) -> None:
     """Every pending trial of the plan."""
-    facts = sitting_facts(plan, home)
-    earlier = folder.environment().get("sittings", [])
+    facts = invocation_facts(plan, home)
+    earlier = folder.environment().get("invocations", [])
     differs = differences(earlier[-1], facts) if earlier else []
     for difference in differs:
-        emit(Note(f"since the last sitting: {difference}"))
+        emit(Note(f"since the last invocation: {difference}"))
     execution = Execution(plan, folder, launcher, emit)
     start = {"started_at": began, "command": sys.argv[1:], **facts, "differs": differs}
-    folder.set_sitting(execution.sitting, start)
+    folder.set_invocation(execution.invocation, start)
     emit(RunStarted(folder.path, execution.trials, execution.done))
     ended = "error"
     try:
@@ -93,7 +93,7 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | Non
     finally:
         with deferred_interrupts():
             end = {"wall_s": time.time() - began, "ended": ended, "running": execution.running}
-            folder.set_sitting(execution.sitting, end)
+            folder.set_invocation(execution.invocation, end)
 
 
 def _ended_early(end: BaseException, folder: RunFolder, began: float, emit: Emit) -> int:

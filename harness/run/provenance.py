@@ -29,10 +29,10 @@ COMPARED = {
     "device": "device",
     "threads_per_device": "threads per device",
 }
-"""What is compared between sittings, and what it is called."""
+"""What is compared between invocations, and what it is called."""
 
 
-def sitting_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
+def invocation_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
     """What the numbers of this call depend on. ``home``: the experiment file's folder, if it may be looked at."""
     timed = plan.experiment.throughput
     return {
@@ -50,7 +50,7 @@ def sitting_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two sittings, such as 'torch 2.14.0 -> 2.15.0'; what one of them did not record is equal."""
+    """What differs between two invocations, such as 'torch 2.14.0 -> 2.15.0'; what one lacks is equal."""
     found: list[str] = []
     for key, name in COMPARED.items():
         if key not in before or key not in now or before[key] == now[key]:

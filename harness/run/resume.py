@@ -22,7 +22,7 @@ Lines = Sequence[Mapping[str, Any]]
 def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
     """The worker groups with the trials that are not ok yet, and with those that these are compared with.
 
-    Pairs form only between trials of the same sitting. So a block that is measured in two parts measures its bases
+    Pairs form only between trials of the same invocation. So a block that is measured in two parts measures its bases
     again in the second; and what is done, but without the base that the first part did not come to, is done again.
     What is known to lack memory is left out.
     """
@@ -52,22 +52,22 @@ def attempts(lines: Lines) -> dict[str, int]:
 
 
 class _Pairs:
-    """Which trials of a block are compared with each other, and in which sittings they were measured."""
+    """Which trials of a block are compared with each other, and in which invocations they were measured."""
 
     def __init__(self, plan: Plan, lines: Lines) -> None:
         self._plan = plan
-        self._sittings: dict[str, set[int]] = {}
+        self._invocations: dict[str, set[int]] = {}
         for line in lines:
             # what the doctor refused may have been mended since: it looks again
             if line["outcome"] == "ok" and not errors(line.get("facts", {})):
-                self._sittings.setdefault(line["trial_id"], set()).add(int(line.get("sitting", 0)))
-        self.done = {*self._sittings, *(line["trial_id"] for line in lines if _is_skipped(line, PRECISE))}
+                self._invocations.setdefault(line["trial_id"], set()).add(int(line.get("invocation", 0)))
+        self.done = {*self._invocations, *(line["trial_id"] for line in lines if _is_skipped(line, PRECISE))}
         self._failed = {line["trial_id"] for line in lines if _failed(line)} - self.done
         self._twins = {(trial.block, trial.cell): trial.id for trial in plan.trials if trial.purpose == "twin"}
         self._by_cell = {(t.block, t.cell): t.id for t in plan.trials if t.timed and t.purpose != "twin"}
         self._stand_ins: dict[tuple[int, Cell], str] = {}
         for trial in sorted(plan.trials, key=lambda t: t.cell.devices, reverse=True):
-            if trial.kind == "throughput" and trial.id in self._sittings:
+            if trial.kind == "throughput" and trial.id in self._invocations:
                 self._stand_ins[trial.block, _family(trial.cell)] = trial.id
 
     def of(self, trial: Trial) -> set[str]:
@@ -93,15 +93,15 @@ class _Pairs:
         return self.of(trial) | ({twin} if twin else set())
 
     def lacks_one(self, trial: Trial) -> bool:
-        """Whether no sitting holds both this trial, which was measured, and another that it needs."""
-        mine = self._sittings.get(trial.id)
+        """Whether no invocation holds both this trial, which was measured, and another that it needs."""
+        mine = self._invocations.get(trial.id)
         if not mine:
             return False
         needed = (partner for partner in self.of(trial) if partner not in self._failed)
-        return any(not mine & self._sittings.get(partner, set()) for partner in needed if not self._spared(partner))
+        return any(not mine & self._invocations.get(partner, set()) for partner in needed if not self._spared(partner))
 
     def _spared(self, trial_id: str) -> bool:
-        return trial_id in self.done and trial_id not in self._sittings
+        return trial_id in self.done and trial_id not in self._invocations
 
 
 def _is_skipped(line: Mapping[str, Any], reason: str) -> bool:
@@ -148,7 +148,7 @@ LIMITS = {"limits"}
 def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) -> tuple[RunFolder, Experiment]:
     """The folder, and the experiment as it goes on there; raises RunFolderError where another one made the folder.
 
-    Blocks that were added in an earlier sitting stay; ``add_blocks`` come on top of them.
+    Blocks that were added in an earlier invocation stay; ``add_blocks`` come on top of them.
     """
     if sanitize.MARK in str(experiment.model_dump()):
         problem = f"holds {sanitize.MARK}, which stands for a secret: resume with the file that made the run, no copy"

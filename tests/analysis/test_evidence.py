@@ -174,8 +174,8 @@ def test_worker_groups_with_another_environment_are_told_apart_but_not_by_their_
         node = {"cpu": "x", "variables": {"CUDA_VISIBLE_DEVICES": "0"}}
         return {
             "groups": [
-                {"group_id": "g0", "sitting": 0, "whole_s": 1.0, "nodes": [node]},
-                {"group_id": "g1", "sitting": 0, "whole_s": 1.0, "nodes": [{**node, **other}]},
+                {"group_id": "g0", "invocation": 0, "whole_s": 1.0, "nodes": [node]},
+                {"group_id": "g1", "invocation": 0, "whole_s": 1.0, "nodes": [{**node, **other}]},
             ]
         }
 

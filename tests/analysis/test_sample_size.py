@@ -31,7 +31,7 @@ def lines_of(plan: Plan, speed: Callable[[str, int, int], float], blocks: int = 
     return [
         {
             **trial_columns(trial),
-            "sitting": 0,
+            "invocation": 0,
             "outcome": "ok",
             "windows": [
                 {

@@ -88,18 +88,18 @@ def test_one_block_has_no_interval() -> None:
 
 def test_a_block_cut_in_two_is_one_block() -> None:
     lines = [
-        line("single", sitting=0, rates=(100.0,)),
-        line("ddp2", sitting=0, rates=(80.0, 80.0)),
-        line("single", sitting=1, attempt=2, rates=(200.0,)),
-        line("ddp4", sitting=1, rates=(160.0,) * 4),
-        line("single", block=1, sitting=1, rates=(200.0,)),
+        line("single", invocation=0, rates=(100.0,)),
+        line("ddp2", invocation=0, rates=(80.0, 80.0)),
+        line("single", invocation=1, attempt=2, rates=(200.0,)),
+        line("ddp4", invocation=1, rates=(160.0,) * 4),
+        line("single", block=1, invocation=1, rates=(200.0,)),
     ]
     blocks = analysis.scaling(trials_of(lines)).set_index("cell_id")["blocks"].to_dict()
     assert blocks == {"single": 2, "ddp2": 1, "ddp4": 1}
 
 
-def test_trials_of_different_sittings_do_not_pair() -> None:
-    lines = [line("single", sitting=0), line("ddp2", rates=(80.0, 80.0), sitting=1)]
+def test_trials_of_different_invocations_do_not_pair() -> None:
+    lines = [line("single", invocation=0), line("ddp2", rates=(80.0, 80.0), invocation=1)]
     assert "ddp2" not in analysis.scaling(trials_of(lines))["cell_id"].tolist()
 
 
@@ -146,7 +146,7 @@ def test_cells_summarise_blocks_geometrically() -> None:
 
 
 def test_a_block_that_was_measured_twice_counts_once() -> None:
-    lines = [line("single", sitting=0, rates=(100.0,)), line("single", sitting=1, attempt=2, rates=(200.0,))]
+    lines = [line("single", invocation=0, rates=(100.0,)), line("single", invocation=1, attempt=2, rates=(200.0,))]
     cell = analysis.cells(trials_of(lines), steps_of(lines)).iloc[0]
     assert (cell["blocks"], cell["throughput_per_s"]) == (1, pytest.approx(200.0))
 

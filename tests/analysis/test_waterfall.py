@@ -215,8 +215,8 @@ def test_collectives_stand_beside_the_phases_that_they_lie_in() -> None:
 def test_the_ledger_counts_every_second_once() -> None:
     lines = [line("single"), line("ddp2", rates=(1.0, 1.0))]  # 3 s each, all of it in parts
     environment = {
-        "groups": [{"group_id": "b0-g0", "sitting": 0, "whole_s": 20.0, "parts": {"worker start": 9.0}}],
-        "sittings": [{"wall_s": 25.0}],
+        "groups": [{"group_id": "b0-g0", "invocation": 0, "whole_s": 20.0, "parts": {"worker start": 9.0}}],
+        "invocations": [{"wall_s": 25.0}],
     }
     ledger = analysis.ledger(lines, environment)
     assert ledger["seconds"].sum() == pytest.approx(25.0)

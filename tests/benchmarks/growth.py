@@ -169,7 +169,7 @@ def told_by_worker_groups(plain: bool = False) -> dict[str, Any]:
 def as_told(trial: Any, told: dict[str, Any]) -> Any:
     from harness.record.rows import Record
 
-    facts = {"attempt": 1, "sitting": 0, "group_id": "g", "position": 0}
+    facts = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
     return Record(trial, dataclasses.replace(told[trial.purpose], trial_id=trial.id), facts)
 
 

@@ -41,7 +41,7 @@ def test_a_ddp_training_whose_worker_is_killed_ends_as_one_that_was_not(
     )
     plan = make_plan(experiment, ray_cluster.inventory)
     folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
-    for _ in range(2):  # both attempts of the first sitting are killed; the second sitting is --resume
+    for _ in range(2):  # both attempts of the first invocation are killed; the second invocation is --resume
         launcher = RayLauncher(ray_cluster, experiment, plan.machine, str(TESTS))
         Execution(plan, folder, launcher, lambda event: None).run()
         launcher.close()
@@ -52,7 +52,7 @@ def test_a_ddp_training_whose_worker_is_killed_ends_as_one_that_was_not(
     assert ddp[kills == 0]["outcome"].tolist() == ["ok"]
     killed = ddp[kills == 2]
     assert killed["outcome"].tolist() == ["lost", "lost", "ok"]
-    assert killed["sitting"].tolist() == [0, 0, 1]
+    assert killed["invocation"].tolist() == [0, 0, 1]
     assert killed["resumed_epoch"].iloc[-1] == 2  # the second attempt had gone on from 1
     once, again = (frame["trial_id"].iloc[-1] for frame in (ddp[kills == 0], killed))
     for part in ("model", "optimizer", "rng"):

@@ -21,7 +21,7 @@ from tests.conftest import laptop
 from tests.system.test_files import LIMIT, small_files
 
 Make = Callable[..., Experiment]
-FACTS = {"attempt": 1, "sitting": 0, "group_id": "b0-g0", "position": 0}
+FACTS = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": 0}
 
 
 @pytest.fixture
@@ -211,13 +211,13 @@ def test_an_output_that_cannot_be_written_is_refused(plan: Plan, tmp_path: Path)
         RunFolder.create(tmp_path / "file" / "results", plan.experiment, plan, "")
 
 
-def test_sittings_and_groups_are_added_to_the_environment(folder: RunFolder) -> None:
-    folder.set_sitting(0, {"started_at": 1.0})
+def test_invocations_and_groups_are_added_to_the_environment(folder: RunFolder) -> None:
+    folder.set_invocation(0, {"started_at": 1.0})
     folder.add_environment({"group_id": "b0-g0", "nodes": []})
-    folder.set_sitting(0, {"wall_s": 2.0})
-    folder.set_sitting(1, {"started_at": 3.0})
+    folder.set_invocation(0, {"wall_s": 2.0})
+    folder.set_invocation(1, {"started_at": 3.0})
     content = folder.environment()
-    assert content["sittings"] == [{"started_at": 1.0, "wall_s": 2.0}, {"started_at": 3.0}]
+    assert content["invocations"] == [{"started_at": 1.0, "wall_s": 2.0}, {"started_at": 3.0}]
     assert [group["group_id"] for group in content["groups"]] == ["b0-g0"]
 
 
@@ -267,7 +267,7 @@ def test_no_secret_reaches_a_file_by_any_door(make_experiment: Make, tmp_path: P
         folder.append(trial, result, FACTS)
     for skip in plan.skips:
         folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), FACTS)
-    folder.set_sitting(0, {"command": ["run", "x.yaml", "--address", URL, f"--password={SECRET}"]})
+    folder.set_invocation(0, {"command": ["run", "x.yaml", "--address", URL, f"--password={SECRET}"]})
     folder.add_environment({"group_id": "g", "nodes": [{"variables": {"NCCL_X": URL}, "token": SECRET}], "ranks": []})
     for path in folder.path.rglob("*"):
         if path.is_file():

@@ -113,7 +113,7 @@ def test_json_of_another_shape(recorded: Path, name: str, text: str) -> None:
     assert name in problem_of(recorded)
 
 
-@pytest.mark.parametrize("content", [{"sittings": 3}, {"groups": [1]}, {"groups": {"a": 1}}, {"sittings": [[]]}])
+@pytest.mark.parametrize("content", [{"invocations": 3}, {"groups": [1]}, {"groups": {"a": 1}}, {"invocations": [[]]}])
 def test_an_environment_of_another_shape(recorded: Path, content: dict[str, Any]) -> None:
     (recorded / "environment.json").write_text(json.dumps(content))
     assert "environment.json: is damaged or incomplete" in problem_of(recorded)
@@ -167,7 +167,7 @@ def test_a_rest_of_another_kind(recorded: Path, rest: bytes) -> None:
 
 
 def test_a_line_that_is_cut_anywhere_does_not_count(recorded: Path) -> None:
-    """The last one, and one that a later sitting has ended with a newline of its own."""
+    """The last one, and one that a later invocation has ended with a newline of its own."""
     path = recorded / "trials.jsonl"
     whole = path.read_bytes()
     *before, last = whole.rstrip(b"\n").split(b"\n")
@@ -286,3 +286,13 @@ def test_the_command_says_it_in_one_line(recorded: Path, capsys: pytest.CaptureF
     assert exit_code_of(lambda: bool(write_report(recorded))) == BAD_INPUT
     said = capsys.readouterr().err
     assert said.startswith(f"error: {recorded / 'trials.jsonl'}: line 1 ") and len(said.splitlines()) == 1
+
+
+def test_a_folder_of_version_2_has_invocations_in_the_place_of_sittings() -> None:
+    example = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
+    folder = RunFolder.open(example)
+    assert folder.plan()["schema_version"] == 2
+    assert {line["invocation"] for line in folder.lines()} == {0} and "sitting" not in folder.lines()[0]
+    content = folder.environment()
+    assert "sittings" not in content and content["invocations"][0]["wall_s"] > 0
+    assert {group["invocation"] for group in content["groups"]} == {0}

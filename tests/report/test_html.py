@@ -99,12 +99,12 @@ def run_folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
     )
     plan = make_plan(experiment, laptop())
     folder = RunFolder.create(tmp_path, experiment, plan, "name: test # <b>as given</b>\n")
-    folder.set_sitting(0, {"started_at": 1.7e9, "git_commit": "abcdef1234567890", "wall_s": 90.0})
-    folder.add_environment({"group_id": "b0-g0", "sitting": 0, "whole_s": 30.0, "nodes": [NODE], "ranks": []})
+    folder.set_invocation(0, {"started_at": 1.7e9, "git_commit": "abcdef1234567890", "wall_s": 90.0})
+    folder.add_environment({"group_id": "b0-g0", "invocation": 0, "whole_s": 30.0, "nodes": [NODE], "ranks": []})
     failing = next(trial.id for trial in plan.trials if trial.kind == "throughput" and trial.block == 1)
     for number, trial in enumerate(plan.trials):
         ranks = trial.cell.devices
-        facts = {"attempt": 1, "sitting": 0, "group_id": "b0-g0", "position": number}
+        facts = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": number}
         if trial.kind == "convergence":
             result = TrialResult(trial.id, "ok", epochs=EPOCHS, ranks=ranks_of(ranks), trial_s=3.0, steps_s=2.0)
         elif trial.id == failing:
@@ -122,7 +122,7 @@ def run_folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
             )
         folder.append(trial, result, facts)
     for skip in plan.skips:
-        facts = {"attempt": 1, "sitting": 0, "group_id": None, "position": None}
+        facts = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
         folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), facts)
     return folder
 
@@ -154,11 +154,11 @@ def test_a_run_that_ended_early_has_a_report_that_says_what_is_missing(
     )
     plan = make_plan(experiment, laptop())
     folder = RunFolder.create(tmp_path, experiment, plan, "x")
-    facts = {"attempt": 1, "sitting": 0, "group_id": "b0-g0", "position": 0}
+    facts = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": 0}
     first, second = plan.trials[:2]
     folder.append(first, TrialResult(first.id, "error", "ValueError on rank 0: bad", detail="Traceback"), facts)
-    folder.set_sitting(0, {"started_at": 1.7e9, **ended, **({"running": second.id} if running else {})})
-    folder.set_sitting(0, {"differs": ["torch 2.14.0 -> 2.15.0"]})
+    folder.set_invocation(0, {"started_at": 1.7e9, **ended, **({"running": second.id} if running else {})})
+    folder.set_invocation(0, {"differs": ["torch 2.14.0 -> 2.15.0"]})
     results = write_report(folder.path)
     assert results.missing["trial_id"].tolist() == [trial.id for trial in plan.trials[1:]]
     cut_short = results.missing.set_index("trial_id").loc[second.id, "reason"]
@@ -167,7 +167,7 @@ def test_a_run_that_ended_early_has_a_report_that_says_what_is_missing(
     assert "11 planned trials without a result" in html and "1 trial failed: 1 error" in html
     assert "Planned, without a result" in html and reason in html
     assert "single x1" in html and "1 to 3" in html  # which cell, in which blocks
-    assert "Sitting 0 found what differs from the one before: torch 2.14.0 -&gt; 2.15.0." in html
+    assert "Invocation 0 found what differs from the one before: torch 2.14.0 -&gt; 2.15.0." in html
 
 
 def test_a_run_that_was_killed_before_its_first_trial_has_a_report(make_experiment: Make, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_run_in_which_all_failed_still_has_a_report(make_experiment: Make, tmp
     plan = make_plan(make_experiment(throughput={"blocks": 1}), laptop())
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     trial = plan.trials[0]
-    facts = {"attempt": 1, "sitting": 0, "group_id": "g", "position": 0}
+    facts = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
     folder.append(trial, TrialResult(trial.id, "lost", "gone"), facts)
     write_report(folder.path)
     assert "Nothing was measured." in folder.report.read_text()

@@ -105,12 +105,12 @@ def hostile(make_experiment: Callable[..., Experiment], tmp_path: Path, server: 
     )  # fmt: skip
     plan = make_plan(experiment, laptop())
     folder = RunFolder.create(tmp_path, experiment, plan, f"name: test\n# {every}\n")
-    folder.set_sitting(0, {"started_at": 1.7e9, "git_commit": texts[0], "wall_s": 90.0, "command": texts})
+    folder.set_invocation(0, {"started_at": 1.7e9, "git_commit": texts[0], "wall_s": 90.0, "command": texts})
     node = {**NODE, "host": every, "cpu": every, "system": every, "python": every, "packages": {texts[0]: every},
             "variables": {texts[1]: every}}  # fmt: skip
-    folder.add_environment({"group_id": "b0-g0", "sitting": 0, "whole_s": 30.0, "nodes": [node], "ranks": []})
+    folder.add_environment({"group_id": "b0-g0", "invocation": 0, "whole_s": 30.0, "nodes": [node], "ranks": []})
     for number, trial in enumerate(plan.trials):
-        facts = {"attempt": 1, "sitting": 0, "group_id": every, "position": number}
+        facts = {"attempt": 1, "invocation": 0, "group_id": every, "position": number}
         ranks = tuple({**row, "device_model": every, "throttled": every} for row in ranks_of(trial.cell.devices))
         common: dict[str, Any] = {"ranks": ranks, "unit": "samples", "trial_s": 2.0, "steps_s": 1.5}
         if trial.kind == "convergence":
@@ -122,7 +122,7 @@ def hostile(make_experiment: Callable[..., Experiment], tmp_path: Path, server: 
             result = TrialResult(trial.id, "ok", facts={"flops_reason": every, "steady": False}, **timed, **common)
         folder.append(trial, result, facts)
     for skip in plan.skips:
-        facts = {"attempt": 1, "sitting": 0, "group_id": None, "position": None}
+        facts = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
         folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", every), facts)
     lines = [{**line, "log": line["log"] and every, "outcome": line["outcome"]} for line in folder.lines()]
     (folder.path / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -220,7 +220,7 @@ def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path: Path) -> None
     first.join()
     code, said = call(tmp_path, stopped, resume=folder)
     assert code == 130, said  # it went on
-    assert len({line["sitting"] for line in harness.load(folder).lines}) == 2
+    assert len({line["invocation"] for line in harness.load(folder).lines}) == 2
 
 
 def stopped(request: Request, witness: Path, said: Path) -> None:

@@ -266,13 +266,13 @@ def test_the_wall_limit_ends_at_a_trials_boundary_and_a_resume_goes_on(make_expe
     unlimited = make_plan(make_experiment(GRID, throughput={"blocks": 1}), laptop())
     launcher, folder = execute(unlimited, tmp_path, lambda trial, tries: "ok")
     assert {row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"} == {t.id for t in limited.trials}
-    assert {row["sitting"] for row in folder.lines()} == {0, 1}
-    sittings = {row["trial_id"]: set[int]() for row in folder.lines()}
+    assert {row["invocation"] for row in folder.lines()} == {0, 1}
+    invocations = {row["trial_id"]: set[int]() for row in folder.lines()}
     for row in folder.lines():
-        sittings[row["trial_id"]] |= {row["sitting"]} if row["outcome"] == "ok" else set()
+        invocations[row["trial_id"]] |= {row["invocation"]} if row["outcome"] == "ok" else set()
     for trial in limited.trials:
         base = f"{trial.cell.base().id}-b0"
-        assert sittings[trial.id] & sittings[base], "no sitting holds it and its base"
+        assert invocations[trial.id] & invocations[base], "no invocation holds it and its base"
         if base in done and trial.id in done and trial.id in launcher.tries:
             assert trial.id == base, "it had its base already"
 

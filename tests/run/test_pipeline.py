@@ -44,14 +44,14 @@ def plan(make_experiment: Make) -> Plan:
 )
 def test_exit_codes(plan: Plan, tmp_path: Path, outcomes: list[Outcome | None], code: int) -> None:
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    facts = {"attempt": 1, "sitting": 0, "group_id": "g", "position": 0}
+    facts = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
     for trial, outcome in zip(plan.trials, outcomes, strict=True):
         if outcome:
             folder.append(trial, TrialResult(trial.id, outcome), facts)
     assert pipeline._exit_code(folder, plan) == code
 
 
-def test_what_differs_since_the_last_sitting_is_shown_before_anything_is_measured(
+def test_what_differs_since_the_last_invocation_is_shown_before_anything_is_measured(
     make_experiment: Make, tmp_path: Path
 ) -> None:
     (home := tmp_path / "home" / "package").mkdir(parents=True)
@@ -69,9 +69,9 @@ def test_what_differs_since_the_last_sitting_is_shown_before_anything_is_measure
     assert not [event for event in told() if isinstance(event, Note)]
     (home / "own.py").write_text("WIDTH = 16\n")
     note, started, *_ = told()
-    assert isinstance(note, Note) and note.text.startswith("since the last sitting: the workload's code ")
+    assert isinstance(note, Note) and note.text.startswith("since the last invocation: the workload's code ")
     assert isinstance(started, RunStarted)
-    assert folder.environment()["sittings"][2]["differs"] == [note.text.removeprefix("since the last sitting: ")]
+    assert folder.environment()["invocations"][2]["differs"] == [note.text.removeprefix("since the last invocation: ")]
 
 
 def test_a_trial_that_was_lost_and_then_measured_is_fine(plan: Plan, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_trial_that_was_lost_and_then_measured_is_fine(plan: Plan, tmp_path: P
     first, *rest = plan.trials
     results: list[tuple[Any, Outcome, int]] = [(first, "lost", 1), (first, "ok", 2), *((t, "ok", 1) for t in rest)]
     for trial, outcome, attempt in results:
-        facts = {"attempt": attempt, "sitting": 0, "group_id": "g", "position": 0}
+        facts = {"attempt": attempt, "invocation": 0, "group_id": "g", "position": 0}
         folder.append(trial, TrialResult(trial.id, outcome), facts)
     assert pipeline._exit_code(folder, plan) == 0
 

@@ -1,4 +1,4 @@
-"""Which experiment goes on in a run folder, with how many blocks; and what differs since the last sitting."""
+"""Which experiment goes on in a run folder, with how many blocks; and what differs since the last invocation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.errors import ExperimentError, RunFolderError
 from harness.measure.environment import git_commit
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
-from harness.run.provenance import differences, sitting_facts
+from harness.run.provenance import differences, invocation_facts
 from harness.run.resume import more_blocks, pending, reopen
 from tests.conftest import laptop
 
@@ -183,18 +183,18 @@ def test_what_is_the_same_or_was_not_recorded_is_no_difference() -> None:
     assert differences({"started_at": 1.0, "python": "3.11.7"}, BEFORE) == []
 
 
-def test_a_sitting_records_code_versions_and_hardware(make_experiment: Make, tmp_path: Path) -> None:
+def test_a_invocation_records_code_versions_and_hardware(make_experiment: Make, tmp_path: Path) -> None:
     import torch
 
     plan = make_plan(make_experiment(workload="own:Own"), laptop())
     (tmp_path / "own.py").write_text("x = 1\n")
-    facts = sitting_facts(plan, tmp_path)
+    facts = invocation_facts(plan, tmp_path)
     assert facts["packages"]["torch"] == torch.__version__.partition("+")[0]
     assert facts["nodes"] == ["laptop (2 cores)"]
     assert (facts["device"], facts["threads_per_device"], facts["blocks"]) == ("cpu", 2, 6)
-    assert differences(facts, sitting_facts(plan, tmp_path)) == []
+    assert differences(facts, invocation_facts(plan, tmp_path)) == []
     (tmp_path / "own.py").write_text("x = 2\n")
-    (found,) = differences(facts, sitting_facts(plan, tmp_path))
+    (found,) = differences(facts, invocation_facts(plan, tmp_path))
     assert found.startswith("the workload's code ")
 
 

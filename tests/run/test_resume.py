@@ -65,12 +65,12 @@ def test_what_has_not_got_its_base_is_measured_again_with_it(plan: Plan) -> None
     again = {trial.id for group in pending(plan, lines) for trial in group.trials}
     users = {t.id for t in plan.trials if t.timed and t.block == 1 and t.cell.base() == base.cell}
     assert again == users and len(users) == 3
-    rest = [line | {"attempt": 2, "sitting": 1} for line in recorded(plan, keep=lambda trial: trial.id in users)]
+    rest = [line | {"attempt": 2, "invocation": 1} for line in recorded(plan, keep=lambda trial: trial.id in users)]
     assert pending(plan, lines + rest) == ()
 
 
 def test_two_halves_that_were_measured_apart_make_no_pair(plan: Plan) -> None:
-    lines = [line | {"sitting": number} for number, line in enumerate(recorded(plan))]
+    lines = [line | {"invocation": number} for number, line in enumerate(recorded(plan))]
     again = {trial.id for group in pending(plan, lines) for trial in group.trials}
     assert again == {trial.id for trial in plan.trials if trial.timed}
 

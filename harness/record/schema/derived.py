@@ -212,10 +212,10 @@ WATERFALL = Table(
 
 LEDGER = Table(
     "ledger",
-    "seconds of one part of a trial, of a worker group beside its trials, or of a sitting beside its groups",
+    "seconds of one part of a trial, of a worker group beside its trials, or of an invocation beside its groups",
     (
         _c("level", "string", "trial, group or run"),
-        _c("sitting", "Int64", "which call of the command"),
+        _c("invocation", "Int64", "which call of the command"),
         _c("group_id", "string", "worker group"),
         _c("trial_id", "string", "trial"),
         _c("part", "string", "what the time went to"),

@@ -54,7 +54,7 @@ TRIALS = Table(
         _c("purpose", "string", "of a diagnostic trial: twin (noise floor), explain (waterfall), equivalence"),
         _c("block", "Int64", "repetition of the grid that it belongs to"),
         _c("seed", "Int64", "seed of the model and of the order of the data"),
-        _c("sitting", "Int64", "0 for the first call, one more at each resume; ratios pair inside a sitting"),
+        _c("invocation", "Int64", "0 for the first call, one more at each resume; ratios pair inside an invocation"),
         _c("group_id", "string", "worker group: the processes it shared with other trials"),
         _c("position", "Int64", "place in its worker group's order"),
         _c("added", "boolean", "a base that the planner added"),
