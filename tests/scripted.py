@@ -49,7 +49,7 @@ def command(
     trials so far, before each.
     """
     launcher = Scripted(trial_s, before or (lambda count: None))
-    pipeline.started_ray = lambda *_: ExitStack()  # type: ignore[assignment,return-value]
+    pipeline.start_ray = lambda *_: ExitStack()  # type: ignore[assignment,return-value]
     pipeline.launcher_for = lambda *_: launcher  # type: ignore[assignment]
     with witness.open("ab", buffering=0) as told:
 

@@ -67,7 +67,7 @@ def test_where_the_cgroup_does_not_count_nothing_is_known(tmp_path: Path) -> Non
 def test_a_process_finds_its_own_files_and_counter(tmp_path: Path) -> None:
     script = (
         "import json, os; from harness.launch.postmortem import *; from dataclasses import asdict\n"
-        "print('x' * 30_000 + 'end'); print(json.dumps(asdict(of_this_process())), file=open(3, 'w'))"
+        "print('x' * 30_000 + 'end'); print(json.dumps(asdict(output_of_this_process())), file=open(3, 'w'))"
     )
     out, told = tmp_path / "out", tmp_path / "told"
     command = [sys.executable, "-c", script]

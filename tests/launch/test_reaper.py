@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -14,8 +15,8 @@ import pytest
 DRIVER = """
 import os, signal, sys
 from pathlib import Path
-from harness.launch.ray.reaper import guarded
-with guarded(Path(sys.argv[1])):
+from harness.launch.ray.reaper import reaper_for
+with reaper_for(Path(sys.argv[1])):
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -34,7 +35,8 @@ def holder(tmp_path: Path) -> Iterator[psutil.Process]:
 
 
 def drive(folder: Path, how: str) -> None:
-    subprocess.run([sys.executable, "-c", DRIVER, str(folder), how], check=False, timeout=30)
+    done = subprocess.run([sys.executable, "-c", DRIVER, str(folder), how], check=False, timeout=30)
+    assert done.returncode == (-signal.SIGKILL if how == "killed" else 0)
 
 
 def test_who_is_left_of_a_killed_driver_is_killed(tmp_path: Path, holder: psutil.Process) -> None:

@@ -329,7 +329,7 @@ def test_what_an_examination_finds_wrong_is_not_measured_by_the_later_processes_
         wrong = trial.purpose == "doctor" and trial.cell.strategy == "ddp"
         yield TrialResult(trial.id, "ok", facts={"findings": [ERROR] if wrong else []})
 
-    monkeypatch.setattr(launcher, "started", started)
+    monkeypatch.setattr(launcher, "start_processes", started)
     monkeypatch.setattr(launcher, "_hear", hear)
     torchrun = TorchrunLauncher(experiment, 1)
     for group in plan.groups:
