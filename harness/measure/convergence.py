@@ -24,6 +24,7 @@ from harness.plan.cell import Cell
 from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Share, batches, copier, epoch_shares, evaluation_shares
 from harness.train.optimizers import WarmUp, fast_forward, make_schedule
+from harness.train.phases import Mark
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 
@@ -101,7 +102,7 @@ class Epochs:
         self.ranks.barrier()
         with self._warm_up.rates_from((epoch - 1) * self.steps) as set_rate:
 
-            def step(batch: Any, mark: Callable[[int], None]) -> tuple[Tensor, Any]:
+            def step(batch: Any, mark: Mark) -> tuple[Tensor, Any]:
                 set_rate()
                 return self.training.step(batch, next(shares), mark)
 

@@ -12,16 +12,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-POINTS = ("start", "fetched", "copied", "cleared", "forward", "backward", "optimizer")
-"""Where a step is marked, by number; the next step's start ends it.
+from harness.train.phases import COPIED, START, Mark, Phase
 
-With accumulation the forward pass of each further micro-batch begins with the third mark again, and ends with the
-fourth: a phase is the sum over micro-batches.
-"""
 HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
-"""What lies between a mark and the next on the host: waiting for data, its copy, our own bookkeeping, training."""
+"""The phase between each point of a step and the next, on the host's clock."""
 DEVICE = ("idle", "copy", "rest", "forward", "backward", "optimizer", "rest")
-"""The same on a GPU's stream: while the host waits for data and before it comes back, the stream is idle."""
+"""The same on a GPU's stream: while the host waits for data and before the copy arrives, the stream is idle."""
 PHASES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
 MAX_OVERHEAD = 0.0002
 """Part of a step that ``cost_s`` may come to; beyond it the phases have windows of their own.
@@ -42,10 +38,10 @@ class StepTimings:
 
 
 class Marks(Protocol):
-    """``mark(n)`` notes that a step has come to POINTS[n]."""
+    """``mark(point)`` records that a step has passed a point."""
 
     @property
-    def mark(self) -> Callable[[int], None]: ...
+    def mark(self) -> Mark: ...
 
     def read(self) -> StepTimings:
         """May wait for the device."""
@@ -58,24 +54,34 @@ class HostTimer:
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, *, detailed: bool = True, micro_batches: int = 1
     ) -> None:
-        self._last = len(POINTS) if detailed else 2
+        self._detailed = detailed
         self._names = _repeated(HOST, micro_batches) if detailed else HOST[:2]
         self._times: list[float] = []
-        self.mark = _writes_down(self._times, clock, self._last)
+        self.mark = (_every_point if detailed else _step_and_wait)(self._times, clock)
 
     def read(self) -> StepTimings:
         gaps = _gaps(self._times, len(self._names))
         step_s, wait_s = gaps.sum(axis=1).tolist(), gaps[:, 0].tolist()
-        return StepTimings(step_s, wait_s, _by_phase(self._names, gaps) if self._last > 2 else {}, {})
+        return StepTimings(step_s, wait_s, _by_phase(self._names, gaps) if self._detailed else {}, {})
 
 
-def _writes_down(times: list[float], clock: Callable[[], float], last: int) -> Callable[[int], None]:
-    """A function and no method: between steps its caches are cold, and each thing that it looks up costs."""
-    note = times.append
+def _every_point(times: list[float], clock: Callable[[], float]) -> Mark:
+    """Return a function, not a method: among a step's kernels caches are cold, and each lookup costs."""
+    append = times.append
 
-    def mark(point: int) -> None:
-        if point < last:
-            note(clock())
+    def mark(point: Phase) -> None:
+        append(clock())
+
+    return mark
+
+
+def _step_and_wait(times: list[float], clock: Callable[[], float]) -> Mark:
+    """Return a mark that keeps START and FETCHED only."""
+    append, limit = times.append, COPIED
+
+    def mark(point: Phase) -> None:
+        if point < limit:
+            append(clock())
 
     return mark
 
@@ -85,14 +91,14 @@ class CudaTimer:
 
     def __init__(self, device: torch.device, steps: int, *, detailed: bool, micro_batches: int = 1) -> None:
         self._stream = torch.cuda.current_stream(device)
-        self._last = len(POINTS) if detailed else 1
+        self._detailed = detailed
         self._names = _repeated(DEVICE, micro_batches) if detailed else DEVICE[:1]
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(steps * len(self._names) + 1)]
         self._next = 0
         self._host = HostTimer(micro_batches=micro_batches)
 
-    def mark(self, point: int) -> None:
-        if point < self._last:
+    def mark(self, point: Phase) -> None:
+        if self._detailed or point is START:
             self._events[self._next].record(self._stream)
             self._next += 1
         self._host.mark(point)
@@ -104,7 +110,7 @@ class CudaTimer:
         between = [start.elapsed_time(end) / 1000.0 for start, end in pairwise(used)]
         gaps = np.asarray(between, dtype=np.float64).reshape(-1, len(self._names))
         host = self._host.read()
-        phases = _by_phase(self._names, gaps) if self._last > 1 else {}
+        phases = _by_phase(self._names, gaps) if self._detailed else {}
         return StepTimings(gaps.sum(axis=1).tolist(), host.wait_s, phases, host.phases)
 
 
@@ -123,13 +129,14 @@ def phases_are_cheap(device: torch.device, micro_batches: int, step_s: float) ->
 @cache
 def cost_s(device: torch.device, count: int = 700) -> float:
     """What marking the phases of one step costs, in seconds, beyond marking its start and its wait."""
-    marks = marks_for((device,), count // len(POINTS))
+    points = tuple(Phase)
+    marks = marks_for((device,), count // len(points))
     start = time.perf_counter()
-    for _ in range(count // len(POINTS)):
-        for point in range(len(POINTS)):
+    for _ in range(count // len(points)):
+        for point in points:
             marks.mark(point)
     per_mark = (time.perf_counter() - start) / count
-    return per_mark * (len(POINTS) - 2)
+    return per_mark * (len(points) - 2)
 
 
 def _repeated(names: Sequence[str], micro_batches: int) -> tuple[str, ...]:

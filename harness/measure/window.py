@@ -12,9 +12,10 @@ from torch import Tensor
 
 from harness.measure.phase_timers import Marks
 from harness.system.process import no_garbage_collection
+from harness.train.phases import COPIED, FETCHED, START, Mark
 
 Clock = Callable[[], float]
-Step = Callable[[Any, Callable[[int], None]], tuple[Tensor, Any]]
+Step = Callable[[Any, Mark], tuple[Tensor, Any]]
 """One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread."""
 
 
@@ -65,16 +66,16 @@ def measure_window(
         synchronize()
         start = clock()
         for _ in range(steps):
-            mark(0)
+            mark(START)
             batch = next(fetch)
-            mark(1)
+            mark(FETCHED)
             batch = copy(batch)
-            mark(2)
+            mark(COPIED)
             loss, weight = step(batch, mark)
             losses.append(loss)
             weights.append(weight)
             advance()
-        mark(0)
+        mark(START)
         synchronize()
         duration = clock() - start
     told = marks.read()

@@ -14,14 +14,15 @@ from torch.utils._pytree import tree_map
 from harness.plan.cell import Cell
 from harness.train.loader import Share
 from harness.train.optimizers import make_clip, make_optimizer, scale_rate
+from harness.train.phases import BACKWARD, CLEARED, FORWARD, OPTIMIZER, Mark, Phase
 from harness.train.ranks import Ranks
 from harness.train.strategies import STRATEGIES
 from harness.train.strategies.base import default_units
 from harness.train.workloads import Workload
 
 
-def _no_mark(point: int) -> None:
-    """Nobody watches."""
+def _no_mark(point: Phase) -> None:
+    """Record nothing: the step is in no window."""
 
 
 class Training:
@@ -52,29 +53,29 @@ class Training:
         if self._cell.training.get("warmup_epochs") and self._cell.lr_factor > 1:
             scale_rate(self.optimizer, 1 / self._cell.lr_factor)
 
-    def step(self, batch: Any, share: Share, mark: Callable[[int], None] = _no_mark) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Any, share: Share, mark: Mark = _no_mark) -> tuple[Tensor, Tensor]:
         """One optimizer step; the sum of this rank's losses and its weight, detached and unread.
 
-        ``batch``: this rank's share, with accumulation a tuple of its micro-batches. ``mark`` is told the end of each
-        phase, by its number in harness.measure.marks.POINTS; 3 and 4 come once a micro-batch.
+        ``batch``: this rank's share, with accumulation a tuple of its micro-batches. ``mark`` is called at
+        each point of the step from CLEARED on; CLEARED and FORWARD come once a micro-batch.
 
         The gradient is that of (sum of all ranks' losses) / (sum of all ranks' weights). The strategies
         average over ranks, so each rank's loss is scaled by world size / global weight.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        mark(3)
+        mark(CLEARED)
         if self._micro_batches == 1:
             loss, weight = self._backward(batch, share, mark)
         else:
             loss, weight = self._accumulate(batch, share, mark)
-        mark(5)
+        mark(BACKWARD)
         if self._clip:
             self._clip(self.model.parameters())
         self.optimizer.step()
-        mark(6)
+        mark(OPTIMIZER)
         return loss, weight
 
-    def _backward(self, batch: Any, share: Share, mark: Callable[[int], None]) -> tuple[Tensor, Tensor]:
+    def _backward(self, batch: Any, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
         """Adds the gradient of one batch to that of the step."""
         if self._precision is None:
             loss, weight = self._workload.loss(self.model, batch)
@@ -85,17 +86,17 @@ class Training:
             loss, weight = loss * 0.0, weight * 0
         scale = self._ranks.world_size / self._global_weight(weight, share)
         loss_per_unit = loss * scale
-        mark(4)
+        mark(FORWARD)
         loss_per_unit.backward()
         return loss.detach(), weight
 
-    def _accumulate(self, batches: Any, share: Share, mark: Callable[[int], None]) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, batches: Any, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
         """The gradient of a step from its micro-batches, one after the other."""
         shares = share.split(self._cell.micro_batches)
         losses, weights = [], []
         for number, (batch, part) in enumerate(zip(batches, shares, strict=True)):
             if number:
-                mark(3)
+                mark(CLEARED)
             with self._exchange(last=number == len(shares) - 1):
                 loss, weight = self._backward(batch, part, mark)
             losses.append(loss)

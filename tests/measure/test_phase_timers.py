@@ -11,7 +11,6 @@ from harness.measure.phase_timers import (
     DEVICE,
     HOST,
     MAX_OVERHEAD,
-    POINTS,
     CudaTimer,
     HostTimer,
     Marks,
@@ -19,15 +18,16 @@ from harness.measure.phase_timers import (
     marks_for,
     phases_are_cheap,
 )
+from harness.train.phases import Phase
 
 
 def ticking(*, detailed: bool, steps: int = 2) -> HostTimer:
     clock = count(0.0, 1.0)
     marks = HostTimer(lambda: next(clock), detailed=detailed)
     for _ in range(steps):
-        for point in range(len(POINTS)):
+        for point in Phase:
             marks.mark(point)
-    marks.mark(0)
+    marks.mark(Phase.START)
     return marks
 
 
@@ -47,7 +47,7 @@ def test_without_detail_only_the_step_and_its_wait_are_marked() -> None:
 
 
 def test_every_gap_between_marks_has_a_name_on_both_clocks() -> None:
-    assert len(HOST) == len(DEVICE) == len(POINTS)
+    assert len(HOST) == len(DEVICE) == len(Phase)
 
 
 def test_marking_costs_little_and_is_measured_once() -> None:
@@ -70,8 +70,8 @@ def test_with_accumulation_a_phase_is_the_sum_over_micro_batches() -> None:
     marks = HostTimer(lambda: next(clock), micro_batches=3)
     for _ in range(2):
         for point in (0, 1, 2, 3, 4, 3, 4, 3, 4, 5, 6):
-            marks.mark(point)
-    marks.mark(0)
+            marks.mark(Phase(point))
+    marks.mark(Phase.START)
     told = marks.read()
     assert told.step_s == [11.0, 11.0]
     assert told.wait_s == [1.0, 1.0]
@@ -82,7 +82,7 @@ def test_without_detail_accumulation_changes_nothing() -> None:
     clock = count(0.0, 1.0)
     marks = HostTimer(lambda: next(clock), detailed=False, micro_batches=2)
     for point in (0, 1, 2, 3, 4, 3, 4, 5, 6, 0):
-        marks.mark(point)
+        marks.mark(Phase(point))
     assert marks.read().step_s == [2.0]
 
 
@@ -118,9 +118,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 def marked(marks: Marks, steps: int) -> Marks:
     for _ in range(steps):
-        for point in range(len(POINTS)):
+        for point in Phase:
             marks.mark(point)
-    marks.mark(0)
+    marks.mark(Phase.START)
     return marks
 
 
