@@ -180,7 +180,7 @@ TOLD = """
 import os, signal, sys, time
 import ray
 from harness import cluster
-from harness.system.signals import interruptible
+from harness.system.signals import handle_signals
 
 def interrupted_by(send, *to):
     try:
@@ -189,11 +189,11 @@ def interrupted_by(send, *to):
     except KeyboardInterrupt:
         return "interrupted"
 
-with interruptible():
-    with cluster.embedded(cluster.local_inventory()):
+with handle_signals():
+    with cluster.start_embedded(cluster.local_inventory()):
         pass
     print(interrupted_by(os.kill, os.getpid()))
-with interruptible(), cluster.embedded(cluster.local_inventory()):
+with handle_signals(), cluster.start_embedded(cluster.local_inventory()):
     kept = ray.put(bytes(1_000_000))
     print(interrupted_by(os.killpg, 0))
     time.sleep(3)

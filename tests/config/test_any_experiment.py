@@ -208,14 +208,14 @@ def test_the_worst_files_are_refused(name: str, tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys, time
 from pathlib import Path
-from harness.cli.commands import guarded
-from harness.config.experiment import load
+from harness.cli.commands import exit_code_of
+from harness.config.experiment import load_experiment
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
 for name in sys.argv[2:]:
     start = time.process_time()
-    code = guarded(lambda: len(make_plan(load(Path(name)), Inventory.assume(1, 8)).trials) and 0)
+    code = exit_code_of(lambda: len(make_plan(load_experiment(Path(name)), Inventory.assume(1, 8)).trials) and 0)
     print(code, time.process_time() - start, flush=True)
 """
 

@@ -1,0 +1,149 @@
+"""What a strategy is, apart from its code: one row of traits a strategy, from which everything else follows.
+
+The names that a file may hold, the sections of options, placement, feasibility, what is profiled, the order in tables,
+markers and colours are all read from this table. The code of a strategy is in harness/train/strategies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.config.values import Axis
+
+BASE_STRATEGY = "single"
+"""The strategy of every base: the bare model on one device."""
+
+
+class Strict(BaseModel):
+    """Frozen; refuses unknown keys and types that are not meant."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class NoOptions(Strict):
+    """For strategies that have nothing to set."""
+
+
+class DdpOptions(Strict):
+    """DistributedDataParallel's own settings, with its defaults. A list is an axis."""
+
+    bucket_cap_mb: Axis[Annotated[int, Field(ge=1, le=100_000)]] = (25,)
+    gradient_as_bucket_view: Axis[bool] = (False,)
+    static_graph: Axis[bool] = (False,)
+    find_unused_parameters: Axis[bool] = (False,)
+    sync_batch_norm: Axis[bool] = (False,)
+
+
+class FsdpOptions(Strict):
+    """fully_shard's own settings, with its defaults. A list is an axis."""
+
+    reshard_after_forward: Axis[bool] = (True,)
+    sync_batch_norm: Axis[bool] = (False,)
+
+
+@dataclass(frozen=True)
+class ProfiledPart:
+    """A part of a step that the profiler sees.
+
+    ``name``: in the waterfall; ``column``: of the table of trials, in seconds a step; ``events``: names that the
+    profiler gives it, of which the first that occurs counts.
+    """
+
+    name: str
+    column: str
+    description: str
+    events: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StrategyTraits:
+    """What planning, measuring, analysis and figures need to know of a strategy.
+
+    ``one_process``: one process drives all devices of a cell; otherwise each device has a process of its own.
+    ``most_devices``: None without a limit. ``calls_wrapper``: the loss must call the wrapped model, whose forward
+    synchronises the devices. ``replicates``: forward copies the model to the devices and splits the batch with
+    torch.chunk. ``shards_parameters``: a rank holds a part of each parameter. ``needs_every_gradient``: a parameter
+    without a gradient makes the next step fail. ``explained_by``: how its communication is measured: by windows
+    without gradient synchronisation ("removal"), by a profile of ``profiled_parts`` ("profile"), or not at all.
+    ``wrapper_cost``: the wrapped model on one device is measured beside the bare one. ``options``: the keys of its
+    section in the file. ``marker``: of its points in figures, a marker of matplotlib.
+    """
+
+    one_process: bool = False
+    most_devices: int | None = None
+    calls_wrapper: bool = False
+    replicates: bool = False
+    shards_parameters: bool = False
+    needs_every_gradient: bool = False
+    compiles: bool = True
+    emulated_on_cpu: bool = False
+    explained_by: Literal["", "removal", "profile"] = ""
+    wrapper_cost: bool = False
+    profiled_parts: tuple[ProfiledPart, ...] = ()
+    options: type[Strict] = NoOptions
+    marker: str = ""
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether its devices may belong to several nodes: a process sees those of its own node only."""
+        return not self.one_process
+
+
+BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
+    BASE_STRATEGY: StrategyTraits(one_process=True, most_devices=1, marker="o"),
+    "dp": StrategyTraits(
+        one_process=True,
+        calls_wrapper=True,
+        replicates=True,
+        compiles=False,
+        emulated_on_cpu=True,
+        explained_by="profile",
+        profiled_parts=(  # autograd functions of nn.DataParallel; those of our replicas on CPU slots are named alike
+            ProfiledPart("replicate", "dp_replicate_s", "copying the model to the devices, a step", ("Broadcast",)),
+            ProfiledPart("scatter", "dp_scatter_s", "splitting the batch", ("Scatter",)),
+            ProfiledPart("gather", "dp_gather_s", "joining the outputs", ("Gather",)),
+            ProfiledPart("reduce", "dp_reduce_s", "adding up the gradients", ("BroadcastBackward",)),
+        ),
+        marker="s",
+    ),
+    "ddp": StrategyTraits(
+        calls_wrapper=True,
+        needs_every_gradient=True,
+        explained_by="removal",
+        wrapper_cost=True,
+        options=DdpOptions,
+        marker="D",
+    ),
+    "fsdp": StrategyTraits(
+        shards_parameters=True,
+        explained_by="profile",
+        profiled_parts=(  # of each, the first event that occurs: a kernel and its annotation are the same time twice
+            ProfiledPart(
+                "all-gather",
+                "fsdp_all_gather_s",
+                "gathering parameters, a step, overlapped or not",
+                ("ncclDevKernel_AllGather", "nccl:_all_gather_base", "gloo:all_gather"),
+            ),
+            ProfiledPart(
+                "reduce-scatter",
+                "fsdp_reduce_scatter_s",
+                "reducing and scattering gradients",
+                # gloo reduces and scatters by way of an all-reduce
+                ("ncclDevKernel_ReduceScatter", "nccl:_reduce_scatter_base", "gloo:all_reduce"),
+            ),
+        ),
+        options=FsdpOptions,
+        marker="^",
+    ),
+}
+"""The built-in strategies, in the order of tables and figures."""
+
+
+def strategy_order(name: str) -> tuple[int, str]:
+    """Return a sort key: built-in strategies in the order of the table, then others by name."""
+    names = list(BUILTIN_TRAITS)
+    return (names.index(name) if name in names else len(names), name)
