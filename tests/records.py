@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis import StepTimes, step_times
+from harness.plan.comparison import set_ids
 from harness.record.schema import EPOCHS, STEPS
 
 
@@ -36,59 +37,66 @@ def line(
         for number in (0, 1)
     ]
     repeat = f"b{block}" if kind == "throughput" else f"s{columns.get('seed', 0)}"
-    return {
-        "trial_id": f"{cell}-{repeat}",
-        "attempt": 1,
-        "cell_id": cell,
-        "base_id": base,
-        "kind": kind,
-        "purpose": columns.pop("purpose", ""),
-        "check_id": None,
-        "alone_id": None,
-        "wrapped_id": None,
-        "launcher": "ray",
-        "block": block,
-        "seed": 0,
-        "invocation": 0,
-        "group_id": f"b{block}-g0",
-        "position": 0,
-        "added": False,
-        "outcome": outcome,
-        "reason": "" if outcome == "ok" else f"because of {outcome}",
-        "error_type": None,
-        "error_rank": None,
-        "log": None,
-        "workload": "image_classification",
-        "data": "digits",
-        "model": "resnet8",
-        "strategy": strategy,
-        "device": "cpu",
-        "devices": devices,
-        "nodes": 1,
-        "scaling": "weak",
-        "per_device_batch_size": 10,
-        "global_batch_size": 10 * devices,
-        "precision": "fp32",
-        "compile": False,
-        "oversubscribed": False,
-        "emulated": strategy == "dp",
-        "options": "{}",
-        "unit": "samples",
-        "parameters": 1000,
-        "started_at": 0.0,
-        "trial_s": 3.0,
-        "facts": columns.pop("facts", {"steady": True}),
-        "parts": {"build": 0.5, "warmup": 0.5, "windows": 1.5, "other": 0.5},
-        "steps_s": 2.0,
-        "ranks": [
-            {"rank": rank, "local_rank": rank, "node_rank": 0, "peak_memory_bytes": 1000 + rank}
-            for rank in range(len(rates))
-        ]
-        if outcome == "ok"
-        else [],
-        "windows": windows if outcome == "ok" and kind == "throughput" else [],
-        **columns,
-    }
+    return with_set_ids(
+        {
+            "trial_id": f"{cell}-{repeat}",
+            "attempt": 1,
+            "cell_id": cell,
+            "base_id": base,
+            "kind": kind,
+            "purpose": columns.pop("purpose", ""),
+            "check_id": None,
+            "alone_id": None,
+            "wrapped_id": None,
+            "launcher": "ray",
+            "block": block,
+            "seed": 0,
+            "invocation": 0,
+            "group_id": f"b{block}-g0",
+            "position": 0,
+            "added": False,
+            "outcome": outcome,
+            "reason": "" if outcome == "ok" else f"because of {outcome}",
+            "error_type": None,
+            "error_rank": None,
+            "log": None,
+            "workload": "image_classification",
+            "data": "digits",
+            "model": "resnet8",
+            "strategy": strategy,
+            "device": "cpu",
+            "devices": devices,
+            "nodes": 1,
+            "scaling": "weak",
+            "per_device_batch_size": 10,
+            "global_batch_size": 10 * devices,
+            "precision": "fp32",
+            "compile": False,
+            "oversubscribed": False,
+            "emulated": strategy == "dp",
+            "options": "{}",
+            "unit": "samples",
+            "parameters": 1000,
+            "started_at": 0.0,
+            "trial_s": 3.0,
+            "facts": columns.pop("facts", {"steady": True}),
+            "parts": {"build": 0.5, "warmup": 0.5, "windows": 1.5, "other": 0.5},
+            "steps_s": 2.0,
+            "ranks": [
+                {"rank": rank, "local_rank": rank, "node_rank": 0, "peak_memory_bytes": 1000 + rank}
+                for rank in range(len(rates))
+            ]
+            if outcome == "ok"
+            else [],
+            "windows": windows if outcome == "ok" and kind == "throughput" else [],
+            **columns,
+        }
+    )
+
+
+def with_set_ids(line: dict[str, Any]) -> dict[str, Any]:
+    """The line with the ids of the sets that its cell is compared in, as its axes are now."""
+    return {**line, **set_ids(line)}
 
 
 def steps_of(lines: list[dict[str, Any]], step_s: float = 0.1) -> StepTimes:

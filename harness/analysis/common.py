@@ -10,16 +10,12 @@ import pandas as pd
 
 from harness.analysis.stats import Estimate
 from harness.record.frames import records
-from harness.record.schema import AXES
 
 Lines = Sequence[Mapping[str, Any]]
 Row = Mapping[Any, Any]
 Rows = Sequence[Row]
 STRATEGIES = ("single", "dp", "ddp", "fsdp")
 """In the order in which they are shown."""
-DEVICE_AXES = ("devices", "device_ids", "link", "nodes", "per_device_batch_size", "global_batch_size")
-FAMILY = tuple(axis for axis in AXES if axis not in DEVICE_AXES)
-"""What cells share that differ in their device count alone, besides the batch that their scaling holds fixed."""
 
 
 def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
@@ -40,20 +36,14 @@ def by_cell(trials: pd.DataFrame) -> dict[str, Rows]:
     return {cell_id: sorted(rows, key=lambda row: (row["block"], row["invocation"])) for cell_id, rows in cells.items()}
 
 
-def family(row: Row) -> tuple[Any, ...]:
-    batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
-    return (*(str(row[axis]) for axis in FAMILY), int(row[batch]))
-
-
 def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
     """The base of each measured cell: the planned one; where that could not run, the least devices of its family."""
-    smallest: dict[tuple[Any, ...], tuple[int, str]] = {}
-    for cell_id, group in cells.items():
-        candidate = (int(group[0]["devices"]), cell_id)
-        key = family(group[0])
-        smallest[key] = min(smallest.get(key, candidate), candidate)
+    smallest: dict[str, tuple[int, str]] = {}
+    for cell_id, (first, *_) in cells.items():
+        candidate = (int(first["devices"]), cell_id)
+        smallest[first["family_id"]] = min(smallest.get(first["family_id"], candidate), candidate)
     return {
-        cell_id: str(first["base_id"]) if first["base_id"] in cells else smallest[family(first)][1]
+        cell_id: str(first["base_id"]) if first["base_id"] in cells else smallest[first["family_id"]][1]
         for cell_id, (first, *_) in cells.items()
     }
 

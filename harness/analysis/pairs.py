@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import STRATEGIES, Row, Rows, by_cell, ends, measured, order
+from harness.analysis.common import STRATEGIES, Rows, by_cell, ends, measured, order
 from harness.analysis.doubts import tally
 from harness.analysis.ratios import Rule, doubts_of, paired
 from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
@@ -36,10 +35,10 @@ def parity(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -
     """Each cell under Ray against the same cell under torchrun, the control, paired by block."""
     counted = measured(trials)
     cells = by_cell(counted) if counted["launcher"].eq("torchrun").any() else {}
-    controls = {_but_launcher(group[0]): group for group in cells.values() if group[0]["launcher"] == "torchrun"}
+    controls = {group[0]["launchers_id"]: group for group in cells.values() if group[0]["launcher"] == "torchrun"}
     rows = []
     for group in cells.values():
-        control = controls.get(_but_launcher(group[0]), [])
+        control = controls.get(group[0]["launchers_id"], [])
         if group[0]["launcher"] == "ray" and (ratio := _ratio(group, control, rule, excluded)):
             speeds = {"throughput_per_s": ratio.pop("own"), "control_throughput_per_s": ratio.pop("other")}
             doubts = doubts_of(group, control, "torchrun")
@@ -49,10 +48,10 @@ def parity(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -
 
 def versus(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -> pd.DataFrame:
     """Each strategy on several devices against the one before it (dp, ddp, fsdp), all else equal, paired by block."""
-    alike: dict[tuple[str, ...], list[Rows]] = {}
+    alike: dict[str, list[Rows]] = {}
     for group in by_cell(measured(trials)).values():
-        if group[0]["strategy"] != "single" and group[0]["devices"] > 1:
-            alike.setdefault(_but_strategy(group[0]), []).append(group)
+        if strategies_id := group[0]["strategies_id"]:
+            alike.setdefault(strategies_id, []).append(group)
     rows = []
     for groups in alike.values():
         for other, group in _neighbours(groups):
@@ -103,15 +102,3 @@ def _neighbours(groups: list[Rows]) -> Iterator[tuple[Rows, Rows]]:
     by_strategy = [[group for group in groups if group[0]["strategy"] == name] for name in STRATEGIES]
     for before, after in pairwise(found for found in by_strategy if found):
         yield from ((one, two) for one in before for two in after)
-
-
-def _but_launcher(row: Row) -> tuple[str, ...]:
-    return tuple(str(row[axis]) for axis in AXES if axis not in ("launcher", "link"))
-
-
-def _but_strategy(row: Row) -> tuple[str, ...]:
-    """What both share: every axis, and every option but the strategy's own."""
-    options = json.loads(row["options"]) if isinstance(row["options"], str) else {}
-    shared = {name: value for name, value in options.items() if not name.startswith(f"{row['strategy']}.")}
-    axes = [str(row[axis]) for axis in AXES if axis not in ("strategy", "options", "emulated", "link")]
-    return (*axes, json.dumps(shared, sort_keys=True))

@@ -8,6 +8,7 @@ from typing import Any
 from harness.analysis import throughput
 from harness.analysis.stats import stein_blocks
 from harness.config.sections import BlockRule
+from harness.plan.comparison import base_cell, comparable, single_device_cell, wrapped_single_device_cell
 from harness.plan.trial import Trial
 
 Lines = Sequence[Mapping[str, Any]]
@@ -24,13 +25,13 @@ def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dic
     cells = {trial.cell for trial in trials if trial.kind == "throughput"}
     needed: dict[str, int] = {}
     for cell in cells:
-        base = cell.base() if cell.per_device_batch_size else cell
+        base = base_cell(cell) if comparable(cell) else cell
         ratios = _ratios(pilot.get(cell.id, {}), pilot.get(base.id, {}))
         if base != cell and not ratios:
             needed[cell.id] = max(needed.get(cell.id, 0), rule.at_most)  # others need not wait for it
         elif base != cell:
             blocks = _needed(ratios, rule)
-            for user in (cell, base, cell.single_device_cell(), cell.wrapped_single_device_cell()):
+            for user in (cell, base, single_device_cell(cell), wrapped_single_device_cell(cell)):
                 needed[user.id] = max(needed.get(user.id, rule.at_least), blocks)
     for cell in cells:
         if cell.id not in needed:

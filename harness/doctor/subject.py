@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from harness.plan.cell import Cell
+from harness.plan.comparison import base_cell
 from harness.train.loader import Share, batches, copier, endless_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -79,7 +80,7 @@ class Subject:
 
     def single_device_training(self, workload: Any | None = None) -> Training:
         """The same on one device, by this rank alone; at the rate that goes with the cell's own global batch."""
-        cell = replace(self.cell.base(), global_batch_size=self.cell.global_batch_size)
+        cell = replace(base_cell(self.cell), global_batch_size=self.cell.global_batch_size)
         ranks = replace(self.ranks, rank=0, world_size=1, local_rank=0, node_rank=0, devices=self.ranks.devices[:1])
         return Training(cell, workload or self.workload, self.seed, ranks)
 

@@ -91,37 +91,6 @@ class Cell:
         """The cell's value on an axis, given by its name in the experiment file; None where it has none."""
         return self.options.get(name) if "." in name else getattr(self, name)
 
-    @cached_property
-    def base_id(self) -> str:
-        return self.base().id
-
-    @cached_property
-    def alone_id(self) -> str:
-        return self.single_device_cell().id
-
-    @cached_property
-    def wrapped_id(self) -> str:
-        return self.wrapped_single_device_cell().id
-
-    def base(self) -> Cell:
-        """What this cell's ratios are against: the bare model on one device, at the same batch.
-
-        The same per-device batch under weak scaling, the same global batch under strong scaling. Where the cell
-        names its GPUs, on the first of them.
-        """
-        batch = self.global_batch_size if self.scaling == "strong" else self.per_device_batch_size
-        return replace(
-            self,
-            strategy="single",
-            devices=1,
-            nodes=1,
-            oversubscribe=False,
-            device_ids=self.device_ids[:1],
-            strategy_options={},
-            per_device_batch_size=batch,
-            global_batch_size=batch or self.global_batch_size,
-        )
-
     @property
     def workload_key(self) -> tuple[str, ...]:
         """What decides whether a strategy trains this cell's model rightly, whatever the batch and the device count.
@@ -130,44 +99,6 @@ class Cell:
         """
         options = repr(sorted(self.workload_options.items()))
         return (self.strategy, str(self.data), str(self.model), options, str(self.device_ids or ""))
-
-    def single_device_cell(self) -> Cell:
-        """The bare model on one device at this cell's per-device batch: what one device does of its step."""
-        return self._on_one_device("single", {})
-
-    def wrapped_single_device_cell(self) -> Cell:
-        """The same strategy on one device at this cell's per-device batch: what the wrapper itself costs."""
-        return self._on_one_device(self.strategy, self.strategy_options)
-
-    def _on_one_device(self, strategy: str, options: Options) -> Cell:
-        batch = self.per_device_batch_size
-        return replace(
-            self,
-            strategy=strategy,
-            devices=1,
-            nodes=1,
-            oversubscribe=False,
-            device_ids=self.device_ids[:1],
-            strategy_options=options,
-            global_batch_size=batch or self.global_batch_size,
-        )
-
-    def equivalence_cell(self, batch: int) -> Cell:
-        """The cell whose few steps show that this one trains as one device does, at a global batch for all."""
-        share = share_of(batch, self.devices)
-        # of the training options those that a small batch can have: others would split it, or shrink the step
-        kept = {name: value for name, value in self.training.items() if name.startswith("clip_")}
-        return replace(
-            self,
-            training=kept,
-            scaling="strong",
-            per_device_batch_size=share,
-            global_batch_size=batch,
-            precision="fp32",
-            compile=False,
-            loader={},
-            schedule={},
-        )
 
     def at_global_batch_size(self, batch: int) -> Cell:
         """The same cell at a global batch size (strong scaling)."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harness.plan.cell import Cell
+from harness.plan.comparison import base_cell, base_cells, equivalence_cell, explaining_cells
 from harness.plan.trial import Trial
 
 LEAST_CHECK_BATCH = 8
@@ -13,7 +14,7 @@ LEAST_CHECK_BATCH = 8
 
 def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
     """Every base once more in every block: the spread of their ratios is the noise floor."""
-    bases = dict.fromkeys(cell.base() for cell in cells if cell.per_device_batch_size)
+    bases = base_cells(cells)
     return [
         Trial(base, "diagnostic", block, seed, added=True, purpose="twin") for block in range(blocks) for base in bases
     ]
@@ -31,17 +32,6 @@ def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
     ]
 
 
-def explaining_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
-    """One device at the same per-device batch as each cell on several: bare, and for ddp wrapped."""
-    wanted: dict[Cell, None] = {}
-    for cell in cells:
-        if cell.devices > 1 and cell.per_device_batch_size:
-            wanted[cell.single_device_cell()] = None
-            if cell.strategy == "ddp":
-                wanted[cell.wrapped_single_device_cell()] = None
-    return wanted
-
-
 def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     """The trials, each knowing its check, and the checks with what they are compared with, in the first block.
 
@@ -52,9 +42,9 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
         return list(trials)
     batch = check_batch(compared)
     launcher = "ray" if any(cell.launcher == "ray" for cell in compared) else compared[0].launcher
-    by_cell = {cell: replace(cell.equivalence_cell(batch), launcher=launcher) for cell in dict.fromkeys(compared)}
+    by_cell = {cell: replace(equivalence_cell(cell, batch), launcher=launcher) for cell in dict.fromkeys(compared)}
     checks = dict.fromkeys(by_cell.values())
-    references = dict.fromkeys(cell.base() for cell in checks)
+    references = dict.fromkeys(map(base_cell, checks))
     known = [replace(t, check_id=by_cell[t.cell].id) if t.cell in by_cell else t for t in trials]
     first = min(trial.block for trial in trials)
     return known + [

@@ -12,6 +12,7 @@ from harness.config.sections import Grid
 from harness.config.values import as_axis, leaves
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell, Options, share_of
+from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
 from harness.plan.placement import ONE_PROCESS
 
@@ -38,7 +39,7 @@ def expand(experiment: Experiment, machine: Machine) -> Cells:
     asked = tuple(c for c in cells if not any(c.matches(rule) for rule in experiment.exclude))
     if not asked:
         raise ExperimentError("exclude", ["exclude leaves no cell of the grid: there is nothing to measure"])
-    bases = _unique(cell.base() for cell in asked if cell.per_device_batch_size)
+    bases = base_cells(asked)
     there = set(asked)
     return Cells(asked, tuple(base for base in bases if base not in there))
 

@@ -11,7 +11,8 @@ from harness.config.experiment import Experiment
 from harness.config.sections import Convergence, Throughput
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell
-from harness.plan.diagnostics import examinations, explaining, explaining_cells, twins, with_checks
+from harness.plan.comparison import base_cell, base_cells, explaining_cells
+from harness.plan.diagnostics import examinations, explaining, twins, with_checks
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.grid import device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
@@ -107,7 +108,7 @@ def _convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: M
     if settings.global_batch_size:
         chosen = [cell.at_global_batch_size(settings.global_batch_size) for cell in chosen]
     cells = dict.fromkeys(cell for cell in chosen)
-    bases = dict.fromkeys(cell.base() for cell in chosen if cell.per_device_batch_size)
+    bases = base_cells(chosen)
     return [
         Trial(cell, "convergence", block, seed, added=cell not in cells)
         for block, seed in enumerate(settings.seeds)
@@ -185,7 +186,7 @@ def filter_plan(plan: Plan, wanted: dict[str, object]) -> Plan:
     matching = {t.cell for t in _all(plan) if t.kind != "diagnostic" and t.cell.matches(wanted)}
     if not matching:
         raise ExperimentError("--only", [f"no cell of {plan.experiment.name} matches {wanted}"])
-    cells = matching | _bases(matching)
+    cells = matching | set(base_cells(matching))
     explaining = set(explaining_cells(cells)) if plan.experiment.explains else set()
     check_ids = {trial.check_id for trial in plan.trials if trial.cell in cells}
     checks = {trial.cell for trial in plan.trials if trial.cell.id in check_ids}
@@ -193,16 +194,12 @@ def filter_plan(plan: Plan, wanted: dict[str, object]) -> Plan:
         "": cells | explaining,
         "twin": cells,
         "explain": explaining,
-        "equivalence": checks | {cell.base() for cell in checks},
+        "equivalence": checks | set(map(base_cell, checks)),
         "doctor": cells,
     }
     groups = (replace(g, trials=tuple(t for t in g.trials if t.cell in kept[t.purpose])) for g in plan.groups)
     skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)
     return replace(plan, groups=tuple(group for group in groups if group.trials), skips=skips)
-
-
-def _bases(cells: Iterable[Cell]) -> set[Cell]:
-    return {cell.base() for cell in cells if cell.per_device_batch_size}
 
 
 def _all(plan: Plan) -> list[Trial]:

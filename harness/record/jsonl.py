@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any
 
 from harness.errors import RunFolderError
+from harness.plan.comparison import set_ids
 from harness.record.reading import _check_objects, _object, naming_file
 from harness.record.schema import TRIALS, WINDOWS
 
@@ -43,7 +44,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
                 if _torn(line):
                     continue
                 raise
-            rows.append(_checked(_upgraded(row)))
+            rows.append(_with_set_ids(_checked(_upgraded(row))))
     if not _torn(rest):
         raise RunFolderError(f"{path}: is damaged or incomplete: it does not end with a recorded trial")
     return rows
@@ -65,6 +66,11 @@ def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
         for window in line["windows"]:
             window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
     return line
+
+
+def _with_set_ids(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the line with the ids of the sets that its cell is compared in, which lines lacked at first."""
+    return line if "family_id" in line else {**line, **set_ids(line)}
 
 
 def upgrade_environment(content: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from harness.plan.cell import Cell, format_gpu_ids
+from harness.plan.comparison import partner_ids, set_ids
 from harness.plan.planner import Plan
 from harness.plan.trial import Columns, Trial, TrialResult
 from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
@@ -52,21 +53,20 @@ SCHEMA_VERSION = 3
 def trial_columns(trial: Trial) -> dict[str, Any]:
     """A trial's identity and axes, as columns of the table of trials."""
     cell = trial.cell
-    # a check's global batch need not divide by the devices: shares may be uneven there
-    base = cell.base_id if cell.per_device_batch_size or trial.purpose == "equivalence" else None
+    axes = axes_of(cell)
     return {
         "trial_id": trial.id,
         "cell_id": cell.id,
-        "base_id": base,
+        # a check's global batch need not divide by the devices: shares may be uneven there
+        **partner_ids(cell, equivalence=trial.purpose == "equivalence"),
         "check_id": trial.check_id,
-        "alone_id": cell.alone_id if cell.per_device_batch_size else None,
-        "wrapped_id": cell.wrapped_id if cell.per_device_batch_size else None,
+        **set_ids(axes),
         "kind": trial.kind,
         "purpose": trial.purpose,
         "block": trial.block,
         "seed": trial.seed,
         "added": trial.added,
-        **axes_of(cell),
+        **axes,
     }
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from harness.plan.comparison import SETTING_AXES
 from harness.record.frames import records
 
-SETTING_AXES = ("workload", "data", "model", "scaling", "per_device_batch_size", "precision", "compile", "launcher")
-"""What a comparison of strategies and device counts holds fixed."""
 BATCH_AXES = ["scaling", "per_device_batch_size", "global_batch_size"]
 
 

@@ -11,9 +11,18 @@ from harness.config.experiment import Experiment, parse_experiment
 from harness.doctor.gate import errors
 from harness.errors import ExperimentError, RunFolderError
 from harness.plan.cell import Cell
+from harness.plan.comparison import (
+    base_cell,
+    comparable,
+    other_launcher_cells,
+    set_ids,
+    single_device_cell,
+    wrapped_single_device_cell,
+)
 from harness.plan.planner import Plan
 from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, WorkerGroup
 from harness.record.folder import RunFolder
+from harness.record.rows import axes_of
 from harness.system import sanitize
 
 Lines = Sequence[Mapping[str, Any]]
@@ -65,7 +74,7 @@ class _Pairs:
         self._failed = {line["trial_id"] for line in lines if _failed(line)} - self.done
         self._twins = {(trial.block, trial.cell): trial.id for trial in plan.trials if trial.purpose == "twin"}
         self._by_cell = {(t.block, t.cell): t.id for t in plan.trials if t.timed and t.purpose != "twin"}
-        self._stand_ins: dict[tuple[int, Cell], str] = {}
+        self._stand_ins: dict[tuple[int, str | None], str] = {}
         for trial in sorted(plan.trials, key=lambda t: t.cell.devices, reverse=True):
             if trial.kind == "throughput" and trial.id in self._invocations:
                 self._stand_ins[trial.block, _family(trial.cell)] = trial.id
@@ -75,21 +84,21 @@ class _Pairs:
 
         Where a base failed, its stand-in: the smallest device count of the same strategy that was measured.
         """
-        if not trial.timed or not trial.cell.per_device_batch_size:
+        if not trial.timed or not comparable(trial.cell):
             return set()
-        base = self._by_cell.get((trial.block, trial.cell.base()))
+        base = self._by_cell.get((trial.block, base_cell(trial.cell)))
         if base in self._failed:
             base = self._stand_ins.get((trial.block, _family(trial.cell)))
-        partners = _other_launchers(trial.cell)
+        partners = other_launcher_cells(trial.cell)
         if self._plan.experiment.explains:
-            partners += [trial.cell.single_device_cell(), trial.cell.wrapped_single_device_cell()]
+            partners += [single_device_cell(trial.cell), wrapped_single_device_cell(trial.cell)]
         found = {base, *(self._by_cell.get((trial.block, cell)) for cell in partners)}
         return {trial_id for trial_id in found if trial_id and trial_id != trial.id}
 
     def beside(self, trial: Trial) -> set[str]:
         """What is measured again where this trial is: what it is compared with, and the twin of its base."""
-        comparable = trial.timed and trial.cell.per_device_batch_size
-        twin = self._twins.get((trial.block, trial.cell.base())) if comparable else None
+        has_twin = trial.timed and comparable(trial.cell)
+        twin = self._twins.get((trial.block, base_cell(trial.cell))) if has_twin else None
         return self.of(trial) | ({twin} if twin else set())
 
     def lacks_one(self, trial: Trial) -> bool:
@@ -123,22 +132,8 @@ def _failed(line: Mapping[str, Any]) -> bool:
     return line["outcome"] not in ("ok", "lost") and not _is_skipped(line, TIME_IS_UP)
 
 
-def _other_launchers(cell: Cell) -> list[Cell]:
-    return [replace(cell, launcher=launcher) for launcher in ("ray", "torchrun") if launcher != cell.launcher]
-
-
-def _family(cell: Cell) -> Cell:
-    """What cells share that differ in their device count alone."""
-    batch = cell.global_batch_size if cell.scaling == "strong" else cell.per_device_batch_size
-    return replace(
-        cell,
-        devices=1,
-        device_ids=(),
-        nodes=1,
-        oversubscribe=False,
-        per_device_batch_size=batch,
-        global_batch_size=batch or 0,
-    )
+def _family(cell: Cell) -> str | None:
+    return set_ids(axes_of(cell))["family_id"]
 
 
 LIMITS = {"limits"}

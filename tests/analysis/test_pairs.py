@@ -10,7 +10,7 @@ import pytest
 from harness import analysis
 from harness.report.tables.evidence import parity_table, versus_table
 from harness.report.tables.text import NO_BREAK
-from tests.records import line, steps_of
+from tests.records import line, steps_of, with_set_ids
 
 
 def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
@@ -48,15 +48,17 @@ def test_where_a_strategy_is_missing_its_neighbours_meet() -> None:
     ("axis", "value"), [("per_device_batch_size", 20), ("devices", 4), ("precision", "bf16"), ("model", "other")]
 )
 def test_cells_that_differ_in_more_are_not_paired(axis: str, value: Any) -> None:
-    lines = [one | {axis: value} if one["strategy"] == "dp" else one for one in study(1.0)]
+    lines = [with_set_ids(one | {axis: value}) if one["strategy"] == "dp" else one for one in study(1.0)]
     assert analysis.versus(trials_of(lines))["other_strategy"].tolist() == ["ddp"]
 
 
 def test_a_strategys_own_options_are_no_difference_others_are() -> None:
     own = {"ddp": '{"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}', "dp": '{"optimizer.lr": 0.1}'}
-    lines = [one | {"options": own[one["strategy"]]} for one in study(1.0) if one["strategy"] in own]
+    lines = [with_set_ids(one | {"options": own[one["strategy"]]}) for one in study(1.0) if one["strategy"] in own]
     assert len(analysis.versus(trials_of(lines))) == 1
-    lines = [one | {"options": '{"optimizer.lr": 0.2}'} if one["strategy"] == "dp" else one for one in lines]
+    lines = [
+        with_set_ids(one | {"options": '{"optimizer.lr": 0.2}'}) if one["strategy"] == "dp" else one for one in lines
+    ]
     assert analysis.versus(trials_of(lines)).empty
 
 

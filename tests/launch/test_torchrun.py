@@ -32,6 +32,7 @@ from harness.launch.torchrun.mailbox import SocketMailbox
 from harness.launch.torchrun.processes import command
 from harness.launch.torchrun.worker import devices_of
 from harness.launch.watchdog import Registration, ResourcesRequested, StartupTimer, Watchdog
+from harness.plan.comparison import base_cell
 from harness.plan.placement import Placement
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
@@ -65,7 +66,7 @@ def test_a_list_of_launchers_is_an_axis_and_has_groups_of_its_own(make_experimen
     for name in ("ray", "torchrun"):
         cells = {t.cell for t in plan.trials if t.cell.launcher == name}
         assert {(c.strategy, c.devices) for c in cells} == {("single", 1), ("ddp", 1), ("ddp", 2)}
-        assert {c.base().launcher for c in cells} == {name}
+        assert {base_cell(c).launcher for c in cells} == {name}
     assert all({t.cell.launcher for t in group.trials} == {group.launcher} for group in plan.groups)
     assert {str(group) for group in plan.groups if group.launcher == "torchrun"} == {
         "1 x 1 device by torchrun",

@@ -66,28 +66,6 @@ def test_the_id_stays_the_same_between_versions() -> None:
     assert len(CELL.id) == 12
 
 
-def test_the_base_under_weak_scaling_keeps_the_per_device_batch() -> None:
-    base = CELL.base()
-    assert (base.strategy, base.devices, base.nodes, base.per_device_batch_size, base.global_batch_size) == (
-        "single",
-        1,
-        1,
-        8,
-        8,
-    )
-    assert base.strategy_options == {}
-    assert base.optimizer == CELL.optimizer
-
-
-def test_the_base_under_strong_scaling_keeps_the_global_batch() -> None:
-    base = CELL.at_global_batch_size(64).base()
-    assert (base.scaling, base.per_device_batch_size, base.global_batch_size) == ("strong", 64, 64)
-
-
-def test_a_base_is_its_own_base() -> None:
-    assert CELL.base().base() == CELL.base()
-
-
 def test_a_global_batch_that_does_not_divide_is_not_changed() -> None:
     cell = CELL.at_global_batch_size(30)
     assert (cell.global_batch_size, cell.per_device_batch_size) == (30, None)
@@ -129,18 +107,3 @@ def test_the_rate_follows_the_global_batch(scaling: dict[str, Any], factor: floa
     cell = replace(CELL, training={"lr_base_batch_size": 16, **scaling})
     assert cell.lr_factor == factor
     assert cell.at_global_batch_size(16).lr_factor == 1.0
-
-
-def test_the_cells_that_explain_a_cell_train_as_it_does_and_its_check_without_what_needs_its_batch() -> None:
-    training = {"accumulation": 4, "lr_scaling": "linear", "lr_base_batch_size": 8, "clip_grad_norm": 1.0}
-    cell = replace(CELL, training=training)
-    assert cell.micro_batches == 4
-    assert (
-        cell.single_device_cell().training
-        == cell.wrapped_single_device_cell().training
-        == cell.base().training
-        == training
-    )
-    check = cell.equivalence_cell(8)
-    assert check.training == {"clip_grad_norm": 1.0}
-    assert (check.micro_batches, check.lr_factor) == (1, 1.0)

@@ -22,6 +22,7 @@ from harness.launch.protocol import process_variables
 from harness.launch.ray import cluster
 from harness.launch.torchrun.worker import devices_of
 from harness.plan.cell import Cell
+from harness.plan.comparison import base_cell
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Inventory, Machine, Node
 from harness.plan.placement import Placement, place
@@ -105,7 +106,7 @@ def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_
     assert {skip.reason for skip in plan.skips} == {"single trains on one device"}
     assert {len({t.cell.device_ids for t in group.trials}) for group in plan.groups} == {1}
     for trial in plan.trials:
-        assert trial.cell.base().device_ids == trial.cell.device_ids[:1]
+        assert base_cell(trial.cell).device_ids == trial.cell.device_ids[:1]
     assert {str(group.placement) for group in plan.groups} == {
         "1 x 1 device on GPU 0",
         "1 x 1 device on GPU 1",

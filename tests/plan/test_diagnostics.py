@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.config.experiment import Experiment
+from harness.plan.comparison import base_cell
 from harness.plan.planner import filter_plan, make_plan
 from harness.record.rows import trial_columns
 from tests.conftest import gpu_cluster, laptop
@@ -23,7 +24,7 @@ def test_every_block_has_a_twin_of_every_base_in_a_group_of_its_own(make_experim
     for group in plan.groups:
         purposes = {trial.purpose for trial in group.trials}
         assert purposes == {"twin"} or "twin" not in purposes
-    assert all(trial.cell == trial.cell.base() for trial in twins)
+    assert all(trial.cell == base_cell(trial.cell) for trial in twins)
 
 
 def test_a_twin_has_an_id_of_its_own(make_experiment: Make) -> None:

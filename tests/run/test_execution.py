@@ -13,6 +13,7 @@ import pytest
 from harness.config.experiment import Experiment
 from harness.errors import WriteError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
+from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TIME_IS_UP, Outcome, Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
@@ -271,7 +272,7 @@ def test_the_wall_limit_ends_at_a_trials_boundary_and_a_resume_goes_on(make_expe
     for row in folder.lines():
         invocations[row["trial_id"]] |= {row["invocation"]} if row["outcome"] == "ok" else set()
     for trial in limited.trials:
-        base = f"{trial.cell.base().id}-b0"
+        base = f"{base_cell(trial.cell).id}-b0"
         assert invocations[trial.id] & invocations[base], "no invocation holds it and its base"
         if base in done and trial.id in done and trial.id in launcher.tries:
             assert trial.id == base, "it had its base already"

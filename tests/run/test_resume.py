@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.config.experiment import Experiment
+from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
 from harness.run.resume import attempts, pending
 from tests.conftest import laptop
@@ -55,7 +56,7 @@ def test_a_block_cut_in_two_measures_its_base_again(plan: Plan) -> None:
     missing = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "ddp" and t.block == 1)
     lines = recorded(plan, keep=lambda trial: trial.id != missing.id)
     again = {trial.id for group in pending(plan, lines) for trial in group.trials}
-    base = f"{missing.cell.base().id}-b1"
+    base = f"{base_cell(missing.cell).id}-b1"
     assert again == {missing.id, base}
 
 
@@ -63,7 +64,7 @@ def test_what_has_not_got_its_base_is_measured_again_with_it(plan: Plan) -> None
     base = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "single" and t.block == 1)
     lines = recorded(plan, keep=lambda trial: trial.id != base.id)
     again = {trial.id for group in pending(plan, lines) for trial in group.trials}
-    users = {t.id for t in plan.trials if t.timed and t.block == 1 and t.cell.base() == base.cell}
+    users = {t.id for t in plan.trials if t.timed and t.block == 1 and base_cell(t.cell) == base.cell}
     assert again == users and len(users) == 3
     rest = [line | {"attempt": 2, "invocation": 1} for line in recorded(plan, keep=lambda trial: trial.id in users)]
     assert pending(plan, lines + rest) == ()

@@ -50,6 +50,13 @@ TRIALS = Table(
         _c("check_id", "string", "cell whose check shows that it trains as one device does"),
         _c("alone_id", "string", "cell of the bare model on one device at the same per-device batch"),
         _c("wrapped_id", "string", "cell of the same strategy on one device at the same per-device batch"),
+        _c(
+            "family_id",
+            "string",
+            "shared by cells that differ in their devices alone: one stands in for a base that failed",
+        ),
+        _c("launchers_id", "string", "shared by cells that differ in their launcher alone"),
+        _c("strategies_id", "string", "shared by cells on several devices that differ in their strategy alone"),
         _c("kind", "string", "throughput, convergence or diagnostic"),
         _c("purpose", "string", "of a diagnostic trial: twin (noise floor), explain (waterfall), equivalence"),
         _c("block", "Int64", "repetition of the grid that it belongs to"),

@@ -7,9 +7,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.plan.comparison import SETTING_AXES
 from harness.report.figures import captions
 from harness.report.figures.common import COLOURS, MARKERS, Drawing, Tables, facets_of, is_apart, panels
-from harness.report.labels import SETTING_AXES, shown_devices
+from harness.report.labels import shown_devices
 
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20, 50, 100)
 FINE = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4)

@@ -1,0 +1,168 @@
+"""Which cells are compared with which: the one definition, for the planner, a resumed run and the tables.
+
+Ratios are taken between trials of one block and invocation, so the partners of a cell are measured beside it:
+
+    base                single device, bare model, same batch held fixed      speedup, efficiency
+    single-device cell  bare model at the same per-device batch               waterfall
+    wrapped cell        same strategy on one device, same per-device batch    waterfall
+    equivalence cell    a few fp32 steps, against its own base                whether a ratio is allowed
+    family              cells that differ in their devices alone              stands in for a base that failed
+    launchers           the cell under Ray and under torchrun                 parity
+    strategies          cells that differ in their strategy alone             versus
+
+The first four are cells, recorded with a trial as base_id, alone_id, wrapped_id and check_id. The others are sets of
+cells: cells of one set share its id, a hash of what they have in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from harness.plan.cell import Cell, share_of
+
+LAUNCHERS = ("ray", "torchrun")
+CELL_AXES = (
+    "workload",
+    "data",
+    "model",
+    "strategy",
+    "device",
+    "devices",
+    "device_ids",
+    "nodes",
+    "scaling",
+    "per_device_batch_size",
+    "global_batch_size",
+    "precision",
+    "compile",
+    "launcher",
+    "oversubscribed",
+    "emulated",
+    "options",
+)
+"""The axes of a recorded trial that are its cell's own; ``link`` is what the node has between the devices."""
+DEVICE_AXES = frozenset({"devices", "device_ids", "nodes", "per_device_batch_size", "global_batch_size"})
+STRATEGY_AXES = frozenset({"strategy", "options", "emulated"})
+SETTING_AXES = ("workload", "data", "model", "scaling", "per_device_batch_size", "precision", "compile", "launcher")
+"""The axes that a comparison of strategies and device counts holds fixed, besides options."""
+
+
+def comparable(cell: Cell) -> bool:
+    """Return whether the cell has partners; a global batch that does not divide is skipped, never changed."""
+    return bool(cell.per_device_batch_size)
+
+
+def base_cell(cell: Cell) -> Cell:
+    """Return the cell that ratios are taken against: the bare model on one device, at the same batch.
+
+    The same per-device batch under weak scaling, the same global batch under strong scaling. If the cell names its
+    GPUs, the base runs on the first of them.
+    """
+    batch = cell.global_batch_size if cell.scaling == "strong" else cell.per_device_batch_size
+    base = _on_one_device(cell, bare=True)
+    return replace(base, per_device_batch_size=batch, global_batch_size=batch or cell.global_batch_size)
+
+
+def single_device_cell(cell: Cell) -> Cell:
+    """Return the bare model on one device at this cell's per-device batch: one device's part of its step."""
+    return _on_one_device(cell, bare=True)
+
+
+def wrapped_single_device_cell(cell: Cell) -> Cell:
+    """Return the same strategy on one device at this cell's per-device batch: the cost of the wrapper itself."""
+    return _on_one_device(cell, bare=False)
+
+
+def _on_one_device(cell: Cell, *, bare: bool) -> Cell:
+    return replace(
+        cell,
+        strategy="single" if bare else cell.strategy,
+        devices=1,
+        nodes=1,
+        oversubscribe=False,
+        device_ids=cell.device_ids[:1],
+        strategy_options={} if bare else cell.strategy_options,
+        global_batch_size=cell.per_device_batch_size or cell.global_batch_size,
+    )
+
+
+def equivalence_cell(cell: Cell, batch: int) -> Cell:
+    """Return the cell whose few steps show that this one trains as one device does; ``batch`` is the global one."""
+    # of the training options those that a small batch can have: others would split it, or shrink the step
+    kept = {name: value for name, value in cell.training.items() if name.startswith("clip_")}
+    return replace(
+        cell,
+        training=kept,
+        scaling="strong",
+        per_device_batch_size=share_of(batch, cell.devices),
+        global_batch_size=batch,
+        precision="fp32",
+        compile=False,
+        loader={},
+        schedule={},
+    )
+
+
+def other_launcher_cells(cell: Cell) -> list[Cell]:
+    """Return the same cell under every other launcher."""
+    return [replace(cell, launcher=launcher) for launcher in LAUNCHERS if launcher != cell.launcher]
+
+
+def base_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
+    """Return the bases of the comparable ones of these cells, each once, in order."""
+    return dict.fromkeys(base_cell(cell) for cell in cells if comparable(cell))
+
+
+def explaining_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
+    """Return the cells that the waterfall of these needs: one device at the same batch, bare, and for ddp wrapped."""
+    wanted: dict[Cell, None] = {}
+    for cell in cells:
+        if cell.devices > 1 and comparable(cell):
+            wanted[single_device_cell(cell)] = None
+            if cell.strategy == "ddp":
+                wanted[wrapped_single_device_cell(cell)] = None
+    return wanted
+
+
+def partner_ids(cell: Cell, *, equivalence: bool = False) -> dict[str, str | None]:
+    """Return base_id, alone_id and wrapped_id, None if the cell has no such partner.
+
+    ``equivalence``: the cell is that of a check, whose base trains on the same global batch even if it is uneven.
+    """
+    divides = comparable(cell)
+    return {
+        "base_id": base_cell(cell).id if divides or equivalence else None,
+        "alone_id": single_device_cell(cell).id if divides else None,
+        "wrapped_id": wrapped_single_device_cell(cell).id if divides else None,
+    }
+
+
+def set_ids(axes: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return family_id, launchers_id and strategies_id of a cell, given its value on each of CELL_AXES.
+
+    Cells of a family hold the same batch fixed: the global one under strong scaling, else the per-device one.
+    strategies_id is None for a cell that is compared with no other strategy: on one device, or unwrapped.
+    """
+    batch = axes.get("global_batch_size" if axes.get("scaling") == "strong" else "per_device_batch_size")
+    compared = axes["strategy"] != "single" and axes["devices"] > 1
+    return {
+        "family_id": _digest(axes, DEVICE_AXES, batch),
+        "launchers_id": _digest(axes, frozenset({"launcher"})),
+        "strategies_id": _digest(axes, STRATEGY_AXES, _shared_options(axes)) if compared else None,
+    }
+
+
+def _shared_options(axes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every option but the strategy's own."""
+    options = json.loads(axes.get("options") or "{}")
+    return {name: value for name, value in options.items() if not name.startswith(f"{axes['strategy']}.")}
+
+
+def _digest(axes: Mapping[str, Any], without: frozenset[str], *more: Any) -> str:
+    shared = [axes.get(name) for name in CELL_AXES if name not in without]
+    text = json.dumps([*shared, *more], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

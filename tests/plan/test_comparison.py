@@ -1,0 +1,122 @@
+"""The partners of a cell: the cells that it is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.plan.comparison import (
+    CELL_AXES,
+    base_cell,
+    base_cells,
+    equivalence_cell,
+    explaining_cells,
+    other_launcher_cells,
+    partner_ids,
+    set_ids,
+    single_device_cell,
+    wrapped_single_device_cell,
+)
+from harness.record.rows import axes_of
+from harness.record.schema import AXES
+from tests.plan.test_cell import CELL
+
+
+def test_the_base_under_weak_scaling_keeps_the_per_device_batch() -> None:
+    base = base_cell(CELL)
+    assert (base.strategy, base.devices, base.nodes, base.per_device_batch_size, base.global_batch_size) == (
+        "single",
+        1,
+        1,
+        8,
+        8,
+    )
+    assert base.strategy_options == {}
+    assert base.optimizer == CELL.optimizer
+
+
+def test_the_base_under_strong_scaling_keeps_the_global_batch() -> None:
+    base = base_cell(CELL.at_global_batch_size(64))
+    assert (base.scaling, base.per_device_batch_size, base.global_batch_size) == ("strong", 64, 64)
+
+
+def test_a_base_is_its_own_base() -> None:
+    assert base_cell(base_cell(CELL)) == base_cell(CELL)
+
+
+def test_the_cells_that_explain_a_cell_train_as_it_does_and_its_check_without_what_needs_its_batch() -> None:
+    training = {"accumulation": 4, "lr_scaling": "linear", "lr_base_batch_size": 8, "clip_grad_norm": 1.0}
+    cell = replace(CELL, training=training)
+    assert cell.micro_batches == 4
+    assert (
+        single_device_cell(cell).training
+        == wrapped_single_device_cell(cell).training
+        == base_cell(cell).training
+        == training
+    )
+    check = equivalence_cell(cell, 8)
+    assert check.training == {"clip_grad_norm": 1.0}
+    assert (check.micro_batches, check.lr_factor) == (1, 1.0)
+
+
+def test_a_global_batch_that_does_not_divide_has_no_partners_but_in_a_check() -> None:
+    uneven = CELL.at_global_batch_size(30)
+    assert set(partner_ids(uneven).values()) == {None}
+    assert partner_ids(uneven, equivalence=True)["base_id"] == base_cell(uneven).id
+    assert base_cells([uneven, CELL, CELL]) == {base_cell(CELL): None}
+
+
+def test_only_ddp_on_several_devices_is_explained_by_its_wrapper() -> None:
+    fsdp = replace(CELL, strategy="fsdp")
+    assert set(explaining_cells([CELL])) == {single_device_cell(CELL), wrapped_single_device_cell(CELL)}
+    assert set(explaining_cells([fsdp, base_cell(fsdp)])) == {single_device_cell(fsdp)}
+
+
+def test_the_control_is_the_same_cell_under_the_other_launcher() -> None:
+    assert other_launcher_cells(CELL) == [replace(CELL, launcher="torchrun")]
+    assert other_launcher_cells(replace(CELL, launcher="torchrun")) == [CELL]
+
+
+def ids(**changes: Any) -> dict[str, str | None]:
+    return set_ids(axes_of(replace(CELL, **changes)))
+
+
+def shared_with_the_cell(**changes: Any) -> set[str]:
+    return {name for name, value in ids(**changes).items() if value == ids()[name]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [
+        ({"devices": 2, "nodes": 1, "global_batch_size": 16}, {"family_id"}),
+        ({"device_ids": (0, 1, 2, 3)}, {"family_id"}),
+        ({"per_device_batch_size": 16, "global_batch_size": 64}, set()),
+        ({"launcher": "torchrun"}, {"launchers_id"}),
+        ({"strategy": "fsdp", "strategy_options": {"reshard_after_forward": True}}, {"strategies_id"}),
+        ({"strategy": "dp", "strategy_options": {}}, {"strategies_id"}),  # emulated on a CPU
+        ({"strategy_options": {"bucket_cap_mb": 1}}, {"strategies_id"}),
+        ({"optimizer": {"name": "SGD", "lr": 0.2}}, set()),
+        ({"precision": "bf16"}, set()),
+        ({"oversubscribe": True}, set()),
+    ],
+)
+def test_cells_of_a_set_differ_in_one_thing(changes: dict[str, Any], shared: set[str]) -> None:
+    assert shared_with_the_cell(**changes) == shared
+
+
+def test_under_strong_scaling_a_family_shares_the_global_batch() -> None:
+    strong = CELL.at_global_batch_size(64)
+    half = replace(strong, devices=2, nodes=1).at_global_batch_size(64)
+    assert set_ids(axes_of(strong))["family_id"] == set_ids(axes_of(half))["family_id"]
+    assert set_ids(axes_of(strong))["family_id"] != ids()["family_id"]
+
+
+def test_one_device_is_compared_with_no_other_strategy() -> None:
+    assert ids(strategy="single")["strategies_id"] is None
+    assert ids(devices=1)["strategies_id"] is None
+
+
+def test_every_axis_of_the_tables_is_the_cells_but_the_link_that_its_node_has() -> None:
+    assert set(AXES) - {"link"} == set(CELL_AXES) == set(axes_of(CELL))
