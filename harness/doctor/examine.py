@@ -31,6 +31,7 @@ from harness.measure.scenarios import TrialContext
 from harness.plan.cell import Cell
 from harness.plan.checks import batches
 from harness.plan.checks.finding import Finding
+from harness.plan.rows import TrialFacts
 from harness.plan.trial import TrialResult
 
 RUNS = "it runs"
@@ -65,7 +66,7 @@ class Examination:
         return any(finding.severity == "error" for finding in self.findings)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> TrialFacts:
         """Plain values for the trial's line."""
         return {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
 

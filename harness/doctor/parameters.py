@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from harness.doctor.steps import STEPS, Steps
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding, Severity, join_names
+from harness.plan.checks.finding import Finding, join_names
+from harness.plan.rows import Severity
 
 NAME = "parameters move"
 WHY = {

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness.launch.watchdog import Watchdog
-from harness.plan.trial import Outcome, TrialResult
+from harness.plan.rows import Outcome
+from harness.plan.trial import TrialResult
 
 COLLATERAL = (
     "closed by peer",

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from harness.config.experiment import Experiment
-from harness.plan.trial import Row, TrialResult, WorkerGroup
+from harness.plan.environment import GroupRank, NodeEnvironment
+from harness.plan.trial import TrialResult, WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class GroupStarted:
     ``parts``: seconds of coming up, by what they went to, as far as the launcher knows.
     """
 
-    environments: tuple[Row, ...]
-    ranks: tuple[Row, ...]
+    environments: tuple[NodeEnvironment, ...]
+    ranks: tuple[GroupRank, ...]
     parts: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -21,7 +21,9 @@ from harness.errors import SkipTrial
 from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted
 from harness.measure import environment, memory, scenarios, topology
 from harness.measure.scenarios import TrialContext, with_times
-from harness.plan.trial import Outcome, Trial, TrialResult
+from harness.plan.environment import GroupRank
+from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
+from harness.plan.trial import Trial, TrialResult
 from harness.system import sanitize
 from harness.train.ranks import Ranks
 
@@ -75,7 +77,7 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
         error_type=type(error).__name__,
         error_rank=rank,
         detail=trace,
-        facts=getattr(error, "facts", {}),  # what an examination had found before it failed
+        facts=getattr(error, "facts", TrialFacts()),  # what an examination had found before it failed
     )
 
 
@@ -115,7 +117,7 @@ def _preload(job: Job, ranks: Ranks, cache: dict[Any, Any]) -> None:
 
 def _announce(ranks: Ranks, send: Send) -> str | None:
     """Rank 0 tells who runs where, and one environment a node. Gives what joins the ranks' GPUs on each node."""
-    row = {
+    row: GroupRank = {
         "rank": ranks.rank,
         "local_rank": ranks.local_rank,
         "node_rank": ranks.node_rank,
@@ -171,7 +173,7 @@ def _check_placement(trial: Trial, ranks: Ranks) -> None:
         )
 
 
-def _rank_row(ranks: Ranks, facts: dict[str, Any]) -> dict[str, Any]:
+def _rank_row(ranks: Ranks, facts: RankFacts) -> RankRow:
     return {
         "rank": ranks.rank,
         "local_rank": ranks.local_rank,

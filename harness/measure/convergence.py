@@ -21,6 +21,7 @@ from harness.measure.phase_timers import marks_for
 from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import Cell
+from harness.plan.rows import WindowRow
 from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Share, batches, copier, epoch_shares, evaluation_shares
 from harness.train.optimizers import WarmUp, fast_forward, make_schedule
@@ -73,7 +74,7 @@ class Epochs:
         self.resumed_epoch = 0
         self.train_s = 0.0
         self.spent = {"epochs": 0.0, "evaluation": 0.0, "checkpoints": 0.0}
-        self.window: dict[str, Any] = {}
+        self.window: WindowRow | None = None
         """This rank's epochs of this attempt as one window: its seconds, steps and phases are their sums."""
         self.diverged: Divergence | None = None
         """Where the training stopped being finite; it went no further than that epoch."""
@@ -128,7 +129,11 @@ class Epochs:
 
     def _add(self, window: Window, weight: float) -> None:
         (row,) = window_rows(self.ranks.rank, [TimedWindow("epochs", window, weight)])
-        self.window = row | {name: row[name] + self.window.get(name, 0) for name in row if name not in WINDOW_KEYS}
+        if self.window is not None:
+            now: Any = row
+            before: Any = self.window
+            row = now | {name: now[name] + before.get(name, 0) for name in now if name not in WINDOW_KEYS}
+        self.window = row
 
     def _told(self, window: Window, steps_before: int) -> _EpochTotals:
         """What the other ranks need to know of this one's epoch."""

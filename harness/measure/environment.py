@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 from harness.measure import topology
 from harness.measure.topology import numa_nodes
+from harness.plan.environment import DeviceFacts, NodeEnvironment
 from harness.system import sanitize
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
@@ -24,7 +24,7 @@ VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES",
 """How the variables begin that set threads, collectives and devices; no other is looked at."""
 
 
-def capture_environment(node_id: str, devices: Sequence[torch.device]) -> dict[str, Any]:
+def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEnvironment:
     """The environment of this process as plain values."""
     cuda = devices[0].type == "cuda"
     joined = topology.capture_topology() if cuda else None
@@ -58,7 +58,7 @@ def _iommu() -> bool | None:
     return any(known.iterdir()) if known.is_dir() else None
 
 
-def describe_device(device: torch.device) -> dict[str, Any]:
+def describe_device(device: torch.device) -> DeviceFacts:
     """Model, UUID and memory of a GPU; the processor's name for a CPU slot."""
     if device.type != "cuda":
         return {"kind": "cpu", "model": cpu_model(), "uuid": None, "memory_bytes": None}

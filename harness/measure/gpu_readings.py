@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.plan.rows import RankFacts
+
 ENERGY_LEAST_S = 10.0
 """The energy counter is only updated now and then: over less time than this, the gaps would show."""
 
@@ -54,7 +56,7 @@ class Reading:
 
 def summarise(
     before: Sequence[Reading], after: Sequence[Reading], *, seconds: float, shared: bool, samples: float
-) -> dict[str, Any]:
+) -> RankFacts:
     """One rank's columns from readings before its first and after its last timed window, devices in the same order.
 
     ``samples`` are all that the rank trained on between the two, in ``seconds``; ``shared`` says that other ranks

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
+
+from harness.plan.rows import RankFacts
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ def read() -> Load:
     return Load(time.perf_counter(), _own_cpu_s(), _node_cpu_s(), _swapped_bytes())
 
 
-def load_between(before: Load, after: Load) -> Mapping[str, Any]:
+def load_between(before: Load, after: Load) -> RankFacts:
     """Columns of a rank: the stretch that was watched and what was used in it."""
     return {
         "watched_s": after.clock_s - before.clock_s,

@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from harness.plan.rows import RankFacts
 from harness.train.training import Training
 
 _CLEAR = Path("/proc/self/clear_refs")
@@ -31,7 +31,7 @@ def reset_peak(devices: Sequence[torch.device]) -> bool:
     return True
 
 
-def peak(devices: Sequence[torch.device]) -> dict[str, Any]:
+def peak(devices: Sequence[torch.device]) -> RankFacts:
     """Bytes since ``reset_peak``: the largest of the rank's devices, and each one's, or the process's resident memory.
 
     'allocated_by_device' and 'reserved_by_device' are text, '1024, 512', in the order of the devices.
@@ -50,7 +50,7 @@ def peak(devices: Sequence[torch.device]) -> dict[str, Any]:
     return {"peak_memory_bytes": resident, "peak_reserved_bytes": None, "resident_bytes": resident}
 
 
-def of_state(training: Training) -> dict[str, int]:
+def of_state(training: Training) -> RankFacts:
     """Bytes that this rank holds of parameters, gradients and optimizer state; shards count as what is here."""
     parameters = list(training.model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from harness.measure.equivalence import measure_update
 from harness.measure.explain import explain
 from harness.measure.stepper import Stepper, TimedWindow, columns_of, joined, step_columns, window_rows
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
+from harness.plan.rows import RankFacts, RankRow
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager
@@ -34,7 +35,7 @@ class TrialContext:
     advance: Callable[[], None]
     cache: dict[Any, Any]
     parts: dict[str, float] = field(default_factory=dict)
-    rank_facts: dict[str, Any] = field(default_factory=dict)
+    rank_facts: RankFacts = field(default_factory=RankFacts)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -171,7 +172,7 @@ def equivalence(context: TrialContext) -> TrialResult:
 
 
 def with_times(
-    result: TrialResult, context: TrialContext, started_at: float, trial_s: float, ranks: Any
+    result: TrialResult, context: TrialContext, started_at: float, trial_s: float, ranks: Sequence[RankRow]
 ) -> TrialResult:
     """The result with its times and ranks."""
     known = sum(context.parts.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,17 @@ from harness.errors import SkipTrial, WorkloadError
 from harness.measure.phase_timers import marks_for
 from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import Cell
+from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
 from harness.train.loader import Share, batches, copier, endless_shares, resident_batch
 from harness.train.ranks import Ranks
 from harness.train.training import Training
-
-Kind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
-"""What a window is for; only timed ones enter a throughput."""
 
 
 @dataclass(frozen=True)
 class TimedWindow:
     """One rank's window, what it was for, and the samples or tokens that the rank trained on in it."""
 
-    kind: Kind
+    kind: WindowKind
     window: Window
     weight: float
 
@@ -79,7 +77,7 @@ class Stepper:
         batch = self.copy(next(self.fetch))
         return batch if self.micro_batches == 1 else batch[0]
 
-    def window(self, kind: Kind, steps: int, *, detailed: bool = True) -> TimedWindow:
+    def window(self, kind: WindowKind, steps: int, *, detailed: bool = True) -> TimedWindow:
         """A window of so many steps; raises WorkloadError where loss() gives weights that are not the batch's."""
         self.ranks.barrier()
         training, share = self.training, self.share
@@ -122,7 +120,7 @@ STEPPED = ("warmup", "timed")
 """The windows whose single steps are recorded."""
 
 
-def window_rows(rank: int, stretches: Sequence[TimedWindow]) -> list[dict[str, Any]]:
+def window_rows(rank: int, stretches: Sequence[TimedWindow]) -> list[WindowRow]:
     """One row a window of one rank, with the seconds of each phase."""
     return [
         {
@@ -132,11 +130,17 @@ def window_rows(rank: int, stretches: Sequence[TimedWindow]) -> list[dict[str, A
             "duration_s": stretch.window.duration_s,
             "steps": stretch.window.steps,
             "weight": stretch.weight,
-            **{f"{phase}_s": seconds for phase, seconds in stretch.window.phases.items()},
-            **{f"host_{phase}_s": seconds for phase, seconds in stretch.window.host_phases.items()},
+            **_phase_seconds(stretch.window),
         }
         for index, stretch in enumerate(stretches)
     ]
+
+
+def _phase_seconds(window: Window) -> PhaseSeconds:
+    phases = {f"{phase}_s": seconds for phase, seconds in window.phases.items()}
+    columns: Any = phases | {f"host_{phase}_s": seconds for phase, seconds in window.host_phases.items()}
+    seconds: PhaseSeconds = columns
+    return seconds
 
 
 def step_columns(rank: int, stretches: Sequence[TimedWindow]) -> StepColumns:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.config.sections import Throughput
 from harness.measure import load, phase_timers
@@ -15,6 +14,7 @@ from harness.measure.gpu_readings import summarise
 from harness.measure.steady_state import is_steady
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.telemetry import open_telemetry
+from harness.plan.rows import RankFacts
 
 PHASE_PART, LEAST_MARKED = 4, 3
 """A window that marks dear phases takes one part in so many of a timed window's steps, and at least so many."""
@@ -31,7 +31,7 @@ class ThroughputMeasurement:
     window_steps: int
     finite: bool
     steady: bool
-    load: Mapping[str, Any]
+    load: RankFacts
 
 
 def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool = False) -> ThroughputMeasurement:
@@ -63,10 +63,10 @@ class LoadMonitor:
         self._load = load.read()
         self._gpus = self._telemetry.read() if self._telemetry else ()
 
-    def seen(self, timed: Sequence[TimedWindow]) -> Mapping[str, Any]:
+    def seen(self, timed: Sequence[TimedWindow]) -> RankFacts:
         """Columns of the rank, over these windows."""
         gpus = self._telemetry.read() if self._telemetry else ()
-        used = dict(load.load_between(self._load, load.read()))
+        used = load.load_between(self._load, load.read())
         if self._telemetry:
             samples = sum(stretch.weight for stretch in timed)
             used |= summarise(self._gpus, gpus, seconds=used["watched_s"], shared=self._shared, samples=samples)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any, cast
 
 from harness.measure.nvml import Handle, Nvml
+from harness.plan.environment import Topology
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """NVML's levels of the common ancestor: one switch, several, a host bridge, a NUMA node, beyond it."""
@@ -18,7 +19,7 @@ _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _READ = 0  # NVML_P2P_CAPS_INDEX_READ
 
 
-def capture_topology(nvml: Nvml | None = None) -> dict[str, Any] | None:
+def capture_topology(nvml: Nvml | None = None) -> Topology | None:
     """The node's GPUs by UUID, and a square of links between them: NV12, PIX, PXB, PHB, NODE or SYS.
 
     ``apart``: the pairs of which the first cannot read the other's memory directly; ``numa``: each GPU's NUMA
@@ -36,16 +37,16 @@ def capture_topology(nvml: Nvml | None = None) -> dict[str, Any] | None:
     return None
 
 
-def links_between(topology: Mapping[str, Any] | None, uuids: Iterable[str | None]) -> list[str] | None:
+def links_between(topology: Topology | None, uuids: Iterable[str | None]) -> list[str] | None:
     """The links between each two of these GPUs (UUIDs as torch or NVML tell them); None where one is not known."""
     if topology is None:
         return None
     places = {uuid: place for place, uuid in enumerate(topology["gpus"])}
     wanted = [places.get(f"GPU-{(uuid or '').removeprefix('GPU-')}") for uuid in dict.fromkeys(uuids)]
-    if None in wanted:
-        return None
-    found = [topology["links"][one][other] for one, other in combinations(wanted, 2)]
-    return None if None in found else found
+    known = [place for place in wanted if place is not None]
+    found = [topology["links"][one][other] for one, other in combinations(known, 2)]
+    links = [link for link in found if link is not None]
+    return links if len(known) == len(wanted) and len(links) == len(found) else None
 
 
 def format_links(links: Iterable[str]) -> str | None:
@@ -59,7 +60,7 @@ def _quality(link: str) -> tuple[int, int]:
     return 1, list(PCIE.values()).index(link)
 
 
-def _captured(nvml: Nvml) -> dict[str, Any]:
+def _captured(nvml: Nvml) -> Topology:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     remote = [_nvlinks(nvml, handle) for handle in handles]
     buses = [_bus(nvml.nvmlDeviceGetPciInfo(handle)) for handle in handles]

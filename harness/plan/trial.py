@@ -10,11 +10,7 @@ import numpy.typing as npt
 
 from harness.plan.cell import Cell
 from harness.plan.placement import Placement
-
-Kind = Literal["throughput", "convergence", "diagnostic"]
-Purpose = Literal["", "twin", "explain", "equivalence", "doctor"]
-"""Of a diagnostic trial: the base once more, a part of the waterfall, the check before strategies are compared, the
-examination of a cell before it is measured."""
+from harness.plan.rows import Kind, Outcome, Purpose, RankRow, TrialFacts, WindowRow
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,6 @@ class Skip:
     reason: str
 
 
-Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
 PRECISE = "precise enough"
 """How the reason begins of a trial that its cell's interval no longer needs."""
 PREFLIGHT = "preflight"
@@ -92,7 +87,6 @@ TIME_IS_UP = "time is up: limits.wall was reached"
 """The reason of a trial that was not started for want of time."""
 PRUNED = "of the same cell ran out of memory (limits.prune_oom)"
 """How the reason ends of a trial that would need no less memory than one that ran out of it."""
-Row = Mapping[str, Any]
 Columns = Mapping[str, Sequence[Any] | npt.NDArray[Any]]
 
 
@@ -116,10 +110,10 @@ class TrialResult:
     steps_s: float | None = None
     unit: str | None = None
     parameters: int | None = None
-    facts: Row = field(default_factory=dict)
+    facts: TrialFacts = field(default_factory=TrialFacts)
     parts: Mapping[str, float] = field(default_factory=dict)
-    ranks: tuple[Row, ...] = ()
-    windows: tuple[Row, ...] = ()
+    ranks: tuple[RankRow, ...] = ()
+    windows: tuple[WindowRow, ...] = ()
     steps: Columns = field(default_factory=dict)
     epochs: Columns = field(default_factory=dict)
     checks: Columns = field(default_factory=dict)

@@ -19,7 +19,8 @@ from harness.launch.failures import (
 from harness.launch.postmortem import ProcessOutput
 from harness.launch.watchdog import Registration, Watchdog
 from harness.launch.worker import failure, outcome_of
-from harness.plan.trial import Outcome, TrialResult
+from harness.plan.rows import Outcome
+from harness.plan.trial import TrialResult
 
 
 class HealthCheckFailed(Exception):

@@ -15,7 +15,8 @@ from harness.errors import WriteError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
-from harness.plan.trial import TIME_IS_UP, Outcome, Trial, TrialResult, WorkerGroup
+from harness.plan.rows import Outcome
+from harness.plan.trial import TIME_IS_UP, Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.record.rows import Record
 from harness.run.events import Event, GroupStarting, TrialEnded

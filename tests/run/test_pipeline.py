@@ -11,7 +11,8 @@ import pytest
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.plan.planner import Plan, make_plan
-from harness.plan.trial import Outcome, TrialResult
+from harness.plan.rows import Outcome
+from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
 from harness.run import pipeline
 from harness.run.events import Event, Note, RunStarted

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
 
-Severity = Literal["error", "warning", "note"]
-"""error: the numbers would be wrong or the run would fail; warning: they mislead; note: good to know."""
+from harness.plan.rows import FindingRow, Severity
 
 
 @dataclass(frozen=True)
@@ -20,9 +17,15 @@ class Finding:
     means: str
     advice: str
 
-    def row(self) -> Mapping[str, Any]:
+    def row(self) -> FindingRow:
         """Plain values, for the trial's line."""
-        return asdict(self)
+        return {
+            "check": self.check,
+            "severity": self.severity,
+            "seen": self.seen,
+            "means": self.means,
+            "advice": self.advice,
+        }
 
 
 def join_names(names: list[str], most: int = 4) -> str:

@@ -1,0 +1,116 @@
+"""The types of environment.json: what each node, worker group and invocation recorded about itself.
+
+Optional keys are absent from folders of older schema versions.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from harness.plan.rows import RankPlace
+
+
+class DeviceFacts(TypedDict):
+    """A GPU, or a CPU slot, which has neither UUID nor memory of its own."""
+
+    kind: str
+    model: str
+    uuid: str | None
+    memory_bytes: int | None
+
+
+class Topology(TypedDict):
+    """The GPUs of a node by UUID, and a square of the links between them in the words of ``nvidia-smi topo -m``.
+
+    ``apart``: the pairs of which the first cannot read the memory of the second; ``numa``: the NUMA node of each GPU.
+    """
+
+    gpus: list[str]
+    links: list[list[str | None]]
+    apart: list[list[int]]
+    numa: list[int | None]
+    driver: str | None
+
+
+class NodeEnvironment(TypedDict):
+    """Hardware, versions and settings of one node, captured once a worker group."""
+
+    node_id: str
+    host: str
+    system: str
+    cpu: str
+    cores: int | None
+    logical_cpus: int | None
+    memory_bytes: int
+    python: str
+    packages: dict[str, str]
+    cuda: str | None
+    cudnn: int | None
+    devices: list[DeviceFacts]
+    nccl: NotRequired[str | None]
+    driver: NotRequired[str | None]
+    topology: NotRequired[Topology | None]
+    iommu: NotRequired[bool | None]
+    numa: NotRequired[dict[str, str]]
+    threads: int
+    niceness: NotRequired[int]
+    variables: dict[str, str]
+
+
+class GroupRank(RankPlace):
+    """One rank of a worker group."""
+
+    pid: int
+    devices: list[str]
+
+
+class GroupEnvironment(TypedDict):
+    """One launch of a worker group. ``nodes`` and ``ranks`` are empty if it did not come up."""
+
+    group_id: str
+    invocation: int
+    placement: str
+    started_at: float
+    start_s: float | None
+    whole_s: float
+    parts: NotRequired[dict[str, float]]
+    nodes: list[NodeEnvironment]
+    ranks: list[GroupRank]
+
+
+class InvocationFacts(TypedDict, total=False):
+    """The code, versions and hardware of one invocation."""
+
+    blocks: int | None
+    git_commit: str | None
+    harness: str
+    workload_code: str | None
+    python: str
+    packages: dict[str, str | None]
+    driver: str
+    nodes: list[str]
+    device: str
+    threads_per_device: int
+
+
+class Invocation(InvocationFacts, total=False):
+    """One invocation: its facts, its start, and, once it has ended, its end.
+
+    ``running``: the trial that was cut short; ``differs``: what changed since the invocation before.
+    """
+
+    started_at: float
+    command: list[str]
+    differs: list[str]
+    wall_s: float
+    ended: Literal["finished", "interrupted", "error"]
+    running: str | None
+
+
+class RunEnvironment(TypedDict, total=False):
+    """The content of environment.json."""
+
+    invocations: list[Invocation]
+    groups: list[GroupEnvironment]

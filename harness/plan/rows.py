@@ -1,0 +1,201 @@
+"""The types of recorded rows: plain values that the ranks send, the run folder keeps and the analysis reads.
+
+``harness/record/schema`` gives each column its unit and meaning. Optional keys are absent from rows of older schema
+versions, of some devices, or of some kinds of trials.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+Kind = Literal["throughput", "convergence", "diagnostic"]
+Purpose = Literal["", "twin", "explain", "equivalence", "doctor"]
+"""The purpose of a diagnostic trial: A/A test of the base, part of the waterfall, equivalence check, examination."""
+Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
+WindowKind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
+"""Only timed windows enter a throughput."""
+Severity = Literal["error", "warning", "note"]
+"""error: the numbers would be wrong or the run would fail; warning: the numbers mislead; note: good to know."""
+
+
+class PhaseSeconds(TypedDict, total=False):
+    """Seconds of a window by phase, on the device's clock and on the host's."""
+
+    wait_s: float
+    idle_s: float
+    copy_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    rest_s: float
+    host_wait_s: float
+    host_copy_s: float
+    host_forward_s: float
+    host_backward_s: float
+    host_optimizer_s: float
+    host_rest_s: float
+
+
+class WindowRow(PhaseSeconds):
+    """One window of one rank."""
+
+    rank: int
+    window: int
+    window_kind: WindowKind
+    duration_s: float
+    steps: int
+    weight: float
+
+
+class RankFacts(TypedDict, total=False):
+    """The measured columns of one rank: memory, processor load, NVML's readings; None if a value is not known."""
+
+    peak_memory_bytes: int | None
+    peak_reserved_bytes: int | None
+    allocated_by_device: str
+    reserved_by_device: str
+    resident_bytes: int | None
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    watched_s: float
+    own_cpu_s: float
+    node_cpu_s: float
+    swapped_bytes: int
+    gpu_utilisation: float | None
+    power_w: float | None
+    sm_clock_mhz: float | None
+    sm_clock_fraction: float | None
+    temperature_c: float | None
+    throttled: str | None
+    energy_j: float | None
+    samples_per_joule: float | None
+    foreign_gpu_processes: int | None
+
+
+class RankPlace(TypedDict):
+    """The place of one rank: node, address, machine."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    node_id: str
+    address: str
+    host: str
+
+
+class RankRow(RankPlace, RankFacts):
+    """One rank of one trial. ``devices`` is text, 'cuda:0, cuda:1'."""
+
+    devices: str
+    device_model: NotRequired[str]
+    threads: int
+
+
+class FindingRow(TypedDict):
+    """One finding of the doctor."""
+
+    check: str
+    severity: Severity
+    seen: str
+    means: str
+    advice: str
+
+
+class TrialFacts(TypedDict, total=False):
+    """Further columns of a trial's row, each known for some kinds of trials only."""
+
+    link: str | None
+    steady: bool
+    effective_lr: float
+    resumed_epoch: int | None
+    diverged_step: int | None
+    freed_s: float
+    flops_per_unit: float | None
+    flops_reason: str | None
+    measured_peak_flops_per_s: float | None
+    explain_error: str
+    dp_replicate_s: float | None
+    dp_scatter_s: float | None
+    dp_gather_s: float | None
+    dp_reduce_s: float | None
+    fsdp_all_gather_s: float | None
+    fsdp_reduce_scatter_s: float | None
+    ddp_communication_s: float
+    ddp_exposed_s: float
+    findings: list[FindingRow]
+    figures: dict[str, str]
+
+
+class TrialAxes(TypedDict):
+    """A cell's value on each axis of the tables; the link of its GPUs is a fact of the trial."""
+
+    workload: str
+    data: str
+    model: str
+    strategy: str
+    device: str
+    devices: int
+    device_ids: str | None
+    nodes: int
+    scaling: str
+    per_device_batch_size: int | None
+    global_batch_size: int
+    precision: str
+    compile: bool
+    launcher: str
+    oversubscribed: bool
+    emulated: bool
+    options: str
+
+
+class TrialColumns(TrialAxes):
+    """A trial's identity and axes."""
+
+    trial_id: str
+    cell_id: str
+    base_id: str | None
+    check_id: str | None
+    alone_id: str | None
+    wrapped_id: str | None
+    kind: Kind
+    purpose: Purpose
+    block: int
+    seed: int
+    added: bool
+
+
+class SkippedTrial(TrialColumns):
+    """A planned trial that will not be started, in plan.json."""
+
+    reason: str
+
+
+class Circumstances(TypedDict):
+    """The circumstances of one attempt at a trial; a trial that was not started has no group."""
+
+    attempt: int
+    invocation: int
+    group_id: str | None
+    position: int | None
+
+
+class RecordedTrial(TrialColumns, Circumstances):
+    """One line of trials.jsonl."""
+
+    outcome: Outcome
+    reason: str
+    error_type: str | None
+    error_rank: int | None
+    started_at: float | None
+    trial_s: float | None
+    steps_s: float | None
+    unit: str | None
+    parameters: int | None
+    facts: TrialFacts
+    parts: dict[str, float]
+    ranks: list[RankRow]
+    windows: list[WindowRow]
+    log: str | None
