@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.config.values import check_filter
+from harness.config.axes import check_filter
 from harness.config.yaml_source import parse_value
 from harness.errors import ExperimentError, HarnessError, WriteError
 from harness.system import sanitize

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,10 +10,13 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
 from harness.config import yaml_source
+from harness.config.axes import Filter
 from harness.config.problems import describe_errors
 from harness.config.sections import (
     Checkpoint,
@@ -24,11 +26,11 @@ from harness.config.sections import (
     Limits,
     Loader,
     StrategyOptions,
-    Strict,
     Throughput,
     TrainingOptions,
 )
-from harness.config.values import Axis, Filter, Options, Seed, as_axis, as_tuple, check_name
+from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
+from harness.config.values import USER_CLASS, Axis, Options, Seed, absolute_folders, as_axis, as_tuple, check_name
 from harness.errors import ExperimentError, nearest
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
@@ -49,12 +51,9 @@ BUILTIN_DEFAULTS: Mapping[str, Mapping[str, str]] = {
 }
 """What a built-in workload trains where the grid names no data or model; a user's own class has its own."""
 
-DATA_AXIS = "workload.data_folder"
-_USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-
 
 def _workload(value: object) -> object:
-    if isinstance(value, str) and value not in BUILTIN_WORKLOADS and not _USER_CLASS.fullmatch(value):
+    if isinstance(value, str) and value not in BUILTIN_WORKLOADS and not USER_CLASS.fullmatch(value):
         hint = nearest(value, BUILTIN_WORKLOADS)
         raise ValueError(f"got {value!r}; {hint}, or package.module:ClassName of your own")
     return value
@@ -102,9 +101,7 @@ class Experiment(Strict):
 
     def _check_dotted(self) -> None:
         """Options written with a dot inside a grid keep to the rules of their section, together with what is there."""
-        strategies: dict[str, Strict] = {
-            name: getattr(self.strategy_options, name) for name in StrategyOptions.model_fields
-        }
+        strategies: dict[str, Strict] = {name: getattr(self.strategy_options, name) for name in BUILTIN_TRAITS}
         sections: dict[str, Strict] = {"loader": self.loader, "training": self.training, **strategies}
         for grid in (*((self.grid,) if self.grid else ()), *self.cells):
             for name, section in sections.items():
@@ -118,10 +115,10 @@ class Experiment(Strict):
                     problem = describe_errors(error, type(section))[0]
                     raise ValueError(f"grid, {name}.{problem}") from None
 
-    @property
-    def workload_class(self) -> str:
-        """Where the workload's class is: ``package.module:ClassName``."""
-        return BUILTIN_WORKLOADS.get(self.workload, self.workload)
+    @field_validator("workload_options")
+    @classmethod
+    def _folders(cls, options: Options, info: ValidationInfo) -> Options:
+        return absolute_folders(options, "data_folder", info)
 
     @property
     def own_workload(self) -> bool:
@@ -152,44 +149,15 @@ class Experiment(Strict):
 
 def load_experiment(path: Path) -> Experiment:
     """The experiment in a file; raises ExperimentError with every problem, each with its place."""
-    experiment = parse_experiment(yaml_source.read_mapping(path), source=str(path))
-    return _with_absolute_paths(experiment, path.resolve().parent)
+    return parse_experiment(yaml_source.read_mapping(path), source=str(path), home=path.resolve().parent)
 
 
-def parse_experiment(content: Mapping[str, Any], *, source: str) -> Experiment:
-    """The experiment in a mapping; raises ExperimentError. ``source`` is what its message calls it."""
+def parse_experiment(content: Mapping[str, Any], *, source: str, home: Path | None = None) -> Experiment:
+    """Return the experiment in a mapping; raise ExperimentError, whose message names ``source``.
+
+    Paths are taken from ``home``; they stay as they are without one.
+    """
     try:
-        return Experiment.model_validate(dict(content))
+        return Experiment.model_validate(dict(content), context={"home": home})
     except ValidationError as error:
         raise ExperimentError(source, describe_errors(error, Experiment)) from None
-
-
-def _with_absolute_paths(experiment: Experiment, home: Path) -> Experiment:
-    """Paths are meant from the experiment file's folder; workers stand elsewhere."""
-
-    def absolute(text: str) -> str:
-        try:
-            return str((home / Path(text).expanduser()).absolute())
-        except RuntimeError:
-            raise ExperimentError(str(home), [f"path: got {text!r}; there is no such user's home"]) from None
-
-    def moved(grid: Grid) -> Grid:
-        data = tuple(absolute(name) if "/" in name else name for name in grid.data or ())
-        return grid.model_copy(update={"data": data or None, "options": folder_of(grid.options, DATA_AXIS)})
-
-    def folder_of(options: Options, name: str) -> Options:
-        folders = [absolute(f) if isinstance(f, str) else f for f in as_axis(options.get(name))]
-        return {**options, name: folders if len(folders) > 1 else folders[0]} if name in options else options
-
-    options = folder_of(experiment.workload_options, "data_folder")
-    checkpoint = experiment.checkpoint
-    if checkpoint and checkpoint.folder:
-        checkpoint = checkpoint.model_copy(update={"folder": absolute(checkpoint.folder)})
-    return experiment.model_copy(
-        update={
-            "checkpoint": checkpoint,
-            "grid": experiment.grid and moved(experiment.grid),
-            "cells": tuple(moved(grid) for grid in experiment.cells),
-            "workload_options": options,
-        }
-    )

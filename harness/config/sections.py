@@ -4,20 +4,52 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails
 
-from harness.config.values import Axis, Batch, Count, DeviceIdAxis, Filter, Options, Seconds, Seed, Text, is_option_axis
+from harness.config.axes import Filter, is_option_axis
+from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
+from harness.config.values import (
+    USER_CLASS,
+    Axis,
+    Batch,
+    Count,
+    DataName,
+    DeviceIdAxis,
+    FilePath,
+    Options,
+    Seconds,
+    Seed,
+    Text,
+    absolute_folders,
+)
+from harness.errors import nearest
 
-StrategyName = Literal["single", "dp", "ddp", "fsdp"]
 PrecisionName = Literal["fp32", "tf32", "bf16"]
 LauncherName = Literal["ray", "torchrun"]
 LrScaling = Literal["none", "linear", "sqrt"]
 
 
-class Strict(BaseModel):
-    """Frozen; no key that is not known, no type that is not meant."""
+def _strategy(value: object) -> object:
+    """Accept a built-in strategy, or package.module:ClassName of the user's own."""
+    if isinstance(value, str) and value not in BUILTIN_TRAITS and not USER_CLASS.fullmatch(value):
+        hint = nearest(value[:80], BUILTIN_TRAITS)
+        raise ValueError(f"got {value[:80]!r}; {hint}, or package.module:ClassName of your own")
+    return value
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+StrategyName = Annotated[Text, BeforeValidator(_strategy)]
 
 
 class Grid(Strict):
@@ -26,7 +58,7 @@ class Grid(Strict):
     ``device_ids`` names GPUs of one node, and with them how many devices: ``devices`` follows from it.
     """
 
-    data: Axis[Text] | None = None
+    data: Axis[DataName] | None = None
     model: Axis[Text] | None = None
     strategy: Axis[StrategyName] = ("single",)
     devices: Axis[Count] = (1,)
@@ -61,6 +93,11 @@ class Grid(Strict):
             raise ValueError(f"options: unknown axis {unknown[0][:80]!r}; allowed: an option such as optimizer.lr")
         return self._with_named_devices() if self.device_ids else self
 
+    @field_validator("options")
+    @classmethod
+    def _folders(cls, options: Options, info: ValidationInfo) -> Options:
+        return absolute_folders(options, "workload.data_folder", info)
+
     def _with_named_devices(self) -> Self:
         counts = tuple(dict.fromkeys(len(ids) for ids in self.device_ids or ()))
         if "devices" in self.model_fields_set and set(self.devices) != set(counts):
@@ -76,34 +113,25 @@ class Grid(Strict):
         return self.model_copy(update={"devices": counts})
 
 
-class NoOptions(Strict):
-    """For strategies that have nothing to set."""
+class _StrategySections(Strict):
+    """Options of one strategy each; those of the user's own stand under package.module:ClassName."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Options]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        unknown = [name for name in self.__pydantic_extra__ or {} if not USER_CLASS.fullmatch(name)]
+        if unknown:
+            errors: list[InitErrorDetails] = [
+                {"type": "extra_forbidden", "loc": (name,), "input": ""} for name in unknown
+            ]
+            raise ValidationError.from_exception_data("strategy_options", errors)
+        return self
 
 
-class DdpOptions(Strict):
-    """DistributedDataParallel's own settings, with its defaults. A list is an axis."""
-
-    bucket_cap_mb: Axis[Annotated[int, Field(ge=1, le=100_000)]] = (25,)
-    gradient_as_bucket_view: Axis[bool] = (False,)
-    static_graph: Axis[bool] = (False,)
-    find_unused_parameters: Axis[bool] = (False,)
-    sync_batch_norm: Axis[bool] = (False,)
-
-
-class FsdpOptions(Strict):
-    """fully_shard's own settings, with its defaults. A list is an axis."""
-
-    reshard_after_forward: Axis[bool] = (True,)
-    sync_batch_norm: Axis[bool] = (False,)
-
-
-class StrategyOptions(Strict):
-    """Options of one strategy each."""
-
-    single: NoOptions = NoOptions()
-    dp: NoOptions = NoOptions()
-    ddp: DdpOptions = DdpOptions()
-    fsdp: FsdpOptions = FsdpOptions()
+_sections = {name: (traits.options, traits.options()) for name, traits in BUILTIN_TRAITS.items()}
+StrategyOptions: type[_StrategySections] = create_model("StrategyOptions", __base__=_StrategySections, **_sections)  # type: ignore[call-overload]
 
 
 class Loader(Strict):
@@ -235,7 +263,7 @@ class Checkpoint(Strict):
     """
 
     every: Annotated[int, Field(ge=1, le=100_000)] = 1
-    folder: Text | None = None
+    folder: FilePath | None = None
 
 
 class Limits(Strict):

@@ -5,26 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-from harness.errors import nearest
-
-OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", "single", "dp", "ddp", "fsdp")
-AXES = (
-    "data",
-    "model",
-    "strategy",
-    "devices",
-    "nodes",
-    "per_device_batch_size",
-    "global_batch_size",
-    "precision",
-    "compile",
-    "launcher",
-    "device_ids",
-)
+USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""``package.module:ClassName``, a class of the user's own."""
 MAX_DEVICES = 65_536
 MAX_BATCH = 2**24
 MAX_OPTIONS = 100
@@ -56,20 +43,6 @@ def check_name(value: object) -> object:
         raise ValueError(
             f"got {repr(value)[:80]}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot"
         )
-    return value
-
-
-def is_option_axis(key: object) -> bool:
-    """Whether a key such as ``optimizer.lr`` names an option of a known section."""
-    section, dot, option = str(key).partition(".")
-    return bool(dot) and section in OPTION_SECTIONS and option.isidentifier()
-
-
-def check_filter(value: dict[str, Any]) -> dict[str, Any]:
-    """A filter names axes and the values it wants of each; raises ValueError at an unknown axis."""
-    for key in value:
-        if key not in AXES and not is_option_axis(key):
-            raise ValueError(f"unknown axis {key!r}; {nearest(key, AXES)}, or an option such as optimizer.lr")
     return value
 
 
@@ -112,15 +85,40 @@ def _distinct(ids: tuple[int, ...]) -> tuple[int, ...]:
     return ids
 
 
+def _absolute(text: str, info: ValidationInfo) -> str:
+    """Take a path from the experiment file's folder (``home`` in the context): workers have other current folders."""
+    home = (info.context or {}).get("home")
+    if home is None:
+        return text
+    try:
+        return str((home / Path(text).expanduser()).absolute())
+    except RuntimeError:
+        raise ValueError(f"got {text[:80]!r}; there is no such user's home") from None
+
+
+def _absolute_data(name: str, info: ValidationInfo) -> str:
+    return _absolute(name, info) if "/" in name else name
+
+
+def absolute_folders(options: dict[str, Any], name: str, info: ValidationInfo) -> dict[str, Any]:
+    """Return the options with the one that holds folders made absolute."""
+    if name not in options:
+        return options
+    folders = [_absolute(folder, info) if isinstance(folder, str) else folder for folder in as_axis(options[name])]
+    return {**options, name: folders if len(folders) > 1 else folders[0]}
+
+
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=MAX_SECONDS)]
 Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 Batch = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1, max_length=500)]
+FilePath = Annotated[Text, AfterValidator(_absolute)]
+DataName = Annotated[Text, AfterValidator(_absolute_data)]
+"""A data set by name, or a folder, which has a slash."""
 OptionValue = Annotated[Any, BeforeValidator(_plain)]
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
 DeviceIds = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_DEVICES)], ...], AfterValidator(_distinct)]
 DeviceIdAxis = Annotated[tuple[DeviceIds, ...], BeforeValidator(_id_lists)]
 Options = Annotated[dict[str, OptionValue], Field(max_length=MAX_OPTIONS)]
-Filter = Annotated[dict[str, OptionValue], AfterValidator(check_filter)]

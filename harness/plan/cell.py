@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
+
 Options = Mapping[str, Any]
 Scaling = Literal["weak", "strong"]
 
@@ -44,11 +46,14 @@ class Cell:
     schedule: Options = field(default_factory=dict)
     training: Options = field(default_factory=dict)
     loader: Options = field(default_factory=dict)
+    own_traits: StrategyTraits | None = field(default=None, compare=False)
+    """Of a strategy of the user's own, whose name the table of traits does not have; no part of the identity."""
 
     @cached_property
     def id(self) -> str:
         """Twelve hexadecimal digits of a hash of the whole content, defaults included."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}  # asdict() would copy it all
+        # asdict() would copy it all
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
         content = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
@@ -69,9 +74,14 @@ class Cell:
         return {f"{name}.{key}": value for name, options in sections.items() for key, value in options.items()}
 
     @property
+    def traits(self) -> StrategyTraits:
+        """The traits of the cell's strategy."""
+        return self.own_traits or BUILTIN_TRAITS[self.strategy]
+
+    @property
     def emulated(self) -> bool:
         """Whether this is our DataParallel on CPU, which is for rehearsal and never for speed."""
-        return self.strategy == "dp" and self.device == "cpu"
+        return self.traits.emulated_on_cpu and self.device == "cpu"
 
     @property
     def micro_batches(self) -> int:

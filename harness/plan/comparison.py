@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.cell import Cell, share_of
 
 LAUNCHERS = ("ray", "torchrun")
@@ -80,7 +81,8 @@ def wrapped_single_device_cell(cell: Cell) -> Cell:
 def _on_one_device(cell: Cell, *, bare: bool) -> Cell:
     return replace(
         cell,
-        strategy="single" if bare else cell.strategy,
+        strategy=BASE_STRATEGY if bare else cell.strategy,
+        own_traits=None if bare else cell.own_traits,
         devices=1,
         nodes=1,
         oversubscribe=False,
@@ -118,12 +120,14 @@ def base_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
 
 
 def explaining_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
-    """Return the cells that the waterfall of these needs: one device at the same batch, bare, and for ddp wrapped."""
+    """Return the cells that the waterfall of these needs: one device at the same batch, bare and,
+    if its wrapper has a cost, wrapped.
+    """
     wanted: dict[Cell, None] = {}
     for cell in cells:
         if cell.devices > 1 and comparable(cell):
             wanted[single_device_cell(cell)] = None
-            if cell.strategy == "ddp":
+            if cell.traits.wrapper_cost:
                 wanted[wrapped_single_device_cell(cell)] = None
     return wanted
 
@@ -148,7 +152,7 @@ def set_ids(axes: Mapping[str, Any]) -> dict[str, str | None]:
     strategies_id is None for a cell that is compared with no other strategy: on one device, or unwrapped.
     """
     batch = axes.get("global_batch_size" if axes.get("scaling") == "strong" else "per_device_batch_size")
-    compared = axes["strategy"] != "single" and axes["devices"] > 1
+    compared = axes["strategy"] != BASE_STRATEGY and axes["devices"] > 1
     return {
         "family_id": _digest(axes, DEVICE_AXES, batch),
         "launchers_id": _digest(axes, frozenset({"launcher"})),

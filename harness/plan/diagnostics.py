@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell, base_cells, equivalence_cell, explaining_cells
 from harness.plan.trial import Trial
@@ -37,7 +38,7 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
 
     The same code trains under either launcher: where there is a choice, under Ray, as examinations are.
     """
-    compared = [trial.cell for trial in trials if trial.cell.strategy != "single"]
+    compared = [trial.cell for trial in trials if trial.cell.strategy != BASE_STRATEGY]
     if not compared:
         return list(trials)
     batch = check_batch(compared)

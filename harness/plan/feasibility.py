@@ -17,10 +17,11 @@ def reason_to_skip(cell: Cell, machine: Machine) -> str | None:
 
 
 def _strategy_applies(cell: Cell, machine: Machine) -> str | None:
-    if cell.strategy == "single" and (cell.devices > 1 or cell.nodes > 1):
-        return "single trains on one device"
-    if cell.strategy == "dp" and cell.nodes > 1:
-        return "dp drives its devices from one process and cannot span nodes"
+    most = cell.traits.most_devices
+    if most is not None and max(cell.devices, cell.nodes) > most:
+        return f"{cell.strategy} trains on {'one device' if most == 1 else f'{most} devices at most'}"
+    if cell.nodes > 1 and not cell.traits.spans_nodes:
+        return f"{cell.strategy} drives its devices from one process and cannot span nodes"
     return None
 
 
@@ -84,8 +85,10 @@ def _micro_batches_divide(cell: Cell, machine: Machine) -> str | None:
 
 
 def _compiles(cell: Cell, machine: Machine) -> str | None:
-    if cell.compile and cell.strategy == "dp":
-        return "compile does not apply to dp: its replicas are made anew at each step"
+    if cell.compile and not cell.traits.compiles:
+        return f"compile does not apply to {cell.strategy}" + ": its replicas are made anew at each step" * (
+            cell.traits.replicates
+        )
     if cell.compile and not machine.compiler:
         return "compile needs a C++ compiler on every node"
     return None

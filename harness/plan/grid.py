@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 from harness.config.experiment import BUILTIN_DEFAULTS, Experiment
 from harness.config.sections import Grid
+from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import as_axis, leaves
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell, Options, share_of
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
-from harness.plan.placement import ONE_PROCESS
 
+TraitsByName = Mapping[str, StrategyTraits]
+NO_TRAITS: TraitsByName = MappingProxyType({})
 MAX_CELLS = 12_000
 MAX_TRIALS = 30_000
 MAX_VALUES = 1_000_000
@@ -31,11 +34,14 @@ class Cells:
     added: tuple[Cell, ...]
 
 
-def expand(experiment: Experiment, machine: Machine) -> Cells:
-    """Every cell once, in the order of the file. Raises ExperimentError where none is left."""
+def expand(experiment: Experiment, machine: Machine, own_traits: TraitsByName = NO_TRAITS) -> Cells:
+    """Return every cell once, in the order of the file; raise ExperimentError if none is left.
+
+    ``own_traits``: the traits of the user's own strategies, by ``package.module:ClassName``.
+    """
     grids = ([experiment.grid] if experiment.grid else []) + list(experiment.cells)
     _check_size(grids, experiment)
-    cells = _unique(cell for grid in grids for cell in _cells(grid, experiment, machine))
+    cells = _unique(cell for grid in grids for cell in _cells(grid, experiment, machine, own_traits))
     asked = tuple(c for c in cells if not any(c.matches(rule) for rule in experiment.exclude))
     if not asked:
         raise ExperimentError("exclude", ["exclude leaves no cell of the grid: there is nothing to measure"])
@@ -111,22 +117,29 @@ def _weight(grid: Grid, experiment: Experiment) -> int:
     return sum(max(map(weight, values)) for values in _axes(grid, experiment).values())
 
 
-def _cells(grid: Grid, experiment: Experiment, machine: Machine) -> Iterator[Cell]:
+def _cells(grid: Grid, experiment: Experiment, machine: Machine, own_traits: TraitsByName) -> Iterator[Cell]:
     fixed, options = _fixed_axes(grid, experiment), _axes(grid, experiment)
     weak = grid.per_device_batch_size is not None
     sections = [_sections(dict(zip(options, values, strict=True))) for values in product(*options.values())]
     for values in product(*fixed.values()):
         point = dict(zip(fixed, values, strict=True))
+        own = own_traits.get(point["strategy"])
         for chosen in sections:
-            yield _cell(point, chosen, weak, experiment, machine)
+            yield _cell(point, chosen, weak, experiment, machine, own)
 
 
 def _cell(
-    point: Mapping[str, Any], options: Mapping[str, Options], weak: bool, experiment: Experiment, machine: Machine
+    point: Mapping[str, Any],
+    options: Mapping[str, Options],
+    weak: bool,
+    experiment: Experiment,
+    machine: Machine,
+    own: StrategyTraits | None,
 ) -> Cell:
     strategy, batch, ids = point["strategy"], point["batch"], point["device_ids"]
     devices = len(ids) or point["devices"]
-    nodes, oversubscribed = (1, False) if ids else _nodes(strategy, devices, point["nodes"], experiment, machine)
+    traits = own or BUILTIN_TRAITS[strategy]
+    nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point["nodes"], experiment, machine)
     share = batch if weak else share_of(batch, devices)
     return Cell(
         workload=experiment.workload,
@@ -150,16 +163,17 @@ def _cell(
         schedule=options.get("schedule", {}),
         training=options.get("training", {}),
         loader=options.get("loader", {}),
+        own_traits=own,
     )
 
 
 def _nodes(
-    strategy: str, devices: int, asked: int | None, experiment: Experiment, machine: Machine
+    traits: StrategyTraits, devices: int, asked: int | None, experiment: Experiment, machine: Machine
 ) -> tuple[int, bool]:
     """How many nodes a cell uses, and whether its ranks must share devices there."""
-    nodes = asked or (1 if ONE_PROCESS[strategy] else machine.fewest_nodes(devices)) or 1
+    nodes = asked or (1 if traits.one_process else machine.fewest_nodes(devices)) or 1
     fits = devices % nodes == 0 and machine.holds(nodes, devices // nodes)
-    possible = machine.holds(nodes, 1) and strategy != "single"
+    possible = machine.holds(nodes, 1) and traits.most_devices != 1
     return nodes, experiment.oversubscribe and not fits and possible
 
 
@@ -167,7 +181,7 @@ def _sections(point: Mapping[str, Any]) -> Mapping[str, Options]:
     """Options by their section: ``{'optimizer.lr': 0.1}`` -> ``{'optimizer': {'lr': 0.1}}``."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in point.items():
-        section, _, key = name.partition(".")
+        section, _, key = name.rpartition(".")  # a user's own strategy may have dots in its name
         sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
     return sections
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.plan.cell import Cell, format_gpu_ids
@@ -43,12 +42,8 @@ class Placement:
         return self.device_ids[first : first + self.devices_per_worker]
 
 
-ONE_PROCESS: Mapping[str, bool] = {"single": True, "dp": True, "ddp": False, "fsdp": False}
-"""Whether one process drives all devices, or each device has a process of its own."""
-
-
 def place(cell: Cell) -> Placement:
     """The placement a cell asks for. Whether a cluster has it is asked elsewhere."""
-    if ONE_PROCESS[cell.strategy]:
+    if cell.traits.one_process:
         return Placement(cell.nodes, workers=1, devices_per_worker=cell.devices, device_ids=cell.device_ids)
     return Placement(cell.nodes, workers=cell.devices, devices_per_worker=1, device_ids=cell.device_ids)

@@ -14,7 +14,7 @@ from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell, base_cells, explaining_cells
 from harness.plan.diagnostics import examinations, explaining, twins, with_checks
 from harness.plan.feasibility import reason_to_skip
-from harness.plan.grid import device_counts, expand
+from harness.plan.grid import NO_TRAITS, TraitsByName, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
 from harness.plan.placement import Placement, place
 from harness.plan.trial import Skip, Trial, WorkerGroup
@@ -58,11 +58,14 @@ class Plan:
 
 
 @no_garbage_collection()
-def make_plan(experiment: Experiment, inventory: Inventory) -> Plan:
-    """The plan of an experiment on an inventory; raises ExperimentError where no cell is left."""
+def make_plan(experiment: Experiment, inventory: Inventory, own_traits: TraitsByName = NO_TRAITS) -> Plan:
+    """Return the plan of an experiment on an inventory; raise ExperimentError if no cell is left.
+
+    ``own_traits``: the traits of the user's own strategies, which the planner does not import.
+    """
     counts = device_counts(experiment)
     machine = resolve(inventory, request=experiment.device, device_counts=counts)
-    cells = expand(experiment, machine)
+    cells = expand(experiment, machine, own_traits)
     trials: list[Trial] = []
     if experiment.throughput:
         trials += _throughput_trials(cells.asked, cells.added, experiment.throughput, experiment.seed)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from harness.plan.cell import Cell
 from harness.train.loader import Share
-from harness.train.optimizers import make_clip, make_optimizer, scale_rate
+from harness.train.optimizers import make_clip, scale_rate
 from harness.train.phases import BACKWARD, CLEARED, FORWARD, OPTIMIZER, Mark, Phase
 from harness.train.ranks import Ranks
-from harness.train.strategies import STRATEGIES
+from harness.train.strategies import make_strategy
 from harness.train.strategies.base import default_units
 from harness.train.workloads import Workload
 
@@ -34,11 +34,12 @@ class Training:
         model = workload.build_model()
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         units = getattr(workload, "shard_units", default_units)
-        self.model = STRATEGIES[cell.strategy](model, ranks.devices, cell.strategy_options, units)
+        self.strategy = make_strategy(cell.strategy)
+        self.model = self.strategy.wrap(model, ranks.devices, cell.strategy_options, units)
         if cell.compile:
             torch.compiler.reset()  # else what an earlier trial of this process compiled decides how this one is
             self.model.compile()
-        self.optimizer = make_optimizer(self.model, cell.optimizer)
+        self.optimizer = self.strategy.make_optimizer(self.model, cell.optimizer)
         self.effective_lr = scale_rate(self.optimizer, cell.lr_factor)
         self._clip = make_clip(cell.training)
         self.unit = workload.unit
@@ -97,7 +98,7 @@ class Training:
         for number, (batch, part) in enumerate(zip(batches, shares, strict=True)):
             if number:
                 mark(CLEARED)
-            with self._exchange(last=number == len(shares) - 1):
+            with self.strategy.gradient_sync(self.model, enabled=number == len(shares) - 1):
                 loss, weight = self._backward(batch, part, mark)
             losses.append(loss)
             weights.append(weight)
@@ -108,14 +109,6 @@ class Training:
                 if parameter.grad is not None:
                     _local(parameter.grad).mul_(scale)
         return torch.stack(losses).sum(), total_weight
-
-    def _exchange(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Inside, ddp and fsdp exchange gradients only in the backward pass of the last micro-batch."""
-        if self._cell.strategy == "fsdp":
-            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
-        if self._cell.strategy == "ddp" and not last:
-            return self.model.no_sync()  # type: ignore[operator,no-any-return]
-        return nullcontext()
 
     def evaluate(self, batch: Any, share: Share) -> dict[str, tuple[float, float]]:
         """This rank's sums and weights of the loss and of each metric on one batch; nothing is learnt."""
@@ -132,13 +125,17 @@ class Training:
         found: Callable[..., Mapping[str, Any]] | None = getattr(self._workload, "derived", None)
         return {name: float(value) for name, value in found(means).items()} if found else {}
 
+    @property
+    def unwrapped(self) -> nn.Module:
+        """The workload's own model inside what the strategy made of it."""
+        return self.strategy.unwrap(self.model)
+
     @contextmanager
     def without_gradient_sync(self) -> Iterator[None]:
-        """Inside, a ddp rank steps by itself: gradients are not exchanged, so parameters drift apart."""
-        no_sync: Callable[[], AbstractContextManager[Any]] = self.model.no_sync  # type: ignore[assignment]
+        """Let each rank step by itself in a block: gradients are not exchanged, so parameters drift apart."""
         self._alone = True
         try:
-            with no_sync():
+            with self.strategy.gradient_sync(self.model, enabled=False):
                 yield
         finally:
             self._alone = False

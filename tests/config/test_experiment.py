@@ -70,7 +70,8 @@ def test_all_problems_are_told_at_once() -> None:
     }
     assert problems_of(content) == [
         "name: got '../x'; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot",
-        "grid.strategy[0]: got 'dpp'; did you mean 'dp'? (allowed: ddp, dp, fsdp, single)",
+        "grid.strategy[0]: got 'dpp'; did you mean 'dp'? (allowed: ddp, dp, fsdp, single), "
+        "or package.module:ClassName of your own",
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; it should be a valid integer",
         "limts: unknown key; did you mean 'limits'? (allowed: cells, checkpoint, convergence, device, equivalence, "

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.train.ranks import Ranks
-from harness.train.strategies.cpu_replicas import ReplicatedModule
 from harness.train.training import Training
 
 Tensors = dict[str, Tensor]
@@ -36,9 +35,8 @@ def capture(training: Training, ranks: Ranks) -> State:
     from torch.distributed.checkpoint import state_dict as dcp  # takes most of a second
 
     options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    model = bare(training.model)
-    parameters = dcp.get_model_state_dict(model, options=options)
-    optimizer = dcp.get_optimizer_state_dict(model, training.optimizer, options=options)
+    parameters = dcp.get_model_state_dict(training.unwrapped, options=options)
+    optimizer = training.strategy.optimizer_state(training.model, training.optimizer)
     generators = ranks.gather(_generators(ranks.devices))
     tensors, values = _parted(optimizer)
     rng = {f"rank{rank}.{name}": state for rank, (states, _) in enumerate(generators) for name, state in states.items()}
@@ -55,24 +53,16 @@ def restore(state: State, training: Training, ranks: Ranks) -> None:
     from torch.distributed.checkpoint import state_dict as dcp
 
     options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    model = bare(training.model)
     kept = _joined(state)
     if state.optimizer:  # first the optimizer: where it is new, it is made to take a step of nothing
-        dcp.set_optimizer_state_dict(model, training.optimizer, kept, options=options)
+        training.strategy.load_optimizer_state(training.model, training.optimizer, kept)
     for group, values in zip(training.optimizer.param_groups, kept["param_groups"], strict=True):
         group.update({name: value for name, value in values.items() if name != "params"})
-    dcp.set_model_state_dict(model, dict(state.model), options=options)
+    dcp.set_model_state_dict(training.unwrapped, dict(state.model), options=options)
     prefix = f"rank{ranks.rank}."
     states = {name.removeprefix(prefix): value for name, value in state.rng.items() if name.startswith(prefix)}
     if states:
         _set_generators(states, state.values["python_rng"][ranks.rank], ranks.devices)
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The workload's own model inside what dp or ddp made of it; fsdp leaves it in its place."""
-    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel, ReplicatedModule)
-    inner: nn.Module = model.module if isinstance(model, wrappers) else model
-    return inner
 
 
 def _parted(optimizer: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:

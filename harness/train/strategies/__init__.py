@@ -1,21 +1,51 @@
-"""How each strategy wraps a model. How many processes it needs is in harness.placement."""
+"""The strategies by name: the built-in ones, and classes of the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import nn
+from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
+from harness.errors import WorkloadError
+from harness.train.strategies.base import Strategy
+from harness.train.strategies.ddp import Ddp
+from harness.train.strategies.dp import DataParallel
+from harness.train.strategies.fsdp import Fsdp
+from harness.train.strategies.single import Single
+from harness.train.user_class import load_user_class
 
-from harness.train.strategies import ddp, dp, fsdp, single
-from harness.train.strategies.base import Units
-
-Wrap = Callable[[nn.Module, Sequence[torch.device], Mapping[str, Any], Units], nn.Module]
-
-STRATEGIES: Mapping[str, Wrap] = {
-    "single": single.wrap,
-    "dp": dp.wrap,
-    "ddp": ddp.wrap,
-    "fsdp": fsdp.wrap,
+STRATEGIES: Mapping[str, type[Strategy]] = {
+    "single": Single,
+    "dp": DataParallel,
+    "ddp": Ddp,
+    "fsdp": Fsdp,
 }
+if STRATEGIES.keys() != BUILTIN_TRAITS.keys():
+    raise ImportError(
+        f"STRATEGIES in {__file__} has {', '.join(STRATEGIES)}; "
+        f"BUILTIN_TRAITS in harness/config/strategy_traits.py has {', '.join(BUILTIN_TRAITS)}"
+    )
+METHODS = ("wrap", "unwrap", "make_optimizer", "gradient_sync", "optimizer_state")
+
+
+def make_strategy(name: str) -> Strategy:
+    """Return a built-in strategy, or one of the user's own class; raise WorkloadError."""
+    return STRATEGIES[name]() if name in STRATEGIES else load_strategy_class(name)()
+
+
+def load_strategy_class(name: str) -> type[Any]:
+    """Return the class behind ``package.module:ClassName``; raise WorkloadError if it is no strategy."""
+    found = load_user_class(f"strategy {name!r}", name)
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    if missing:
+        raise WorkloadError(
+            f"strategy {name!r}: the class lacks {', '.join(missing)}; "
+            "derive it from harness.train.strategies.base.Strategy, which has all but wrap"
+        )
+    traits = getattr(found, "traits", None)
+    if not isinstance(traits, StrategyTraits):
+        raise WorkloadError(
+            f"strategy {name!r}: traits: got {type(traits).__name__}; "
+            "allowed: a StrategyTraits of harness.config.strategy_traits"
+        )
+    return found

@@ -8,13 +8,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.train.strategies.base import Units
+from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.train.strategies.base import Strategy, Units
 from harness.train.strategies.cpu_replicas import ReplicatedModule
 
 
-def wrap(model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units) -> nn.Module:
-    """nn.DataParallel on CUDA. On CPU, where that passes straight through, our own replicas (emulated)."""
-    model = model.to(devices[0])
-    if devices[0].type == "cuda":
-        return nn.DataParallel(model, device_ids=[device.index or 0 for device in devices])
-    return ReplicatedModule(model, len(devices))
+class DataParallel(Strategy):
+    """nn.DataParallel on CUDA. On CPU, where that runs the bare module, replicas of our own (emulated)."""
+
+    traits = BUILTIN_TRAITS["dp"]
+
+    def wrap(
+        self, model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
+    ) -> nn.Module:
+        """Return the model inside its wrapper, on the first device."""
+        model = model.to(devices[0])
+        if devices[0].type == "cuda":
+            return nn.DataParallel(model, device_ids=[device.index or 0 for device in devices])
+        return ReplicatedModule(model, len(devices))
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the model inside the wrapper."""
+        inner = model.module
+        assert isinstance(inner, nn.Module)
+        return inner

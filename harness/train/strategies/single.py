@@ -1,4 +1,4 @@
-"""The bare model on one device: what every ratio is against."""
+"""The bare model on one device: the base of every ratio."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.train.strategies.base import Units
+from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.train.strategies.base import Strategy, Units
 
 
-def wrap(model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units) -> nn.Module:
+class Single(Strategy):
     """The model itself, on its device."""
-    return model.to(devices[0])
+
+    traits = BUILTIN_TRAITS["single"]
+
+    def wrap(
+        self, model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
+    ) -> nn.Module:
+        """Return the model itself, on its device."""
+        return model.to(devices[0])

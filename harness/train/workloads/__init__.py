@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from torch.utils.data import Dataset
 from harness.config.experiment import BUILTIN_WORKLOADS
 from harness.errors import HarnessError, WorkloadError, nearest
 from harness.plan.cell import Cell
+from harness.train.user_class import load_user_class
 
 Batch = Any
 
@@ -47,24 +47,8 @@ def module_of(name: str) -> str:
 
 def load_class(name: str) -> type[Any]:
     """The class of a built-in workload or of ``package.module:ClassName``; raises WorkloadError."""
-    module_name, _, class_name = BUILTIN_WORKLOADS.get(name, name).partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except HarnessError:
-        raise
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # sys.exit() too: a module that is imported must not end the command
-        hint = " (the experiment file's folder is on the import path)" if name not in BUILTIN_WORKLOADS else ""
-        raise WorkloadError(
-            f"workload {name!r}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
-        ) from error
-    found = vars(module).get(class_name)
-    if not inspect.isclass(found):
-        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-        raise WorkloadError(
-            f"workload {name!r}: {module_name} has no class {class_name!r}; {nearest(class_name, classes)}"
-        )
+    hint = "" if name in BUILTIN_WORKLOADS else " (the experiment file's folder is on the import path)"
+    found = load_user_class(f"workload {name!r}", BUILTIN_WORKLOADS.get(name, name), hint)
     missing = [method for method in ("build_model", "datasets", "loss") if not callable(getattr(found, method, None))]
     if missing:
         raise WorkloadError(f"workload {name!r}: the class lacks {', '.join(missing)}; see README, 'Your own workload'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.train.strategies import STRATEGIES
 from harness.train.strategies.base import default_units
 from harness.train.workloads.image_classification import SmallResNet
@@ -25,4 +26,5 @@ def test_a_model_without_lists_is_one_unit() -> None:
 
 
 def test_every_strategy_of_the_file_is_there() -> None:
-    assert list(STRATEGIES) == ["single", "dp", "ddp", "fsdp"]
+    assert list(STRATEGIES) == list(BUILTIN_TRAITS) == ["single", "dp", "ddp", "fsdp"]
+    assert all(STRATEGIES[name].traits is traits for name, traits in BUILTIN_TRAITS.items())

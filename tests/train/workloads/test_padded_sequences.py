@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from harness.errors import WorkloadError
-from harness.train.strategies import STRATEGIES
+from harness.train.strategies import make_strategy
 from harness.train.strategies.base import default_units
 from harness.train.strategies.cpu_replicas import ReplicatedModule
 from harness.train.workloads.padded_sequences import (
@@ -138,7 +138,7 @@ def test_weights_that_fsdp_gathers_keep_their_memory(
     workload = PaddedSequences()
     model = workload.build_model().to(torch.float32)
     assert calls  # cuDNN's layout, when it moves to a device
-    model = STRATEGIES["fsdp"](model, [torch.device("cpu")], {}, default_units)
+    model = make_strategy("fsdp").wrap(model, [torch.device("cpu")], {}, default_units)
     calls.clear()
     workload.loss(model, workload.collate(sequences(2, 3)))[0].backward()
     assert bool(calls) == (kind is nn.LSTM)

@@ -1,0 +1,31 @@
+"""Classes of the user's own, by ``package.module:ClassName``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from harness.errors import HarnessError, WorkloadError, nearest
+
+
+def load_user_class(
+    what: str, name: str, hint: str = " (the experiment file's folder is on the import path)"
+) -> type[Any]:
+    """Import a module and return its class; raise WorkloadError, whose message begins with ``what``."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except HarnessError:
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() too: a module that is imported must not end the command
+        raise WorkloadError(
+            f"{what}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
+        ) from error
+    found = vars(module).get(class_name)
+    if not inspect.isclass(found):
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        raise WorkloadError(f"{what}: {module_name} has no class {class_name!r}; {nearest(class_name, classes)}")
+    return found
