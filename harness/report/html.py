@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -19,45 +20,35 @@ from harness.analysis.results import Results, load
 from harness.errors import RunFolderError
 from harness.record.folder import RunFolder
 from harness.report import environment as environment_page
-from harness.report import summary as content
-from harness.report.figures import FIGURES, Drawing, Tables, style
-from harness.report.tables.cost import communication_table, compute_table, gpu_table, waterfall_table
-from harness.report.tables.evidence import (
-    agreement_table,
-    doubt_table,
-    ledger_table,
-    memory_table,
-    noise_table,
-    parity_table,
-    versus_table,
-)
-from harness.report.tables.findings import findings_table
-from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
+from harness.report import summary
+from harness.report.figures import FIGURES, Drawing, style
+from harness.report.sections import DETAILS, SCALING, make_pages
 from harness.system.files import replace_all, replace_text, writing
 from harness.system.process import no_garbage_collection
 
 DPI = 144
 PALETTE = 128
-TABLES = (
-    "trials",
-    "cells",
-    "scaling",
-    "noise",
-    "parity",
-    "versus",
-    "agreement",
-    "waterfall",
-    "phases",
-    "host_phases",
-    "convergence",
-    "outcomes",
-    "missing",
-    "ledger",
-    "gpus",
-    "findings",
-    "ranks",
-    "windows",
-)
+TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
+    "trials": lambda results: results.trials,
+    "cells": lambda results: results.cells,
+    "scaling": lambda results: results.scaling,
+    "noise": lambda results: results.noise,
+    "parity": lambda results: results.parity,
+    "versus": lambda results: results.versus,
+    "agreement": lambda results: results.agreement,
+    "waterfall": lambda results: results.waterfall,
+    "phases": lambda results: results.phases,
+    "host_phases": lambda results: results.host_phases,
+    "convergence": lambda results: results.convergence,
+    "outcomes": lambda results: results.outcomes,
+    "missing": lambda results: results.missing,
+    "ledger": lambda results: results.ledger,
+    "gpus": lambda results: results.gpus,
+    "findings": lambda results: results.findings,
+    "ranks": lambda results: results.ranks,
+    "windows": lambda results: results.windows,
+}
+"""The files of tables/*.csv, by name: the derived tables of the schema, and trials, ranks and windows."""
 
 
 def write_report(run_folder: Path) -> Results:
@@ -69,16 +60,16 @@ def build_report(results: Results) -> Results:
     """The same of results that are open already."""
     folder = results.folder
     with no_garbage_collection(), _one_error(folder):  # everything is made before anything is written
-        for name in (*TABLES, "experiment", "environment", "steps", "epochs", "checks"):
-            getattr(results, name)
-        drawings = _draw(results)
+        tables = {name: table(results) for name, table in TABLES.items()}
+        recorded = {"steps": results.steps, "epochs": results.epochs, "checks": results.checks}
+        with style():
+            drawings = [draw(results) for draw in FIGURES]
         pictures = {drawing.name: _picture(drawing.figure) for drawing in drawings if drawing.figure}
         html = _html(results, drawings, {name: png for name, (png, _) in pictures.items()})
-    recorded = {"steps": results.steps, "epochs": results.epochs, "checks": results.checks}
     with ThreadPoolExecutor(1) as pool:  # one beside the other: Arrow leaves Python alone for both
         compacted = pool.submit(folder.compact, recorded)
-        for name in TABLES:
-            folder.write_table(name, getattr(results, name))
+        for name, table in tables.items():
+            folder.write_table(name, table)
         compacted.result()
     with writing(folder.figures):
         folder.figures.mkdir(exist_ok=True)
@@ -98,24 +89,6 @@ def _one_error(folder: RunFolder) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise RunFolderError(f"{folder.path}: the recorded files are damaged or incomplete ({said})") from error
-
-
-def _draw(results: Results) -> list[Drawing]:
-    tables = Tables(
-        trials=results.trials,
-        cells=results.cells,
-        scaling=results.scaling,
-        noise=results.noise,
-        versus=results.versus,
-        parity=results.parity,
-        waterfall=results.waterfall,
-        phases=results.phases,
-        convergence=results.convergence,
-        steps=results.step_times,
-        epochs=results.epochs,
-    )
-    with style():
-        return [draw(tables) for draw in FIGURES]
 
 
 def _picture(figure: Figure) -> tuple[bytes, bytes]:
@@ -152,34 +125,13 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
     return environment.get_template("template.html").render(
         name=results.experiment.name,
         **environment_page.facts(results.environment),
-        cards=content.cards(results),
-        findings=content.findings(results),
-        asked=content.asked(results),
+        cards=summary.cards(results),
+        findings=summary.findings(results),
+        asked=summary.asked(results),
         experiment_text=results.folder.source_text(),
-        scaling=scaling_table(results.scaling),
-        scaling_words=content.scaling_words(results.scaling),
-        noise=noise_table(results.noise),
-        noise_words=content.noise_words(results.noise),
-        parity=parity_table(results.parity),
-        versus=versus_table(results.versus),
-        agreement=agreement_table(results.agreement),
-        doubts=doubt_table(results.trials),
-        preflight=findings_table(results.findings),
-        preflight_words=content.preflight_words(results),
-        compute=compute_table(results.cells),
-        waterfall=waterfall_table(results.waterfall),
-        unexplained=content.unexplained(results),
-        communication=communication_table(results.waterfall, results.trials),
-        memory=memory_table(results.cells, results.ranks, results.trials),
-        gpus=gpu_table(results.gpus),
-        ledger=ledger_table(results.ledger),
-        checks_words=content.checks_words(results),
+        above=make_pages(SCALING, results),
         figures=[_figure(drawing, images) for drawing in drawings],
-        convergence=convergence_table(results.convergence),
-        convergence_words=content.convergence_words(results),
-        outcomes=outcome_table(results.outcomes),
-        failures=failure_table(results.trials),
-        missing=missing_table(results.missing),
+        below=make_pages(DETAILS, results),
     )
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from harness.analysis.results import Results
 from harness.config.sections import Throughput
 from harness.record.schema import AXES
-from harness.report.labels import rate_unit, spread_options, with_settings
+from harness.report.labels import rate_unit, spread_options
 from harness.report.tables.evidence import imprecise
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.text import counts, duration, percent, plural, speed, with_ends
@@ -125,18 +125,14 @@ def checks_words(results: Results) -> str:
     return f"Checks and preflight took {100 * spent / total:.1f} % of it."
 
 
-def unexplained(results: Results) -> list[str]:
-    """Cells that lack what would explain them, each with the reason."""
-    trials = results.trials
-    bad = trials[trials["explain_error"].notna() & (trials["outcome"] == "ok")].drop_duplicates("cell_id")
-    return [f"{row['strategy']} x{row['devices']}, {name}: {row['explain_error']}." for row, name in with_settings(bad)]
-
-
 def preflight_words(results: Results) -> str:
     """How many cells the doctor examined before the run measured them, and what came of it."""
     trials = results.trials
     examined = trials[trials["purpose"] == "doctor"]["trial_id"].nunique()
-    return f"Before cells of their kind were measured, {summary_line(results.findings, examined)}" if examined else ""
+    if not examined:
+        return ""
+    line = summary_line(results.findings, examined)
+    return f"Before cells of their kind were measured, {line} What is checked: results/README.md."
 
 
 def noise_words(noise: pd.DataFrame) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -10,8 +10,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from harness import analysis
+from harness.analysis.results import Results
+from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, WATERFALL
-from harness.report.figures import FIGURES, Drawing, Tables, style
+from harness.report.figures import FIGURES, Drawing, style
 from harness.report.figures.common import COLOURS, STRATEGIES, log2_axis
 from harness.report.figures.phases import step_phases
 from harness.report.tables.scaling import convergence_table
@@ -20,30 +22,38 @@ from tests.records import epochs_of, line, steps_of
 HATCH = "$////$"
 
 
-def tables_of(
+def results_of(
     lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None, excluded: dict[str, str] | None = None
-) -> Tables:
+) -> Results:
     steps = steps_of(lines)
     trials = analysis.trials(lines, steps)
+    windows = analysis.windows(lines)
     curves = EPOCHS.frame([]) if epochs is None else epochs
-    return Tables(
+    return with_tables(
         trials=trials,
         cells=analysis.cells(trials, steps),
         scaling=analysis.scaling(trials, None, excluded),
         noise=analysis.noise(trials),
         versus=analysis.versus(trials, None, excluded),
         parity=analysis.parity(trials, None, excluded),
-        waterfall=analysis.waterfall(trials, analysis.windows(lines), analysis.scaling(trials)),
-        phases=analysis.phases(trials, analysis.windows(lines)),
+        waterfall=analysis.waterfall(trials, windows, analysis.scaling(trials)),
+        phases=analysis.phases(trials, windows),
         convergence=analysis.convergence(trials, curves, None, excluded),
-        steps=steps,
+        step_times=steps,
         epochs=curves,
     )
 
 
-def draw_all(tables: Tables) -> dict[str, Drawing]:
+def with_tables(results: Results | None = None, **tables: Any) -> Results:
+    """Results without a folder, of these tables and the others of ``results``; a table that is missing raises."""
+    made = Results(RunFolder(Path("/nonexistent")))
+    vars(made).update({**(vars(results) if results else {}), **tables})
+    return made
+
+
+def draw_all(results: Results) -> dict[str, Drawing]:
     with style():
-        drawings = [draw(tables) for draw in FIGURES]
+        drawings = [draw(results) for draw in FIGURES]
         for drawing in drawings:
             if drawing.figure:
                 drawing.figure.canvas.draw()
@@ -85,7 +95,7 @@ def axes_of(figure: Figure | None) -> list[Any]:
 
 
 def test_a_full_study_draws_all_but_convergence() -> None:
-    drawings = draw_all(tables_of(full_study()))
+    drawings = draw_all(results_of(full_study()))
     assert {name for name, drawing in drawings.items() if drawing.figure} == {
         "throughput",
         "efficiency",
@@ -97,7 +107,7 @@ def test_a_full_study_draws_all_but_convergence() -> None:
 
 
 def test_throughput_is_log2_log2_with_an_ideal_line_from_the_base() -> None:
-    axes = axes_of(draw_all(tables_of(full_study()))["throughput"].figure)
+    axes = axes_of(draw_all(results_of(full_study()))["throughput"].figure)
     assert len(axes) == 2
     assert all(a.get_xscale() == "log" and a.get_yscale() == "log" for a in axes)
     ideal = [one for one in axes[0].get_lines() if one.get_linestyle() == "--"]
@@ -106,26 +116,26 @@ def test_throughput_is_log2_log2_with_an_ideal_line_from_the_base() -> None:
 
 
 def test_captions_state_the_base_and_what_is_a_rehearsal() -> None:
-    caption = draw_all(tables_of(full_study()))["throughput"].caption
+    caption = draw_all(results_of(full_study()))["throughput"].caption
     assert "Base: single on 1 device, 100 samples/s" in caption
     assert "DataParallel on CPU slots is emulated" in caption
     assert "not a claim about speed" in caption
 
 
 def test_rehearsals_are_hollow() -> None:
-    axes = axes_of(draw_all(tables_of(full_study()))["throughput"].figure)[0]
+    axes = axes_of(draw_all(results_of(full_study()))["throughput"].figure)[0]
     faces = {one.get_markerfacecolor() for one in axes.get_lines() if one.get_marker() == "s"}
     assert faces == {"white"}
 
 
 def test_one_block_says_that_there_is_no_interval() -> None:
     lines = [one for one in full_study() if one["block"] == 0]
-    caption = draw_all(tables_of(lines))["throughput"].caption
+    caption = draw_all(results_of(lines))["throughput"].caption
     assert "none with one block" in caption
 
 
 def test_colour_means_strategy_in_every_figure() -> None:
-    drawings = draw_all(tables_of(full_study()))
+    drawings = draw_all(results_of(full_study()))
     for name in ("throughput", "efficiency", "batch_sizes"):
         used = {
             one.get_color()
@@ -138,17 +148,17 @@ def test_colour_means_strategy_in_every_figure() -> None:
 
 
 def test_efficiency_is_left_out_on_one_device_count() -> None:
-    drawing = draw_all(tables_of([line("single")]))["efficiency"]
+    drawing = draw_all(results_of([line("single")]))["efficiency"]
     assert drawing.figure is None
     assert drawing.caption == "Left out: nothing was measured on another device count than its base."
 
 
 def test_batch_sizes_need_two_and_mark_what_failed() -> None:
-    one_size = draw_all(tables_of([line("single"), line("ddp2", rates=(80.0, 80.0))]))["batch_sizes"]
+    one_size = draw_all(results_of([line("single"), line("ddp2", rates=(80.0, 80.0))]))["batch_sizes"]
     assert one_size.figure is None
     assert one_size.caption.startswith("Left out: one batch size was measured")
     lines = [*full_study(), line("ddp2x32", strategy="ddp", outcome="oom", devices=2, per_device_batch_size=32)]
-    failed = draw_all(tables_of(lines))["batch_sizes"]
+    failed = draw_all(results_of(lines))["batch_sizes"]
     crosses = [one for axes in axes_of(failed.figure) for one in axes.get_lines() if one.get_marker() == "x"]
     assert [list(one.get_xdata()) for one in crosses] == [[32], [32]]
     assert "Crosses: 1 oom (trials)." in failed.caption
@@ -157,7 +167,7 @@ def test_batch_sizes_need_two_and_mark_what_failed() -> None:
 def test_learning_curves_hold_one_line_a_seed() -> None:
     lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed) for seed in (0, 1)]
     epochs = pd.concat([epochs_of(f"ddp2-s{seed}", [0.5, 0.8, 0.9]) for seed in (0, 1)], ignore_index=True)
-    drawing = draw_all(tables_of(lines, epochs))["convergence"]
+    drawing = draw_all(results_of(lines, epochs))["convergence"]
     axes = axes_of(drawing.figure)
     assert [len(a.get_lines()) for a in axes] == [2, 2, 2, 2]
     assert axes[0].get_xlabel() == "training samples"
@@ -172,19 +182,19 @@ def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
     common = {**axes, "cell_id": "a", "devices": 2, "emulated": False, "oversubscribed": False, "blocks": 3}
     parts = [("ideal", 0.6, 0.55, 0.65), ("rest", 0.4, None, None)]
     rows = [{**common, "part": part, "share": s, "low": low, "high": high} for part, s, low, high in parts]
-    tables = replace(tables_of(full_study()), waterfall=WATERFALL.frame(rows))
-    drawing = draw_all(tables)["waterfall"]
+    results = with_tables(results_of(full_study()), waterfall=WATERFALL.frame(rows))
+    drawing = draw_all(results)["waterfall"]
     (panel,) = axes_of(drawing.figure)
     assert [0.55, 0.65] in [[float(x) for x in one.get_xdata()] for one in panel.get_lines()]
     assert "n = 3 blocks" in drawing.caption
 
 
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
-    steady = tables_of(full_study())
+    steady = results_of(full_study())
     doubts = ["base: no steady state (1 of 3)"] * len(steady.scaling)
     here = steady.scaling.index[(steady.scaling["strategy"] == "ddp") & (steady.scaling["devices"] == 2)][0]
     doubts[list(steady.scaling.index).index(here)] = "wide spread (1 of 3); no steady state (2 of 3)"
-    drawings = draw_all(replace(steady, scaling=steady.scaling.assign(doubts=doubts)))
+    drawings = draw_all(with_tables(steady, scaling=steady.scaling.assign(doubts=doubts)))
     for name in ("throughput", "efficiency"):
         assert " Not steady when the windows began: ddp on 2." in drawings[name].caption
         assert "Not steady" not in draw_all(steady)[name].caption
@@ -196,11 +206,11 @@ def test_intervals_of_one_devices_throughput_are_the_cells_over_its_devices() ->
         for batch in (16, 32)
         for block, rate in enumerate((90.0, 100.0, 110.0))
     ]
-    tables = tables_of(lines)
-    drawing = draw_all(tables)["batch_sizes"]
+    results = results_of(lines)
+    drawing = draw_all(results)["batch_sizes"]
     speed = axes_of(drawing.figure)[0]
     (bars,) = speed.collections
-    wanted = [(low / 2, high / 2) for low, high in zip(tables.cells["low"], tables.cells["high"], strict=True)]
+    wanted = [(low / 2, high / 2) for low, high in zip(results.cells["low"], results.cells["high"], strict=True)]
     seen = [(low, high) for (_, low), (_, high) in bars.get_segments()]
     assert seen == [pytest.approx(ends) for ends in wanted] and speed.get_ylim()[1] > max(high for _, high in wanted)
     assert "n = 3 blocks; bars are 95 % intervals of its throughput;" in drawing.caption
@@ -214,28 +224,28 @@ def test_trainings_that_are_not_one_devices_are_named_under_their_curves() -> No
     ]
     epochs = pd.concat([epochs_of(one["trial_id"], [0.5, 0.8]) for one in lines], ignore_index=True)
     differs = {"check-fsdp": "does not train as one device does"}
-    tables = tables_of(lines, epochs, excluded=differs)
-    drawing, healthy = (draw_all(each)["convergence"] for each in (tables, tables_of(lines, epochs)))
+    results = results_of(lines, epochs, excluded=differs)
+    drawing, healthy = (draw_all(each)["convergence"] for each in (results, results_of(lines, epochs)))
     assert "Not trained as one device trains, and hatched: fsdp on 2." in drawing.caption
     hatched = [[str(one.get_marker()) for one in axes.get_lines()].count(HATCH) for axes in axes_of(drawing.figure)]
     assert hatched == [2, 2, 2, 2]
     assert "Not trained" not in healthy.caption
     assert not any(str(one.get_marker()) == HATCH for axes in axes_of(healthy.figure) for one in axes.get_lines())
-    assert [row.cells[0] for row in convergence_table(tables.convergence).rows] == [
+    assert [row.cells[0] for row in convergence_table(results.convergence).rows] == [
         "ddp x2",
         "fsdp x2 (trains otherwise)",
     ]
 
 
 def test_nothing_measured_draws_nothing_and_says_why() -> None:
-    for drawing in draw_all(tables_of([line("single", outcome="error")])).values():
+    for drawing in draw_all(results_of([line("single", outcome="error")])).values():
         assert drawing.figure is None
         assert drawing.caption.startswith("Left out: ")
 
 
 @pytest.mark.parametrize("columns", [{"oversubscribed": True}, {"nodes": 2}, {"scaling": "strong"}, {"model": None}])
 def test_unusual_studies_draw(columns: dict[str, Any]) -> None:
-    assert draw_all(tables_of(full_study(**columns)))["throughput"].figure is not None
+    assert draw_all(results_of(full_study(**columns)))["throughput"].figure is not None
 
 
 def test_many_settings_are_cut_with_a_word() -> None:
@@ -247,7 +257,7 @@ def test_many_settings_are_cut_with_a_word() -> None:
             line(f"ddp2x{batch}", strategy="ddp", base=f"single{batch}", rates=(9.0, 9.0), per_device_batch_size=batch),
         )
     ]
-    drawing = draw_all(tables_of(lines))["throughput"]
+    drawing = draw_all(results_of(lines))["throughput"]
     assert len(axes_of(drawing.figure)) == 12
     assert "The first 12 settings are drawn" in drawing.caption
 
@@ -272,16 +282,16 @@ def with_twins() -> list[dict[str, Any]]:
 
 
 def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
-    tables = tables_of(with_twins())
-    drawings = draw_all(tables)
-    low, high = tables.noise.loc[0, ["low", "high"]].astype(float)
+    results = results_of(with_twins())
+    drawings = draw_all(results)
+    low, high = results.noise.loc[0, ["low", "high"]].astype(float)
     assert low < 1 < high
     for name, across in (("efficiency", lambda box: (box.y0, box.y1)), ("ratios", lambda box: (box.x0, box.x1))):
         for axes in axes_of(drawings[name].figure):
             (band,) = axes.patches
             assert across(band.get_path().get_extents(band.get_patch_transform())) == pytest.approx((low, high)), name
         assert "Grey band: the base against its twin" in drawings[name].caption
-    without = draw_all(tables_of(full_study()))["ratios"]
+    without = draw_all(results_of(full_study()))["ratios"]
     assert not any(axes.patches for axes in axes_of(without.figure)) and "band" not in without.caption
 
 
@@ -289,8 +299,8 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
     own = ("cell_id", "trial_id")
     controls = [one | {name: f"{one[name]}t" for name in own} | {"launcher": "torchrun"} for one in full_study()]
     lines = full_study() + controls
-    tables = tables_of(lines)
-    drawing = draw_all(tables)["ratios"]
+    results = results_of(lines)
+    drawing = draw_all(results)["ratios"]
     axes = axes_of(drawing.figure)[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["ddp / dp x2*", "Ray / torchrun: single x1", "Ray / torchrun: dp x2*", "Ray / torchrun: ddp x2"]
@@ -299,14 +309,14 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
     ends = [
         tuple(one.get_xdata()) for one in axes.get_lines() if one.get_marker() == "None" and len(one.get_xdata()) == 2
     ]
-    first = tables.versus.iloc[0]
+    first = results.versus.iloc[0]
     assert (first["low"], first["high"]) in ends
     assert "n = 3 blocks" in drawing.caption and "rehears" not in drawing.caption
 
 
 def test_what_does_not_train_alike_is_hatched_and_has_no_ratio() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    drawings = draw_all(tables_of(lines, excluded={"check-ddp": "does not train as one device does"}))
+    drawings = draw_all(results_of(lines, excluded={"check-ddp": "does not train as one device does"}))
     hatched = {
         name: [
             line for axes in axes_of(drawings[name].figure) for line in axes.get_lines() if "////" in line.get_marker()
@@ -319,14 +329,14 @@ def test_what_does_not_train_alike_is_hatched_and_has_no_ratio() -> None:
     for name in ("throughput", "batch_sizes", "step_times"):
         assert "Hatched: does not train as one device does." in drawings[name].caption, name
     assert drawings["ratios"].figure is None
-    whole = draw_all(tables_of(lines))
+    whole = draw_all(results_of(lines))
     assert not any("Hatched: does not" in drawing.caption for drawing in whole.values())
 
 
 def test_the_phases_of_what_does_not_train_alike_are_marked() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    tables = tables_of(lines, excluded={"check-ddp": "does not train as one device does"})
-    axes = tables.scaling[[name for name in tables.scaling if name in PHASES.names]]
-    drawing = step_phases(replace(tables, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
+    results = results_of(lines, excluded={"check-ddp": "does not train as one device does"})
+    axes = results.scaling[[name for name in results.scaling if name in PHASES.names]]
+    drawing = step_phases(with_tables(results, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
     labels = [label.get_text() for one in axes_of(drawing.figure) for label in one.get_yticklabels()]
     assert labels == ["single x1", "dp x2*", "ddp x2 (trains otherwise)"] * 2

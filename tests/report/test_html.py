@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +15,20 @@ import pandas as pd
 import pytest
 
 import harness
+from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
-from harness.record.schema import NOISE, SCALING, TRIALS
+from harness.record.schema import DERIVED, NOISE, RECORDED, SCALING, TRIALS
 from harness.report import environment
 from harness.report import summary as content
-from harness.report.html import write_report
+from harness.report.html import TABLES, write_report
+from harness.report.sections import DETAILS, Section, make_pages
+from harness.report.tables.cost import unexplained_table
 from harness.report.tables.evidence import belief_lines
+from harness.report.tables.text import Heading, Line, TextTable
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -176,6 +181,21 @@ def test_a_run_that_was_killed_before_its_first_trial_has_a_report(make_experime
     results = write_report(folder.path)
     assert len(results.missing) == len(plan.trials)
     assert "Nothing was measured." in folder.report.read_text()
+
+
+def test_every_derived_table_of_the_schema_is_written() -> None:
+    missing = {table.name for table in DERIVED} - set(TABLES)
+    assert not missing, f"tables of record/schema/derived.py without a line in TABLES of report/html.py: {missing}"
+    unknown = set(TABLES) - {table.name for table in (*DERIVED, *RECORDED)}
+    assert not unknown, f"tables in TABLES of report/html.py without a schema in record/schema/: {unknown}"
+
+
+def test_a_section_without_rows_is_left_out_or_is_a_sentence() -> None:
+    empty = Section("Title", lambda results: TextTable((Heading("a"),), ()), "Words above the rows.")
+    results = Results(RunFolder(Path("/nonexistent")))
+    assert make_pages([empty], results) == []
+    (page,) = make_pages([replace(empty, empty=lambda results: "None of them.")], results)
+    assert (page.title, page.words) == ("Title", "None of them.")
 
 
 def test_the_report_is_one_self_contained_file(run_folder: RunFolder) -> None:
@@ -333,12 +353,26 @@ def test_what_checks_took_of_the_run_is_told(run_folder: RunFolder) -> None:
 def test_the_report_says_what_checks_took_and_what_is_not_explained(
     run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(content, "checks_words", lambda results: "Checks and preflight took 5.0 % of it.")
-    monkeypatch.setattr(content, "unexplained", lambda results: ["ddp x2: its communication cannot be taken away."])
+    words = replace(
+        section_of("Where the run's time went"), words=lambda results: "Checks and preflight took 5.0 % of it."
+    )
+    reason = replace(
+        section_of("Not explained"),
+        table=lambda results: TextTable(
+            (Heading("cell"), Heading("reason")), (Line(("ddp x2", "cannot be taken away")),)
+        ),
+    )
+    monkeypatch.setattr("harness.report.html.DETAILS", (words, reason))
     write_report(run_folder.path)
     html = run_folder.report.read_text()
     assert "<p>Checks and preflight took 5.0 % of it.</p>" in html
-    assert "<li>ddp x2: its communication cannot be taken away.</li>" in html
+    assert "<h3>Not explained</h3>" in html
+    assert "<td>ddp x2</td><td>cannot be taken away</td>" in html
+
+
+def section_of(title: str) -> Section:
+    (section,) = (section for section in DETAILS if section.title == title)
+    return section
 
 
 @pytest.mark.parametrize(
@@ -358,14 +392,13 @@ def test_the_efficiency_of_one_cell_has_its_interval_on_the_card(
 
 def test_what_could_not_be_explained_is_named_with_its_reason(run_folder: RunFolder) -> None:
     results = write_report(run_folder.path)
-    assert content.unexplained(results) == []
+    assert unexplained_table(results.trials).rows == ()
     trials = results.trials.copy()
     ok = trials.index[trials["outcome"] == "ok"][0]
     trials.loc[ok, "explain_error"] = "its communication cannot be taken away"
-    vars(results)["trials"] = trials
-    (told,) = content.unexplained(results)
-    assert told.startswith(f"{trials['strategy'][ok]} x{trials['devices'][ok]}, ")
-    assert told.endswith(": its communication cannot be taken away.")
+    (row,) = unexplained_table(trials).rows
+    assert row.cells[0].startswith(f"{trials['strategy'][ok]} x{trials['devices'][ok]}, ")
+    assert row.cells[1] == "its communication cannot be taken away"
 
 
 def test_timed_windows_and_epochs_are_what_counts_as_measured(run_folder: RunFolder) -> None:

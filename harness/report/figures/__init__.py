@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from harness.analysis.results import Results
 from harness.report.figures.batches import batch_sizes
-from harness.report.figures.common import Drawing, Tables, style
+from harness.report.figures.common import Drawing, style
 from harness.report.figures.convergence import learning_curves
 from harness.report.figures.phases import step_phases
 from harness.report.figures.ratios import paired_ratios
@@ -13,9 +14,9 @@ from harness.report.figures.scaling import efficiency_by_devices, throughput_by_
 from harness.report.figures.steps import step_times
 from harness.report.figures.waterfall import efficiency_waterfall
 
-__all__ = ["FIGURES", "Drawing", "Tables", "style"]
+__all__ = ["FIGURES", "Drawing", "style"]
 
-FIGURES: Sequence[Callable[[Tables], Drawing]] = (
+FIGURES: Sequence[Callable[[Results], Drawing]] = (
     throughput_by_devices,
     efficiency_by_devices,
     paired_ratios,

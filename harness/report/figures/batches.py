@@ -6,18 +6,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from harness.analysis.results import Results
 from harness.report.figures import captions
 from harness.report.figures.common import (
     COLOURS,
     GIB,
     Drawing,
-    Tables,
     add_legend,
     draw_lines,
     facets_of,
     hatch_point,
     log2_axis,
     make_grid,
+    not_equivalent_cells,
     strategy_legend,
 )
 from harness.report.labels import rate_unit
@@ -28,13 +29,14 @@ QUANTITIES = ((SPEED, "throughput of one device"), ("peak_gib", "peak memory of 
 LINES = ("devices", "device_ids", "nodes", "emulated", "oversubscribed")
 
 
-def batch_sizes(tables: Tables) -> Drawing:
+def batch_sizes(results: Results) -> Drawing:
     """Per-device throughput and peak memory against the per-device batch, with marks where none was measured."""
     name, title = "batch_sizes", "Per-device throughput and peak memory against batch size"
-    rows = tables.cells.assign(peak_gib=tables.cells["peak_memory_bytes"] / GIB)
+    rows = results.cells.assign(peak_gib=results.cells["peak_memory_bytes"] / GIB)
     if rows[BATCH].nunique() < 2:
         return Drawing(name, title, "Left out: one batch size was measured, so there is nothing to compare.", None)
-    failed = _without_result(tables.trials)
+    not_equivalent = not_equivalent_cells(results)
+    failed = _without_result(results.trials)
     facets = facets_of(rows, batch=False)
     figure, grid = make_grid(2, len(facets))
     for column, (facet, part) in enumerate(facets):
@@ -43,7 +45,7 @@ def batch_sizes(tables: Tables) -> Drawing:
             _panel(axes, part, lost, value)
             if value == SPEED:
                 _add_intervals(axes, part)
-            for row in part[part["cell_id"].isin(tables.otherwise) & part[value].notna()].to_dict("records"):
+            for row in part[part["cell_id"].isin(not_equivalent) & part[value].notna()].to_dict("records"):
                 hatch_point(axes, row[BATCH], row[value])
             unit = "GiB" if value == "peak_gib" else rate_unit(rows)
             axes.set_ylabel(f"{label} ({unit})" if column == 0 else "")
@@ -54,7 +56,7 @@ def batch_sizes(tables: Tables) -> Drawing:
         f"Each point is one cell, {captions.count(rows)}; bars are 95 % intervals of its throughput"
         f"{captions.one_block(rows)}; lines join cells of one strategy and device count (number beside the line). "
         f"Memory: {captions.memory(rows)}. {captions.failures(failed)}"
-        f"{captions.otherwise(tables.otherwise, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.analysis import StepTimes
+from harness.analysis.results import Results
 from harness.report.labels import settings, shown_strategy
 
 STRATEGIES = ("single", "dp", "ddp", "fsdp")
@@ -40,26 +40,9 @@ class Drawing:
     figure: Figure | None
 
 
-@dataclass(frozen=True)
-class Tables:
-    """The finished tables that figures are drawn from."""
-
-    trials: pd.DataFrame
-    cells: pd.DataFrame
-    scaling: pd.DataFrame
-    noise: pd.DataFrame
-    versus: pd.DataFrame
-    parity: pd.DataFrame
-    waterfall: pd.DataFrame
-    phases: pd.DataFrame
-    convergence: pd.DataFrame
-    steps: StepTimes
-    epochs: pd.DataFrame
-
-    @property
-    def otherwise(self) -> frozenset[str]:
-        """The cells that do not train as one device does, which figures of speed mark."""
-        return frozenset(self.scaling["cell_id"][self.scaling["excluded"].notna()])
+def not_equivalent_cells(results: Results) -> frozenset[str]:
+    """Return the ids of the cells that do not train as one device does, which figures of speed mark."""
+    return frozenset(results.scaling["cell_id"][results.scaling["excluded"].notna()])
 
 
 @contextmanager

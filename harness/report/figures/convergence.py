@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
+from harness.analysis.results import Results
 from harness.report.figures import captions
 from harness.report.figures.common import (
     Drawing,
-    Tables,
     add_legend,
     draw_lines,
     hatch_point,
@@ -20,19 +20,19 @@ CLOCKS = (("samples", "training samples"), ("train_s", "training time (s)"))
 TRIAL = ["trial_id", "attempt"]
 
 
-def learning_curves(tables: Tables) -> Drawing:
+def learning_curves(results: Results) -> Drawing:
     """Training loss, and accuracy or validation loss, against samples and against training time, one line a seed."""
     name, title = "convergence", "How trainings learn, against samples and training time"
-    done = tables.trials["outcome"].isin(["ok", "diverged"])
-    trials = tables.trials[(tables.trials["kind"] == "convergence") & done]
+    done = results.trials["outcome"].isin(["ok", "diverged"])
+    trials = results.trials[(results.trials["kind"] == "convergence") & done]
     keys = [*TRIAL, "strategy", "devices", "seed", "emulated", "oversubscribed"]
-    curves = tables.epochs.merge(trials[keys], on=TRIAL, validate="many_to_one")
+    curves = results.epochs.merge(trials[keys], on=TRIAL, validate="many_to_one")
     if curves.empty:
         return Drawing(name, title, "Left out: no training was recorded (the file has no convergence section).", None)
     accuracy = curves["val_accuracy"].notna().any()
     second = ("val_accuracy", "validation accuracy") if accuracy else ("val_loss", "validation loss")
     quantities = (("train_loss", "training loss"), second)
-    otherwise = tables.convergence[tables.convergence["excluded"].notna()]
+    otherwise = results.convergence[results.convergence["excluded"].notna()]
     ends = curves.merge(otherwise[TRIAL], on=TRIAL).sort_values("epoch").drop_duplicates(TRIAL, keep="last")
     figure, grid = make_grid(len(quantities), len(CLOCKS))
     for line, (value, label) in zip(grid, quantities, strict=True):

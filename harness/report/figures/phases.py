@@ -11,8 +11,9 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from harness.analysis.results import Results
 from harness.report.figures import captions
-from harness.report.figures.common import Drawing, Tables, facets_of, is_apart, panels
+from harness.report.figures.common import Drawing, facets_of, is_apart, not_equivalent_cells, panels
 from harness.report.labels import shown_devices
 
 NAMES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
@@ -21,12 +22,13 @@ TONES = dict(zip(NAMES, sns.color_palette("Greys", len(NAMES) + 2)[1:-1], strict
 HATCHES = {"wait": "xx", "idle": "..", "copy": "--", "backward": "//"}
 
 
-def step_phases(tables: Tables) -> Drawing:
+def step_phases(results: Results) -> Drawing:
     """Seconds of a step by phase, stacked; one bar a cell."""
     name, title = "phases", "Where a step goes"
-    rows = tables.phases
+    rows = results.phases
     if rows.empty:
         return Drawing(name, title, "Left out: no phases were marked.", None)
+    not_equivalent = not_equivalent_cells(results)
     facets = facets_of(rows)
     present = [phase for phase in NAMES if rows[f"{phase}_s"].fillna(0).gt(0).any()]
 
@@ -45,7 +47,7 @@ def step_phases(tables: Tables) -> Drawing:
                 linewidth=0.4,
             )
             left += width
-        axes.set_yticks(range(len(part)), [_label(row, tables.otherwise) for row in part.to_dict("records")])
+        axes.set_yticks(range(len(part)), [_label(row, not_equivalent) for row in part.to_dict("records")])
         axes.invert_yaxis()
         axes.set_xlabel("step time (ms)")
 

@@ -7,9 +7,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.analysis.results import Results
 from harness.plan.comparison import SETTING_AXES
 from harness.report.figures import captions
-from harness.report.figures.common import COLOURS, MARKERS, Drawing, Tables, facets_of, is_apart, panels
+from harness.report.figures.common import COLOURS, MARKERS, Drawing, facets_of, is_apart, panels
 from harness.report.labels import shown_devices
 
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20, 50, 100)
@@ -17,10 +18,10 @@ FINE = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4)
 """Where all of an axis lies within a factor of two."""
 
 
-def paired_ratios(tables: Tables) -> Drawing:
+def paired_ratios(results: Results) -> Drawing:
     """Strategies against each other, and Ray against torchrun: the ratio of throughputs with its interval."""
     name, title = "ratios", "Throughput of one against another"
-    rows = pd.concat([_rows(tables.versus, "other_strategy"), _rows(tables.parity, None)], ignore_index=True)
+    rows = pd.concat([_rows(results.versus, "other_strategy"), _rows(results.parity, None)], ignore_index=True)
     left_out = rows["ratio"].isna()
     rows = rows[~left_out]
     if rows.empty:
@@ -32,7 +33,7 @@ def paired_ratios(tables: Tables) -> Drawing:
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
         axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
-        for floor in _floors(tables.noise, part):
+        for floor in _floors(results.noise, part):
             axes.axvspan(*floor, color="0.85", zorder=0)
         for y, row in enumerate(part.to_dict("records")):
             colour = COLOURS[row["strategy"]]
@@ -52,7 +53,7 @@ def paired_ratios(tables: Tables) -> Drawing:
     figure = panels(facets, draw, legend=[], height=max(1.5, 1.0 + 0.32 * tallest))
     caption = (
         f"Geometric mean over blocks, paired by block, with 95 % intervals{captions.one_block(rows)}; "
-        f"{captions.count(rows)}. Right of 1 the first of the two is faster.{captions.noise(tables.noise)}"
+        f"{captions.count(rows)}. Right of 1 the first of the two is faster.{captions.noise(results.noise)}"
         f"{captions.left_out(int(left_out.sum()))}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)

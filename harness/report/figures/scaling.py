@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.analysis.results import Results
 from harness.report.figures import captions
 from harness.report.figures.common import (
     Drawing,
-    Tables,
     draw_lines,
     draw_point,
     facets_of,
@@ -23,11 +23,11 @@ JOINED = ("emulated", "oversubscribed", "nodes", "device_ids")
 """Points are joined over devices where all of these are the same."""
 
 
-def throughput_by_devices(tables: Tables) -> Drawing:
+def throughput_by_devices(results: Results) -> Drawing:
     """Throughput against devices, log2 on both axes, with the ideal line from the stated base."""
     name, title = "throughput", "Throughput against devices"
-    intervals = tables.cells[["cell_id", "low", "high"]].rename(columns={"low": "speed_low", "high": "speed_high"})
-    rows = tables.scaling.merge(intervals, on="cell_id", how="left", validate="one_to_one")
+    intervals = results.cells[["cell_id", "low", "high"]].rename(columns={"low": "speed_low", "high": "speed_high"})
+    rows = results.scaling.merge(intervals, on="cell_id", how="left", validate="one_to_one")
     if rows.empty:
         return Drawing(name, title, "Left out: no cell was measured in the same block as its base.", None)
     facets = facets_of(rows)
@@ -55,10 +55,10 @@ def throughput_by_devices(tables: Tables) -> Drawing:
     return Drawing(name, title, caption, figure)
 
 
-def efficiency_by_devices(tables: Tables) -> Drawing:
+def efficiency_by_devices(results: Results) -> Drawing:
     """Scaling efficiency against devices, with its interval and the ideal at 1."""
     name, title = "efficiency", "Scaling efficiency against devices"
-    rows = tables.scaling[tables.scaling["devices"] != tables.scaling["base_devices"]]
+    rows = results.scaling[results.scaling["devices"] != results.scaling["base_devices"]]
     left_out = rows["efficiency"].isna()
     rows = rows[~left_out]
     if rows.empty:
@@ -68,7 +68,7 @@ def efficiency_by_devices(tables: Tables) -> Drawing:
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
         axes.axhline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
-        for low, high in noise_of(tables.noise, part):
+        for low, high in noise_of(results.noise, part):
             axes.axhspan(low, high, color="0.85", zorder=0)
         for _, row in part.iterrows():
             draw_point(axes, row, row["efficiency"], row["efficiency_low"], row["efficiency_high"])
@@ -82,7 +82,7 @@ def efficiency_by_devices(tables: Tables) -> Drawing:
     caption = (
         f"Speedup over devices, {captions.scaling(rows)}; bars are 95 % intervals, paired by block, "
         f"{captions.count(rows)}{captions.one_block(rows)}. Cells on as many devices as their base are in the table. "
-        f"{captions.bases(rows)}{captions.unsteady(rows)}{captions.noise(tables.noise)}{captions.left_out(int(left_out.sum()))}"
+        f"{captions.bases(rows)}{captions.unsteady(rows)}{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}"
         f"{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)

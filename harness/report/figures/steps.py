@@ -9,24 +9,33 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.analysis.results import Results
 from harness.record.frames import records
 from harness.report.figures import captions
-from harness.report.figures.common import COLOURS, STRATEGIES, Drawing, Tables, facets_of, is_apart, panels
+from harness.report.figures.common import (
+    COLOURS,
+    STRATEGIES,
+    Drawing,
+    facets_of,
+    is_apart,
+    not_equivalent_cells,
+    panels,
+)
 from harness.report.labels import shown_devices
 
 WHISKERS = (5, 95)
 
 
-def step_times(tables: Tables) -> Drawing:
+def step_times(results: Results) -> Drawing:
     """How the step time of each cell is spread: every timed step of every rank and block."""
     name, title = "step_times", "Step time of each cell"
-    if tables.cells["step_s"].isna().all():
+    if results.cells["step_s"].isna().all():
         return Drawing(name, title, "Left out: no step was timed.", None)
-    rows = tables.cells.assign(label=[_label(row) for row in records(tables.cells)])
+    rows = results.cells.assign(label=[_label(row) for row in records(results.cells)])
     rows = rows.sort_values(["devices", "strategy"], key=_in_order, kind="stable")
     facets = facets_of(rows)
-    otherwise = tables.otherwise
-    by_cell = _milliseconds(tables, pd.concat([part["cell_id"] for _, part in facets]))
+    not_equivalent = not_equivalent_cells(results)
+    by_cell = _milliseconds(results, pd.concat([part["cell_id"] for _, part in facets]))
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
         # seaborn 0.13's boxplot calls matplotlib in a way that matplotlib 3.13 removes
@@ -42,7 +51,7 @@ def step_times(tables: Tables) -> Drawing:
         )
         for box, row in zip(boxes["boxes"], records(part), strict=True):
             box.set_facecolor((*COLOURS[row["strategy"]], 0.15 if is_apart(row) else 0.65))
-            box.set_hatch("////" if row["cell_id"] in otherwise else None)
+            box.set_hatch("////" if row["cell_id"] in not_equivalent else None)
         axes.invert_yaxis()
         axes.set_xlim(left=0)
         axes.set_xlabel("step time (ms)")
@@ -52,16 +61,16 @@ def step_times(tables: Tables) -> Drawing:
     caption = (
         "Boxes: quartiles and median; whiskers: 5th and 95th percentile of every timed step of all ranks and blocks. "
         f"Steps of one trial are not replicates.{starred}"
-        f"{captions.otherwise(tables.otherwise, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 
 
-def _milliseconds(tables: Tables, cell_ids: pd.Series[Any]) -> dict[str, np.ndarray]:
+def _milliseconds(results: Results, cell_ids: pd.Series[Any]) -> dict[str, np.ndarray]:
     """Every timed step of the headline trials of these cells, by cell."""
-    trials = tables.trials
+    trials = results.trials
     known = trials[(trials["outcome"] == "ok") & (trials["kind"] == "throughput") & trials["cell_id"].isin(cell_ids)]
-    return {cell_id: 1000 * seconds for cell_id, seconds in tables.steps.of_cells(known).items()}
+    return {cell_id: 1000 * seconds for cell_id, seconds in results.step_times.of_cells(known).items()}
 
 
 def _label(row: Mapping[Hashable, Any]) -> str:

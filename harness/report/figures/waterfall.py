@@ -8,18 +8,19 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.analysis.results import Results
 from harness.record.frames import records
 from harness.report.figures import captions
-from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, Tables, is_apart, panels
+from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, is_apart, panels
 from harness.report.labels import settings, shown_devices
 
 ROW_HEIGHT = 0.27
 
 
-def efficiency_waterfall(tables: Tables) -> Drawing:
+def efficiency_waterfall(results: Results) -> Drawing:
     """One panel a cell on several devices: each part of the loss where it is taken from what is left."""
     name, title = "waterfall", "Where the efficiency goes"
-    rows = tables.waterfall
+    rows = results.waterfall
     if rows.empty:
         return Drawing(name, title, "Left out: no cell on several devices has the trials that explain it.", None)
     names = settings(rows)

@@ -65,6 +65,16 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def unexplained_table(trials: pd.DataFrame) -> TextTable:
+    """Return the cells whose efficiency loss could not be explained, each with the reason."""
+    bad = trials[trials["explain_error"].notna() & (trials["outcome"] == "ok")].drop_duplicates("cell_id")
+    rows = [
+        Line((f"{row['strategy']} x{row['devices']}, {name}", str(row["explain_error"])))
+        for row, name in with_settings(bad)
+    ]
+    return TextTable((Heading("cell"), Heading("reason")), tuple(rows))
+
+
 def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
     """ddp's exposed communication by taking it away, beside what DDP's own clocks say."""
     columns = (
