@@ -9,13 +9,12 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.stats import Estimate
+from harness.config.strategy_traits import strategy_order
 from harness.record.frames import records
 
 Lines = Sequence[Mapping[str, Any]]
 Row = Mapping[Any, Any]
 Rows = Sequence[Row]
-STRATEGIES = ("single", "dp", "ddp", "fsdp")
-"""In the order in which they are shown."""
 
 
 def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
@@ -57,7 +56,7 @@ def order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     names = ("model", "data", "precision", "scaling", batch)
     fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else natural(row[name])) for name in names)
     ids = "" if pd.isna(row["device_ids"]) else natural(row["device_ids"])
-    return (*fixed, STRATEGIES.index(row["strategy"]), row["devices"], row["nodes"], ids, row["options"])
+    return (*fixed, strategy_order(row["strategy"]), row["devices"], row["nodes"], ids, row["options"])
 
 
 def natural(value: Any) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import STRATEGIES, Rows, by_cell, ends, measured, order
+from harness.analysis.common import Rows, by_cell, ends, measured, order
 from harness.analysis.doubts import tally
 from harness.analysis.ratios import Rule, doubts_of, paired
 from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
+from harness.config.strategy_traits import strategy_order
 from harness.record.schema import AXES, NOISE, PARITY, VERSUS
 
 RATIO = ("ratio", "low", "high", "excludes_one")
@@ -99,6 +100,9 @@ def _named(group: Rows) -> dict[str, Any]:
 
 def _neighbours(groups: list[Rows]) -> Iterator[tuple[Rows, Rows]]:
     """Every cell of a strategy with every cell of the next; a strategy has several where its own options differ."""
-    by_strategy = [[group for group in groups if group[0]["strategy"] == name] for name in STRATEGIES]
+    by_strategy = [
+        [group for group in groups if group[0]["strategy"] == name]
+        for name in sorted({group[0]["strategy"] for group in groups}, key=strategy_order)
+    ]
     for before, after in pairwise(found for found in by_strategy if found):
         yield from ((one, two) for one in before for two in after)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from harness.analysis.common import by_cell, measured, order
 from harness.analysis.stats import mean_interval
+from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS
 from harness.record.frames import records
 from harness.record.schema import AXES, WATERFALL
 
@@ -21,24 +22,11 @@ PARTS = (
     "side by side",
     "slowest rank",
     "exposed communication",
-    "replicate",
-    "scatter",
-    "gather",
-    "reduce",
-    "all-gather",
-    "reduce-scatter",
+    *(part.name for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts),
     "waiting for data",
     "rest",
 )
 """In the order in which they are taken from the ideal; a strategy has those that apply to it."""
-PROFILED = {
-    "replicate": "dp_replicate_s",
-    "scatter": "dp_scatter_s",
-    "gather": "dp_gather_s",
-    "reduce": "dp_reduce_s",
-    "all-gather": "fsdp_all_gather_s",
-    "reduce-scatter": "fsdp_reduce_scatter_s",
-}
 WINDOW_COLUMNS = (
     "trial_id",
     "attempt",
@@ -79,7 +67,7 @@ def waterfall(
         for row in records(every)
         if (row["trial_id"], row["attempt"]) in timings
     }
-    bases = {row["cell_id"]: row for row in records(scaling) if row["base_strategy"] == "single"}
+    bases = {row["cell_id"]: row for row in records(scaling) if row["base_strategy"] == BASE_STRATEGY}
     rows: list[dict[str, Any]] = []
     for cell_id, group in by_cell(measured(trials)).items():
         first = group[0]
@@ -109,13 +97,15 @@ def _block(
         return None
     ideal = base.step_s * row["global_batch_size"] / base_row["global_batch_size"] / row["devices"]
     parts = {"smaller batch": alone.step_s - ideal} if row["scaling"] == "strong" else {}
-    if row["strategy"] == "ddp":
-        wrapped = of(row["wrapped_id"])
-        if wrapped is None or mine.together_s is None:
-            return None
+    traits = BUILTIN_TRAITS.get(row["strategy"])
+    wrapped = of(row["wrapped_id"])
+    complete = wrapped is not None and mine.together_s is not None
+    if traits and traits.explained_by == "removal" and not complete:
+        return None
+    if wrapped is not None and mine.together_s is not None:
         parts |= _of_ddp(mine, alone, wrapped)
     else:
-        columns = {part: column for part, column in PROFILED.items() if column.startswith(row["strategy"] + "_")}
+        columns = {part.name: part.column for part in (traits.profiled_parts if traits else ())}
         profiled = {part: row[column] for part, column in columns.items() if not pd.isna(row[column])}
         if columns and not profiled:
             return None  # what follows the windows failed there

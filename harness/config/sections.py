@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 
 from harness.config.axes import Filter, is_option_axis
-from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
+from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS, Strict
 from harness.config.values import (
     USER_CLASS,
     Axis,
@@ -60,7 +60,7 @@ class Grid(Strict):
 
     data: Axis[DataName] | None = None
     model: Axis[Text] | None = None
-    strategy: Axis[StrategyName] = ("single",)
+    strategy: Axis[StrategyName] = (BASE_STRATEGY,)
     devices: Axis[Count] = (1,)
     device_ids: DeviceIdAxis | None = None
     nodes: Axis[Count] | None = None

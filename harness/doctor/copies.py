@@ -63,7 +63,7 @@ def judge(seen: Sequence[list[Any]], cell: Cell) -> list[Finding]:
     return [
         Finding(
             NAME,
-            "error" if cell.strategy == "dp" else "warning",  # dp copies by itself; NCCL may go another way
+            "error" if cell.traits.replicates else "warning",  # dp copies by itself; NCCL may go another way
             f"what arrives is not what was sent: {join_names(pairs)}",
             "silent corruption: DataParallel's loss explodes or becomes NaN on such a pair; no number from it counts",
             "switch the IOMMU or PCIe ACS off in the firmware (or use iommu=pt), or use pairs with NVLink; "

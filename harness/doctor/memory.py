@@ -68,9 +68,9 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
 def estimate(rank: dict[str, Any], cell: Cell) -> int:
     """Bytes that one rank needs: parameters, gradients, optimizer state, activations of its part of the batch."""
     copies = 2 + STATES.get(str(cell.optimizer.get("name")), 2)
-    on_one_device = cell.strategy == "dp" and cell.device == "cpu"
+    on_one_device = cell.traits.replicates and cell.device == "cpu"
     samples = cell.global_batch_size if on_one_device else -(-cell.global_batch_size // cell.devices)
-    state = copies * rank["parameters"] // (cell.devices if cell.strategy == "fsdp" else 1)
+    state = copies * rank["parameters"] // (cell.devices if cell.traits.shards_parameters else 1)
     return int(state + rank["fixed"] + samples * rank["per_sample"])
 
 

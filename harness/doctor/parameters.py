@@ -38,7 +38,7 @@ def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
 def still(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
     """What stood still on every rank. Without a gradient it ends ddp's second step, unless an option of ddp's is on."""
     allowed = any(cell.strategy_options.get(option) for option in ("find_unused_parameters", "static_graph"))
-    stops = cell.strategy == "ddp" and not allowed
+    stops = cell.traits.needs_every_gradient and not allowed
     found = []
     for kind, (what, means, advice) in WHY.items():
         # a shard of fsdp's may be empty on a rank: only what moved on no rank stands still

@@ -28,7 +28,7 @@ def judge(seen: Sequence[Mapping[str, str]], cell: Cell) -> list[Finding]:
         return []
     consequence = (
         "fsdp shards each rank's own values: the model is put together from different ones"
-        if cell.strategy == "fsdp"
+        if cell.traits.shards_parameters
         else "ddp starts from rank 0's; what the other ranks set up from their own is wrong"
     )
     return [

@@ -20,7 +20,7 @@ Shapes = list[tuple[int, ...]]
 
 def observe(subject: Subject) -> dict[str, Any]:
     """Shapes of the model's outputs on a small batch, and on each replica's part of it."""
-    if subject.cell.strategy != "dp" or subject.replicas < 2:
+    if not subject.cell.traits.replicates or subject.replicas < 2:
         return {}
     model = subject.bare_model()
     batch = subject.first_samples(SMALL * subject.replicas)

@@ -21,7 +21,7 @@ _OWN = frozenset(vars(nn.Module()))
 
 def observe(subject: Subject) -> dict[str, bool]:
     """What two forward passes of the bare model changed: parameters, buffers, attributes; and whether it is trained."""
-    if subject.cell.strategy != "dp":
+    if not subject.cell.traits.replicates:
         return {}
     model, batch = subject.bare_model(), subject.first_samples(SMALL)
     before = _state(model)
@@ -35,7 +35,7 @@ def observe(subject: Subject) -> dict[str, bool]:
 
 
 def judge(seen: Sequence[dict[str, bool]], cell: Cell) -> list[Finding]:
-    written = seen[0] if cell.strategy == "dp" else {}
+    written = seen[0] if cell.traits.replicates else {}
     names = {
         parameters.NAME: [name for name, trained in written.items() if trained],
         NAME: [name for name, trained in written.items() if not trained],

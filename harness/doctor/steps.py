@@ -61,7 +61,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
     seen = Steps(wrapped_by_itself=_own_wrapper(training), lr=float(training.optimizer.param_groups[0]["lr"]))
     seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     batches = subject.stream(STEPS)
-    inner = _inner(training.model)
+    inner = training.unwrapped
     before = {name: _local(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}
     state = torch.get_rng_state()
     hooks = _count_calls(training.model, inner, seen)
@@ -88,7 +88,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
             kind = with_gradient.get(name, "none")
             if kind != "some" or not _is_rounding(parameter, training.optimizer):
                 seen.unmoved[name] = kind
-    if subject.cell.strategy != "fsdp":
+    if not subject.cell.traits.shards_parameters:
         seen.digests = {name: _digest(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
     return seen
 
@@ -119,19 +119,11 @@ def mean_losses(seen: Sequence[Steps]) -> list[float]:
 def _own_wrapper(training: Training) -> str:
     """The name of a wrapper that the workload has put into its own model."""
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    inner = _inner(training.model)
+    inner = training.unwrapped
     found = [
         f"{path or 'the model'}: {type(m).__name__}" for path, m in inner.named_modules() if isinstance(m, wrappers)
     ]
     return found[0] if found else ""
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    """What a wrapper holds; the model itself where the strategy wraps nothing (single) or in place (fsdp)."""
-    from harness.train.strategies.cpu_replicas import ReplicatedModule
-
-    outer = (ReplicatedModule, nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return model.module if isinstance(model, outer) else model
 
 
 def _count_calls(model: nn.Module, inner: nn.Module, seen: Steps) -> list[Any]:

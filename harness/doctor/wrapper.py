@@ -23,7 +23,7 @@ def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
                 "return the bare model from build_model(): the cell's strategy wraps it",
             )
         ]
-    if cell.strategy not in ("dp", "ddp") or first.calls:
+    if not cell.traits.calls_wrapper or first.calls:
         return []
     ran = f"the model inside it {first.inner_calls} times" if first.inner_calls else "another model"
     return [
@@ -33,7 +33,7 @@ def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
             f"{cell.devices} devices are asked for, but {len(first.losses)} steps called {cell.strategy}'s wrapper "
             f"0 times, and {ran}",
             "each process trains for itself, or one device does all the work: gradients are never exchanged"
-            if cell.strategy == "ddp"
+            if not cell.traits.one_process
             else "one device does all the work",
             "call the model that is given to loss(model, batch), as model(x): not self.model, not model.module",
         )

@@ -10,30 +10,18 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from harness.config.strategy_traits import StrategyTraits
 from harness.measure.stepper import Stepper, TimedWindow
 
 PROFILED_STEPS = 3
-DP = {
-    "dp_replicate_s": ("Broadcast",),
-    "dp_scatter_s": ("Scatter",),
-    "dp_gather_s": ("Gather",),
-    "dp_reduce_s": ("BroadcastBackward",),
-}
-"""Autograd functions of nn.DataParallel; our replicas on CPU slots are named alike."""
-FSDP = {
-    "fsdp_all_gather_s": ("ncclDevKernel_AllGather", "nccl:_all_gather_base", "gloo:all_gather"),
-    # gloo reduces and scatters by way of an all-reduce
-    "fsdp_reduce_scatter_s": ("ncclDevKernel_ReduceScatter", "nccl:_reduce_scatter_base", "gloo:all_reduce"),
-}
-"""Of each the first that was seen: a kernel and its annotation are the same time twice."""
 
 
-def measure_collectives(strategy: str, stepper: Stepper) -> dict[str, float | None]:
+def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, float | None]:
     """Seconds a step of each collective on this rank, whether or not computing goes on beside it; None if unseen.
 
     On a GPU a collective's kernels count; on a CPU its call, or the time that gloo's thread is at it.
     """
-    names: Mapping[str, Iterable[str]] = DP if strategy == "dp" else FSDP
+    names: Mapping[str, Iterable[str]] = {part.column: part.events for part in traits.profiled_parts}
     cuda = stepper.ranks.devices[0].type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     stepper.ranks.barrier()

@@ -24,15 +24,16 @@ def explain(
     """Further windows of this rank, and what the trial's row gains; FLOPs and peaks are rank 0's."""
     stretches: list[TimedWindow] = []
     facts: dict[str, Any] = {}
-    if cell.strategy == "ddp" and stepper.ranks.world_size > 1:
+    if cell.traits.explained_by == "removal" and stepper.ranks.world_size > 1:
         if cell.strategy_options.get("static_graph"):
             facts["explain_error"] = STATIC_GRAPH
         else:
             more, told = measure_communication(stepper, speed.window_steps)
             stretches += more
             facts |= told
-    if cell.strategy == "fsdp" or (cell.strategy == "dp" and cell.devices > 1):
-        facts |= measure_collectives(cell.strategy, stepper)
+    # a wrapper in one process has no collectives on one device
+    if cell.traits.explained_by == "profile" and (cell.devices > 1 or not cell.traits.one_process):
+        facts |= measure_collectives(cell.traits, stepper)
     if stepper.ranks.first:
         facts |= _arithmetic(cell, stepper, workload, cache)
     return stretches, facts

@@ -13,10 +13,11 @@ from torch._C._autograd import DeviceType
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Throughput
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import SkipTrial, WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import throughput
-from harness.measure.collectives import DP, FSDP, _first_seen, measure_collectives, measure_communication
+from harness.measure.collectives import _first_seen, measure_collectives, measure_communication
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell
@@ -38,6 +39,9 @@ class Net:
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = batch
         return (model(x) - y).square().sum(), torch.tensor(float(len(x) + self.lie))
+
+
+EVENTS = {part.column: part.events for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts}
 
 
 def stepper_for(cell: Cell, workload: Any = None, samples: int = 64) -> Stepper:
@@ -162,7 +166,7 @@ def test_after_the_communication_windows_everything_is_as_before() -> None:
 def test_the_emulated_replicas_tell_of_their_collectives() -> None:
     stepper = stepper_for(replace(CELL, strategy="dp", devices=2, global_batch_size=16))
     stepper.window("warmup", 2)
-    told = measure_collectives("dp", stepper)
+    told = measure_collectives(BUILTIN_TRAITS["dp"], stepper)
     assert set(told) == {"dp_replicate_s", "dp_scatter_s", "dp_gather_s", "dp_reduce_s"}
     assert all(seconds > 0 for seconds in told.values())
 
@@ -195,14 +199,14 @@ class Call:
 def test_on_gpus_the_kernels_of_a_collective_count_on_the_device_that_was_longest_at_it(
     events: list[Call], seconds: float
 ) -> None:
-    assert _first_seen(events, FSDP["fsdp_all_gather_s"], cuda=True) == pytest.approx(seconds)
+    assert _first_seen(events, EVENTS["fsdp_all_gather_s"], cuda=True) == pytest.approx(seconds)
 
 
 def test_what_a_replicating_call_starts_on_each_gpu_counts_with_the_calls_inside_it() -> None:
     inner = Call("aten::copy_", kernels=[(1, 40.0)])
     events = [Call("Broadcast", us=999.0, kernels=[(0, 10.0), (1, 5.0)], inside=[inner])]
-    assert _first_seen(events, DP["dp_replicate_s"], cuda=True) == pytest.approx(45e-6)
-    assert _first_seen(events, DP["dp_replicate_s"], cuda=False) == pytest.approx(999e-6)
+    assert _first_seen(events, EVENTS["dp_replicate_s"], cuda=True) == pytest.approx(45e-6)
+    assert _first_seen(events, EVENTS["dp_replicate_s"], cuda=False) == pytest.approx(999e-6)
 
 
 @pytest.mark.usefixtures("no_group")

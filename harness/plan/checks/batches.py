@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 
@@ -61,7 +62,7 @@ def uneven_batch(strategy: str, devices: int, batch: int) -> list[Finding]:
 
 def part_sizes(strategy: str, batch: int, devices: int) -> list[int]:
     """Samples each device gets: dp's scatter makes chunks of the ceiling, the others' shares differ by one at most."""
-    if strategy == "dp":
+    if strategy in BUILTIN_TRAITS and BUILTIN_TRAITS[strategy].replicates:
         chunk = -(-batch // devices)
         return [max(0, min(chunk, batch - index * chunk)) for index in range(devices)]
     return [(index + 1) * batch // devices - index * batch // devices for index in range(devices)]

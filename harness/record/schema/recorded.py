@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.schema.table import Table
 from harness.record.schema.table import column as _c
 
@@ -31,13 +32,10 @@ AXIS_COLUMNS = (
     _c("options", "string", "strategy, workload, optimizer, schedule, training and loader options, as JSON"),
 )
 
-COLLECTIVE_COLUMNS = (
-    _c("dp_replicate_s", "Float64", "profiled: copying the model to the devices, a step", "s"),
-    _c("dp_scatter_s", "Float64", "profiled: splitting the batch", "s"),
-    _c("dp_gather_s", "Float64", "profiled: joining the outputs", "s"),
-    _c("dp_reduce_s", "Float64", "profiled: adding up the gradients", "s"),
-    _c("fsdp_all_gather_s", "Float64", "profiled: gathering parameters, a step, overlapped or not", "s"),
-    _c("fsdp_reduce_scatter_s", "Float64", "profiled: reducing and scattering gradients", "s"),
+COLLECTIVE_COLUMNS = tuple(
+    _c(part.column, "Float64", f"profiled: {part.description}", "s")
+    for traits in BUILTIN_TRAITS.values()
+    for part in traits.profiled_parts
 )
 
 TRIALS = Table(
