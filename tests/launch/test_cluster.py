@@ -32,13 +32,13 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
 
     @contextmanager
-    def session(**arguments: Any) -> Iterator[None]:
+    def session(folder: Path | None = None, **arguments: Any) -> Iterator[None]:
         told = {
             "opens": ray_constants.ENABLE_RAY_CLUSTER,
             "mode": get_authentication_mode(),
             "token": AuthenticationTokenLoader.instance().get_raw_token() if "RAY_AUTH_TOKEN" in os.environ else None,
         }
-        seen.append({"arguments": arguments, "environ": dict(os.environ), **told})
+        seen.append({"folder": folder, "arguments": arguments, "environ": dict(os.environ), **told})
         yield
 
     def connected(inventory: Any, *, is_embedded: bool) -> Any:
@@ -72,7 +72,7 @@ def test_a_ray_of_our_own_is_closed_whatever_the_environment_says(
 ) -> None:
     before = dict(os.environ)
     with cluster.start_embedded(laptop()):
-        folder = Path(sessions[0]["arguments"]["_temp_dir"])
+        folder = sessions[0]["folder"]
         assert folder.is_dir() and folder.name.startswith(PREFIX)
     assert dict(os.environ) == before
     assert not folder.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -68,24 +69,32 @@ class Lived:
     placement_groups: set[str]
     free: tuple[Any, Any]
     processes: list[psutil.Process]
+    parts: list[str]
+    """Of the group's start."""
 
 
 @pytest.fixture(scope="module")
 def lived() -> Lived:
     """One worker group of two ranks, watched at each of its messages."""
-    import ray
-    from ray._private.state import actors  # the public way asks the dashboard, which is off
-    from ray.util import placement_group_table
+    return live()
 
-    from harness.launch.ray.launcher import RayLauncher
 
+def live() -> Lived:
+    """Run a worker group on a Ray of our own; return what was seen of it. Imports ray only when its Ray is up."""
     experiment, before = small(), started_since()
     reachable: dict[str, list[str]] = {}
     addresses: set[str] = set()
     pages: set[str] = set()
     commands: list[str] = []
     results = []
+    parts: list[str] = []
     with cluster.start_embedded(cluster.local_inventory()) as ready:
+        import ray
+        from ray._private.state import actors  # the public way asks the dashboard, which is off
+        from ray.util import placement_group_table
+
+        from harness.launch.ray.launcher import RayLauncher
+
         plan = make_plan(experiment, ready.inventory)
         (group,) = [group for group in plan.groups if group.placement.workers == 2]
         launcher = RayLauncher(ready, experiment, plan.machine)
@@ -93,6 +102,7 @@ def lived() -> Lived:
             if not isinstance(message, GroupStarted | TrialResult):
                 continue
             results += [message] if isinstance(message, TrialResult) else []
+            parts += message.parts if isinstance(message, GroupStarted) else []
             seen = [psutil.Process(), *started_since(before)]
             reachable |= outside(seen)
             addresses = addresses.union(*map(listened_on, seen))
@@ -111,6 +121,7 @@ def lived() -> Lived:
             {entry["state"] for entry in placement_group_table().values()},
             (ray.cluster_resources().get("CPU"), ray.available_resources().get("CPU")),
             started_since(before),
+            parts,
         )
     return lived
 
@@ -191,6 +202,47 @@ def test_no_process_outlives_its_ray(lived: Lived) -> None:
     assert lived.processes
     _, alive = psutil.wait_procs(lived.processes, timeout=10)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+# --- without the private names of Ray
+
+
+WITHOUT_PRIVATE_NAMES = """
+import json, sys
+from pathlib import Path
+from harness.launch.ray import private
+
+private.find = lambda module, name: None
+private.TEMPORARY_FOLDER = private.CALLBACKS = "_absent"
+from tests.launch.test_ray_safety import live
+
+lived = live()
+facts = {
+    "results": [f"{result.outcome} {result.reason}" for result in lived.results],
+    "reachable": lived.reachable,
+    "addresses": sorted(lived.addresses),
+    "workers": sum("RayTrainWorker" in command for command in lived.commands),
+    "clients": {name: [client.code, client.said] for name, client in lived.clients.items()},
+    "parts": lived.parts,
+}
+Path(sys.argv[1]).write_text(json.dumps(facts))
+"""
+
+
+def test_without_ray_s_private_names_a_trial_is_as_safe(tmp_path: Path) -> None:
+    facts_file = tmp_path / "facts.json"
+    command = [sys.executable, "-c", WITHOUT_PRIVATE_NAMES, str(facts_file)]
+    subprocess.run(command, check=True, timeout=300, cwd=TESTS.parent)
+    facts = json.loads(facts_file.read_text())
+    assert facts["results"] == ["ok "]
+    assert facts["workers"] == 2
+    assert facts["addresses"] and not facts["reachable"]
+    assert facts["clients"]["its own"][0] == 0, facts["clients"]["its own"][1]
+    for name in ("another", "none"):
+        code, said = facts["clients"][name]
+        assert code != 0
+        assert "Authentication token is missing or incorrect" in said
+    assert facts["parts"] and "resources" not in facts["parts"]  # the detail that the fallback costs
 
 
 # --- afterwards

@@ -111,7 +111,7 @@ def start_embedded(inventory: Inventory) -> Iterator[Cluster]:
         Scratch(_sessions()) as folder,
         _alone_afterwards(folder),
         reaper_for(folder),
-        session(**ours, _temp_dir=str(folder)),
+        session(folder, **ours),
     ):
         cluster = _connected(inventory, is_embedded=True)
         address = cluster.inventory.nodes[0].address

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -14,11 +16,11 @@ import ray
 from ray.runtime_context import get_runtime_context
 from ray.train import get_context
 from ray.train.backend import Backend, BackendConfig
-from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 
 from harness.launch.agent import lead_a_process_group
 from harness.launch.host import interface_of
 from harness.launch.postmortem import output_of_this_process
+from harness.launch.ray import private
 from harness.launch.watchdog import Registration, ResourcesRequested
 from harness.system.scratch import Scratch, shared_memory
 
@@ -113,11 +115,17 @@ def _use_interface(alone: bool) -> None:
 
 def _at_rank_0(worker_group: Any) -> str:
     """Where torch's store is to listen, told to every rank as torch expects it."""
-    from ray.train._internal.utils import get_address_and_port
-
-    address, port = worker_group.execute_single(0, get_address_and_port)
+    address, port = worker_group.execute_single(0, _address_and_port)
     worker_group.execute(_set_master, address, port)
     return "env://"
+
+
+def _address_and_port() -> tuple[str, int]:
+    """On rank 0: this node's address, and a port that is free."""
+    address: str = ray.util.get_node_ip_address()
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
+        free.bind(("", 0))
+        return address, int(free.getsockname()[1])
 
 
 def _set_master(address: str, port: int) -> None:
@@ -125,12 +133,21 @@ def _set_master(address: str, port: int) -> None:
 
 
 def _join(backend: str, rank: int, world_size: int, meeting: str, timeout_s: float) -> None:
-    """On a rank: what Ray's own backend does there."""
-    from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group
+    """On a rank: connect it, with the variables that Ray Train and torchrun set for a training function."""
+    from ray.train.torch import get_device
+    from torch import distributed
 
-    _set_torch_distributed_env_vars()
-    _setup_torch_process_group(
-        backend=backend, world_rank=rank, world_size=world_size, init_method=meeting, timeout_s=timeout_s
+    context = get_context()
+    os.environ["LOCAL_RANK"] = str(context.get_local_rank())
+    os.environ["LOCAL_WORLD_SIZE"] = str(context.get_local_world_size())
+    os.environ["NODE_RANK"] = str(context.get_node_rank())
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
+    os.environ["ACCELERATE_TORCH_DEVICE"] = str(get_device())
+    if "nccl" in backend and "TORCH_NCCL_BLOCKING_WAIT" not in os.environ:
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # a collective that timed out ends its process
+    timeout = timedelta(seconds=timeout_s)
+    distributed.init_process_group(
+        backend=backend, init_method=meeting, rank=rank, world_size=world_size, timeout=timeout
     )
 
 
@@ -141,11 +158,19 @@ def _leave() -> None:
         distributed.destroy_process_group()
 
 
-class ResourceRequestCallback(WorkerGroupCallback):  # Ray's is untyped
-    """Tells when the controller asks for the group's resources: what comes before is its own start."""
+WorkerGroupCallback: Any = private.worker_group_callback()
+
+
+class ResourceRequestCallback(WorkerGroupCallback):
+    """Report when the controller requests the group's resources: what comes before is its own start."""
 
     def __init__(self, mailbox: Any, launch: int) -> None:
         self._mailbox, self._launch = mailbox, launch
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         ray.get(self._mailbox.put.remote(self._launch, ResourcesRequested(time.time())))
+
+
+def startup_callbacks(mailbox: Any, launch: int) -> list[Any]:
+    """Return the callbacks that time a worker group's start; none if Ray has no such callbacks."""
+    return [] if WorkerGroupCallback is object else [ResourceRequestCallback(mailbox, launch)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
 
 from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
@@ -25,10 +26,11 @@ from harness.launch.failures import (
     primary,
 )
 from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted, process_variables
+from harness.launch.ray import private
 from harness.launch.ray.agents import ask_agents, patience
 from harness.launch.ray.cluster import Cluster
-from harness.launch.ray.controller import RankConfig
-from harness.launch.ray.trainer import Fit, LeanTrainer, free_devices
+from harness.launch.ray.controller import RankConfig, startup_callbacks
+from harness.launch.ray.trainer import UNUSED, Fit, free_devices
 from harness.launch.ray.worker import train
 from harness.launch.watchdog import Registration, ResourcesRequested, StartupTimer, Watchdog
 from harness.plan.inventory import Machine, Node
@@ -129,28 +131,27 @@ class RayLauncher:
         messages: list[Any] = _answer(self.cluster.mailbox.take.remote(wait_s))
         return messages
 
-    def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> LeanTrainer:
+    def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
         job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path)
-        return LeanTrainer(
+        mailbox = self.cluster.mailbox
+        trainer = TorchTrainer(
             train,
-            mailbox=self.cluster.mailbox,
-            launch=number,
-            train_loop_config={"job": job, "mailbox": self.cluster.mailbox, "launch": number},
+            train_loop_config={"job": job, "mailbox": mailbox, "launch": number},
             torch_config=RankConfig(
-                backend=group.backend,
-                timeout_s=self.experiment.limits.collective_s,
-                mailbox=self.cluster.mailbox,
-                launch=number,
+                backend=group.backend, timeout_s=self.experiment.limits.collective_s, mailbox=mailbox, launch=number
             ),
             scaling_config=self._scaling(group, nodes),
             run_config=RunConfig(
                 name=f"{group.id}-{number}",
                 storage_path=str(self._storage.path),
+                callbacks=startup_callbacks(mailbox, number),
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
                 logging_config=LoggingConfig(log_level="ERROR"),
                 worker_runtime_env={"env_vars": process_variables(group, self.machine.threads_per_device)},
             ),
         )
+        private.drop_callbacks(trainer, UNUSED)
+        return trainer
 
     def _scaling(self, group: WorkerGroup, nodes: Sequence[Node]) -> ScalingConfig:
         placement = group.placement

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from harness.errors import ClusterError
+from harness.launch.ray import private
 from harness.system.signals import deferred_interrupts, sigterm_blocked
+
+NO_AUTO_INIT = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+"""Ray reads it when it is imported."""
 
 
 @contextlib.contextmanager
-def session(**arguments: Any) -> Iterator[None]:
-    """Ray inside, by ray.init with these arguments; raises ClusterError where it does not start."""
-    import ray
-    from ray._private import auto_init_hook
-
-    # else a fit() that has not heard of the end yet would start another Ray when ours is gone
-    auto_init_hook.enable_auto_connect = False
+def session(folder: Path | None = None, **arguments: Any) -> Iterator[None]:
+    """Run Ray inside, started with these arguments and this session folder; raise ClusterError if it does not start."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     try:
         try:
-            with sigterm_blocked():  # Ray ends a driver whose raylet is gone, at once and without a word
-                ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=True, **arguments)
-        except Exception as error:  # where it does not come up in time, Ray raises no narrower one
+            with sigterm_blocked():  # Ray ends a driver whose raylet is gone, at once and without a message
+                private.init(folder, lambda fixed: _variables({}, fixed), **quiet, **arguments)
+        except Exception as error:  # if it does not come up in time, Ray raises no narrower one
             raise ClusterError(f"Ray did not start: {type(error).__name__}: {error}") from error
-        except SystemExit:  # what Ray makes of a SIGTERM until ours is back
+        except SystemExit:  # Ray's reaction to a SIGTERM until our handler is back
             raise KeyboardInterrupt from None
         finally:
             _handle(handlers)
@@ -40,33 +40,32 @@ def session(**arguments: Any) -> Iterator[None]:
     finally:
         with deferred_interrupts():
             try:
-                _shutdown()
+                private.shut_down()
             finally:
                 _handle(handlers)
 
 
 @contextlib.contextmanager
 def as_ray_reads(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """The variables inside, and Ray with them.
+    """Set these variables inside, for Ray too; raise ClusterError, before anything starts, if that is uncertain.
 
-    Ray reads how open it is when it is imported, and a token once; either may have been for another cluster.
+    Ray reads the loopback rule when it is imported, and a token once; either may have been for another cluster.
     """
+    imported_before = "ray" in sys.modules
     try:
-        with _variables(defaults, fixed):
-            _read_again()
+        with _variables(defaults, {**fixed, **NO_AUTO_INIT}):
+            import ray  # which reads the variables, if it was not imported before
+
+            certain = all([private.reread_configuration(), private.disable_auto_init()])
+            if imported_before and not certain:
+                raise ClusterError(
+                    f"Ray {ray.__version__} was imported before its authentication token and its network interface "
+                    "were set, and this version cannot be made to read them again: nothing was started. Start from a "
+                    "process that has not imported ray, one cluster a process, or install another version of Ray"
+                )
             yield
     finally:
-        _read_again()
-
-
-def _read_again() -> None:
-    from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
-    on_linux = sys.platform.startswith("linux")  # elsewhere Ray keeps to the loopback interface of itself
-    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, on_linux)
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+        private.reread_configuration()
 
 
 @contextlib.contextmanager
@@ -83,20 +82,6 @@ def _variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingPr
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _shutdown() -> None:
-    """Ray's own, but that its processes, which do not hear SIGTERM, are not given a second each to obey it."""
-    import ray
-
-    node = getattr(ray._private.worker, "_global_node", None)
-    if node is not None:
-        node.kill_all_processes = functools.partial(_kill_at_once, node.kill_all_processes)
-    ray.shutdown()
-
-
-def _kill_at_once(kill_all_processes: Callable[..., None], *_: object, **__: object) -> None:
-    kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def _handle(handlers: Mapping[signal.Signals, Any]) -> None:

@@ -1,9 +1,8 @@
-"""TorchTrainer without the helpers that a worker group of ours has no work for, each a process of its own."""
+"""fit() in a thread, what it adds that a worker group of ours has no use for, and what it may leave behind."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import ray
 from ray.train.torch import TorchTrainer
@@ -13,25 +12,6 @@ from ray.util.placement_group import PlacementGroup
 UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 """Of Ray's own: a manager of Ray Data's datasets, of which there are none, and one that gives back a reservation whose
 controller died. That is done by Ray when the driver is gone, and by free_devices below while it lives."""
-
-
-class LeanTrainer(TorchTrainer):
-    """Comes up sooner, with two processes less, and tells when it asks for resources.
-
-    Where Ray has callbacks by other names, it is a TorchTrainer.
-    """
-
-    def __init__(self, *arguments: Any, mailbox: Any, launch: int, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._mailbox, self._launch = mailbox, launch
-
-    def _create_default_callbacks(self) -> list[Any]:
-        given = [callback for callback in super()._create_default_callbacks() if type(callback).__name__ not in UNUSED]
-        try:
-            from harness.launch.ray.controller import ResourceRequestCallback
-        except ImportError:
-            return given
-        return [*given, ResourceRequestCallback(self._mailbox, self._launch)]
 
 
 class Fit:

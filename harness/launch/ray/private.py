@@ -1,0 +1,122 @@
+"""The private names of Ray. No other module uses one; each function states its use and the cost of its fallback.
+
+A fallback costs time or detail, never protection: a function on which the authentication token or the loopback rule
+depends returns whether it was effective, and ``session.as_ray_reads`` refuses to start Ray without that certainty.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+TEMPORARY_FOLDER = "_temp_dir"
+"""A private argument of ray.init."""
+CALLBACKS = "_create_default_callbacks"
+"""A private method of TorchTrainer."""
+
+
+def find(module: str, name: str) -> Any:
+    """Return this name of a module of Ray; None if the installed Ray does not have it."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def reread_configuration() -> bool:
+    """Make Ray read its environment variables again; return whether it did.
+
+    Ray reads the loopback rule when it is imported and a token once: either may belong to another cluster. Without
+    these names only a Ray that is imported after the variables are set is certain to use them.
+    """
+    variable = find("ray._private.ray_constants", "ENABLE_RAY_CLUSTERS_ENV_VAR")
+    env_bool = find("ray._private.ray_constants", "env_bool")
+    known = find("ray._private.ray_constants", "ENABLE_RAY_CLUSTER") is not None
+    config, tokens = find("ray._raylet", "Config"), find("ray._raylet", "AuthenticationTokenLoader")
+    if not (known and variable and env_bool and hasattr(config, "initialize") and hasattr(tokens, "instance")):
+        return False
+    on_linux = sys.platform.startswith("linux")  # elsewhere Ray uses only the loopback interface by default
+    constants = sys.modules["ray._private.ray_constants"]
+    constants.ENABLE_RAY_CLUSTER = env_bool(variable, on_linux)  # type: ignore[attr-defined]
+    config.initialize("")
+    tokens.instance().reset_cache()
+    return True
+
+
+def disable_auto_init() -> bool:
+    """Prevent Ray from starting by itself on the first call of its API; return whether that was possible.
+
+    A fit() that has not noticed the end of its cluster would start another one, open to the network. Without this
+    name only a Ray that is imported while RAY_ENABLE_AUTO_CONNECT is 0 is certain not to start.
+    """
+    if find("ray._private.auto_init_hook", "enable_auto_connect") is None:
+        return False
+    sys.modules["ray._private.auto_init_hook"].enable_auto_connect = False  # type: ignore[attr-defined]
+    return True
+
+
+def init(
+    folder: Path | None, variables: Callable[[Mapping[str, str]], AbstractContextManager[None]], **arguments: Any
+) -> None:
+    """Call ray.init with a session folder of our own, if one is given.
+
+    ``variables`` sets environment variables for a block. Without the private argument RAY_TMPDIR names the folder,
+    and Ray makes its own "ray" below it, which costs four characters of a socket's path.
+    """
+    import ray
+
+    if folder is None:
+        ray.init(**arguments)
+        return
+    try:
+        ray.init(**arguments, **{TEMPORARY_FOLDER: str(folder)})
+    except (RuntimeError, TypeError) as error:  # raised before anything is started
+        if TEMPORARY_FOLDER not in str(error):
+            raise
+        with variables({"RAY_TMPDIR": str(folder)}):
+            ray.init(**arguments)
+
+
+def shut_down() -> None:
+    """Shut Ray down, with a SIGKILL for its processes: they ignore SIGTERM, for which Ray waits a second each.
+
+    Without these names Ray waits.
+    """
+    import ray
+
+    node = find("ray._private.worker", "_global_node")
+    kill = getattr(node, "kill_all_processes", None)
+    if kill is not None:
+        node.kill_all_processes = functools.partial(_kill_at_once, kill)
+    ray.shutdown()
+
+
+def _kill_at_once(kill_all_processes: Callable[..., None], *given: object, **named: object) -> None:
+    try:
+        kill_all_processes(check_alive=False, allow_graceful=False)
+    except TypeError:  # other parameters
+        kill_all_processes(*given, **named)
+
+
+def worker_group_callback() -> type:
+    """Return the base class of Ray Train's callbacks on worker groups.
+
+    Without it (object) the time until Ray requests resources is not recorded apart from the controller's start.
+    """
+    base: type | None = find("ray.train.v2._internal.execution.callback", "WorkerGroupCallback")
+    return base or object
+
+
+def drop_callbacks(trainer: Any, names: Sequence[str]) -> None:
+    """Remove the callbacks of these classes from those that Ray Train adds to a trainer.
+
+    Without this name they stay: two more processes a worker group, and the time of their start.
+    """
+    create = getattr(trainer, CALLBACKS, None)
+    if create is not None:
+        setattr(trainer, CALLBACKS, lambda: [each for each in create() if type(each).__name__ not in names])
