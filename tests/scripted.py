@@ -18,7 +18,7 @@ from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.run import pipeline
 from harness.run.events import Event, Note, TrialEnded
-from harness.run.prepare import Request
+from harness.run.request import Request, read_experiment
 
 TEXT = """
 name: scripted
@@ -59,7 +59,7 @@ def command(
             if isinstance(event, TrialEnded):
                 told.write(f"{event.line['trial_id']} {event.line['attempt']}\n".encode())
 
-        os._exit(exit_code_of(lambda: pipeline.run(request, emit)))
+        os._exit(exit_code_of(lambda: pipeline.run(request, read_experiment(request), emit)))
 
 
 @dataclass

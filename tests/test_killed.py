@@ -16,7 +16,7 @@ import pytest
 
 import harness
 from harness.record.reading import encode_json
-from harness.run.prepare import Request
+from harness.run.request import Request
 from tests.conftest import FaultRow
 from tests.scripted import TEXT, command, start
 

@@ -21,7 +21,7 @@ from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.execution import Execution
 from harness.run.pipeline import run
-from harness.run.prepare import Request
+from harness.run.request import Request, read_experiment
 from tests.conftest import gpu_cluster, laptop
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +50,8 @@ def test_without_the_data_there_is_one_clear_error(tmp_path: Path) -> None:
     file = tmp_path / CIFAR10.name
     file.write_text(CIFAR10.read_text())
     with pytest.raises(WorkloadError, match=r"cifar-10-batches-py on this machine.*Unpack cifar-10-python.tar.gz"):
-        run(Request(file, output=tmp_path / "out"), lambda event: None)
+        request = Request(file, output=tmp_path / "out")
+        run(request, read_experiment(request), lambda event: None)
     assert not (tmp_path / "out").exists()
 
 

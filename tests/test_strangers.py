@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,24 @@ import pytest
 
 from harness.config.experiment import load_experiment
 from harness.errors import ExperimentError
-from harness.run.validation import check_no_user_code
+from harness.run.request import check_no_user_code
 
 ROOT = Path(__file__).parents[1]
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
-PLANTED = ("torch", "yaml", "ray", "sklearn", "pandas", "matplotlib", "sitecustomize", "own_workload", "torchvision")
+PLANTED = (
+    "pathlib",
+    "typing",
+    "seaborn",
+    "torch",
+    "yaml",
+    "ray",
+    "sklearn",
+    "pandas",
+    "matplotlib",
+    "sitecustomize",
+    "own_workload",
+    "torchvision",
+)
 
 
 @pytest.fixture
@@ -34,8 +48,8 @@ def strange(tmp_path: Path) -> Path:
     return folder
 
 
-def call(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness.run", *map(str, arguments)]
+def call(*arguments: object, cwd: Path, module: str = "harness.run") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=500)
 
@@ -50,6 +64,41 @@ def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(stra
     done = call("e.yaml", "--no-user-code", "--dry-run", cwd=strange)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "workload: got 'own_workload:Own'; --no-user-code allows built-in workloads only" in done.stderr
+    assert mark(strange) == ""
+
+
+UNKNOWN = SMALL + "optimizer: {name: SGDD}\n"
+"""A file whose mistake only torch knows."""
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "problem"),
+    [
+        ("harness.run", ["e.yaml"], "did you mean 'SGD'?"),
+        ("harness.doctor", ["e.yaml"], "did you mean 'SGD'?"),
+        ("harness.cli", ["run", "e.yaml"], "did you mean 'SGD'?"),
+        ("harness.cli", ["plan", "e.yaml"], "did you mean 'SGD'?"),
+        ("harness.report", ["."], "not a run folder"),
+        ("harness.cli", ["report", "."], "not a run folder"),
+    ],
+    ids=["run", "doctor", "cli run", "cli plan", "report", "cli report"],
+)
+def test_no_command_imports_what_lies_in_the_current_folder(
+    strange: Path, module: str, arguments: list[str], problem: str
+) -> None:
+    """Modules of the standard library too: ``python -m`` puts the current folder before everything."""
+    (strange / "e.yaml").write_text(UNKNOWN)
+    done = call(*arguments, "--no-user-code", cwd=strange, module=module)
+    assert mark(strange) == ""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert problem in done.stderr
+
+
+def test_a_report_in_a_strangers_folder_imports_nothing_of_it(strange: Path) -> None:
+    shutil.copytree(ROOT / "results" / "example", strange / "example")
+    (run_folder,) = {path.parent for path in (strange / "example").rglob("plan.json")}
+    done = call(run_folder.relative_to(strange), "--no-user-code", cwd=strange, module="harness.report")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert mark(strange) == ""
 
 

@@ -23,7 +23,12 @@ TOP = ("run", "cli")
 
 TOP_LEVEL = {"harness", "experiments", "results", "tests", "pyproject.toml", "README.md"}
 WITHOUT_TORCH_OR_RAY = ("errors", "system", "config", "plan", *RIGHT, "cli")
-ALSO_WITHOUT_TORCH_OR_RAY = ("harness.launch.protocol", "harness.run.console", "harness.run.events")
+ALSO_WITHOUT_TORCH_OR_RAY = (
+    "harness.launch.protocol",
+    "harness.run.console",
+    "harness.run.events",
+    "harness.run.request",
+)
 WITHOUT_TORCH = ("harness.launch.protocol", "harness.launch.ray.controller")
 PRINTS = {"report/schema_page.py"}
 

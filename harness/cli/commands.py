@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,8 +23,10 @@ from harness.system.sanitize import escape_control
 from harness.system.signals import INTERRUPTED, handle_signals
 
 if TYPE_CHECKING:
+    from harness.config.experiment import Experiment
     from harness.plan.inventory import Inventory
     from harness.run.console import ConsoleSink
+    from harness.run.request import Request
 
 FAILED, BAD_INPUT = 1, 2
 
@@ -54,6 +57,35 @@ RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="r
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
+def _print_versions(wanted: bool) -> None:
+    if wanted:
+        Console().print(versions(), highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Show the versions and exit.")
+    ] = False,
+) -> None:
+    """The command line: ``harness run``, ``harness plan``, ``harness doctor``, ``harness report``."""
+
+
+def versions() -> str:
+    """Return the versions of the harness, Python, torch and ray; imports none of them."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    def of(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "not installed"
+
+    parts = [f"Python {platform.python_version()}", *(f"{name} {of(name)}" for name in ("torch", "ray"))]
+    return f"harness {of('harness')} ({', '.join(parts)})"
+
+
 @app.command("run")
 def run_command(
     file: File,
@@ -74,25 +106,36 @@ def run_command(
         file, output, resume = file.absolute(), output.absolute(), resume and resume.absolute()
 
     def work() -> int:
-        with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
-            from harness.run.pipeline import run
-            from harness.run.prepare import Request
+        from harness.run.request import Request, read_experiment
 
-            request = Request(
-                file=file,
-                address=address,
-                assumed=None if assume is None else parse_assumed(assume),
-                dry_run=dry_run,
-                resume=resume,
-                add_blocks=add_blocks,
-                output=output,
-                only={} if only is None else parse_only(only),
-                no_user_code=no_user_code,
-                preflight=preflight,
-            )
-            return run(request, sink)
+        request = Request(
+            file=file,
+            address=address,
+            assumed=None if assume is None else parse_assumed(assume),
+            dry_run=dry_run,
+            resume=resume,
+            add_blocks=add_blocks,
+            output=output,
+            only={} if only is None else parse_only(only),
+            no_user_code=no_user_code,
+            preflight=preflight,
+        )
+        experiment = read_experiment(request)
+        with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
+            return _run_or_plan(request, experiment, sink)
 
     raise typer.Exit(exit_code_of(work))
+
+
+def _run_or_plan(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
+    """Plan or run; a plan does without the report and its libraries."""
+    if request.plans_only:
+        from harness.run.dry_run import show_plan
+
+        return show_plan(request, experiment, sink)
+    from harness.run.pipeline import run
+
+    return run(request, experiment, sink)
 
 
 @app.command("plan")
@@ -121,24 +164,34 @@ def doctor_command(
         file = file.absolute()
 
     def work() -> int:
+        from harness.run.request import Request, read_experiment
+
+        wanted = {} if only is None else parse_only(only)
+        request = Request(file=file, address=address, only=wanted, no_user_code=no_user_code)
+        experiment = read_experiment(request)
         with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
             from harness.run.doctor import run_doctor
-            from harness.run.prepare import Request
 
-            wanted = {} if only is None else parse_only(only)
-            return run_doctor(Request(file=file, address=address, only=wanted, no_user_code=no_user_code), sink)
+            return run_doctor(request, experiment, sink)
 
     raise typer.Exit(exit_code_of(work))
 
 
 @app.command("report")
-def report_command(run_folder: RunFolderArgument) -> None:
+def report_command(run_folder: RunFolderArgument, no_user_code: NoUserCode = False) -> None:
     """Rebuild tables, figures and report of RUN_FOLDER; needs neither torch nor ray."""
 
-    def work() -> int:
-        from harness.report.html import write_report
+    if no_user_code:
+        run_folder = run_folder.absolute()
 
-        results = write_report(run_folder)
+    def work() -> int:
+        with _away() if no_user_code else nullcontext():
+            from harness.record.folder import RunFolder
+
+            RunFolder.open(run_folder)  # before what draws is imported
+            from harness.report.html import write_report
+
+            results = write_report(run_folder)
         said = escape_control(f"Report: {results.folder.report}")
         Console().print(said, highlight=False, markup=False, soft_wrap=True)
         return 0

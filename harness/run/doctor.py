@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 
 from harness.analysis import figures
 from harness.analysis.results import Results
-from harness.config.experiment import load_experiment
+from harness.config.experiment import Experiment
 from harness.plan.checks import versions
 from harness.plan.planner import examined, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
 from harness.run.events import Emit, Examined, RunStarted
 from harness.run.execution import Execution
-from harness.run.prepare import (
-    Request,
-    check_paths,
-    connect,
-    failing_imports,
-    import_path,
-    launcher_for,
-    make_checked_plan,
-    start_ray,
-)
-from harness.run.validation import check_no_user_code
+from harness.run.launchers import launcher_for, start_ray
+from harness.run.prepare import check_paths, failing_imports, prepare
+from harness.run.request import Request
 from harness.system.scratch import Scratch, sweep
 
 HEALTHY, ILL = 0, 1
 
 
-def run_doctor(request: Request, emit: Emit) -> int:
+def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
     """Examines and tells; returns the exit code. Raises HarnessError where nothing was started."""
-    experiment = load_experiment(request.file)
-    if request.no_user_code:
-        check_no_user_code(experiment, request.file)
     experiment = experiment.model_copy(update={"preflight": True, "checkpoint": None})
     home = request.file.resolve().parent
     with ExitStack() as stack:
-        stack.enter_context(import_path(home) if experiment.own_workload else nullcontext())
-        ray_cluster = connect(request, experiment, home, stack)
-        whole = make_checked_plan(request, experiment, ray_cluster)
+        prepared = prepare(request, experiment, stack)
+        whole, ray_cluster = prepared.plan, prepared.ray_cluster
         plan = examined(whole)
         check_paths(plan, ray_cluster)
         if failing := versions.cannot_import(failing_imports(plan, ray_cluster)):

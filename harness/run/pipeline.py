@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from harness.config.experiment import Experiment, load_experiment
-from harness.errors import ClusterLostError, ExperimentError, RunFolderError, WriteError
+from harness.config.experiment import Experiment
+from harness.errors import ClusterLostError, RunFolderError, WriteError
 from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan
@@ -18,19 +18,10 @@ from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
 from harness.run.execution import Execution
-from harness.run.prepare import (
-    Request,
-    check_imports,
-    check_paths,
-    connect,
-    import_path,
-    launcher_for,
-    make_checked_plan,
-    start_ray,
-)
+from harness.run.launchers import launcher_for, start_ray
+from harness.run.prepare import check_imports, check_paths, prepare
 from harness.run.provenance import differences, invocation_facts
-from harness.run.resume import reopen
-from harness.run.validation import check_no_user_code
+from harness.run.request import Request
 from harness.system.scratch import sweep
 from harness.system.signals import INTERRUPTED, deferred_interrupts
 
@@ -39,7 +30,7 @@ SHOWN = ("trials", "scaling", "noise", "versus", "parity")
 """The tables of which a run tells at its end."""
 
 
-def run(request: Request, emit: Emit) -> int:
+def run(request: Request, experiment: Experiment, emit: Emit) -> int:
     """Plans, measures and reports; returns the exit code. Raises HarnessError where nothing was started.
 
     Raises WriteError where what happens can be recorded no longer; what was recorded before is whole.
@@ -47,20 +38,16 @@ def run(request: Request, emit: Emit) -> int:
     began = time.time()
     home = request.file.resolve().parent
     with ExitStack() as stack:
-        experiment, folder = _experiment(request, stack)
-        stack.enter_context(import_path(home) if experiment.own_workload else nullcontext())
-        ray_cluster = connect(request, experiment, home, stack)
-        plan = make_checked_plan(request, experiment, ray_cluster)
+        prepared = prepare(request, experiment, stack)
+        plan, ray_cluster = prepared.plan, prepared.ray_cluster
         emit(Planned(plan))
-        if request.dry_run or request.assumed:
-            return OK
         if not plan.trials:
             return FAILED  # the plan has told why; nothing is started
         check_paths(plan, ray_cluster)
-        if experiment.preflight and request.preflight:
+        if plan.experiment.preflight and request.preflight:
             check_imports(plan, ray_cluster)
         sweep()
-        folder = _kept(folder, request, plan, stack)
+        folder = _kept(prepared.folder, request, plan, stack)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         try:
             with start_ray(ray_cluster, plan) as ready, ExitStack() as launched:
@@ -141,21 +128,6 @@ def _exit_code(folder: RunFolder, plan: Plan) -> int:
     outcomes = [last.get(trial.id, "lost") for trial in plan.trials if trial.purpose not in ("equivalence", "doctor")]
     measured = "ok" in outcomes
     return OK if measured and all(outcome in ("ok", "skipped") for outcome in outcomes) else FAILED
-
-
-def _experiment(request: Request, stack: ExitStack) -> tuple[Experiment, RunFolder | None]:
-    """The file's experiment; on resume as it goes on, and its folder, which is locked for this run."""
-    experiment = load_experiment(request.file)
-    if request.no_user_code:
-        check_no_user_code(experiment, request.file)
-    if request.resume is None:
-        if request.add_blocks:
-            raise ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
-        return experiment, None
-    starts = not (request.dry_run or request.assumed)
-    stack.enter_context(RunFolder.open(request.resume).locked() if starts else nullcontext())
-    folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
-    return experiment, folder
 
 
 def _kept(folder: RunFolder | None, request: Request, plan: Plan, stack: ExitStack) -> RunFolder:

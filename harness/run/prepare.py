@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
-from harness.launch.protocol import ByLauncher, Launcher
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
-from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.checks import versions
-from harness.plan.inventory import Inventory
 from harness.plan.planner import Plan, filter_plan, make_plan, without_doctor_trials
+from harness.record.folder import RunFolder
+from harness.run.request import Request
+from harness.run.resume import reopen
 from harness.run.validation import (
     check_optimizers,
     check_target,
@@ -31,19 +30,27 @@ from harness.train import workloads
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the command line asked for."""
+class Prepared:
+    """A checked plan, the cluster at the request's address, and the run folder that is resumed."""
 
-    file: Path
-    address: str | None = None
-    assumed: Inventory | None = None
-    dry_run: bool = False
-    resume: Path | None = None
-    add_blocks: int = 0
-    output: Path = Path("results")
-    only: dict[str, Any] = field(default_factory=dict)
-    no_user_code: bool = False
-    preflight: bool = True
+    plan: Plan
+    ray_cluster: Cluster | None
+    folder: RunFolder | None
+
+
+def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepared:
+    """Return the checked plan of a request; starts nothing. Raises HarnessError.
+
+    ``stack`` holds the lock on a resumed folder, the import path and the connection.
+    """
+    home = request.file.resolve().parent
+    folder = None
+    if request.resume:
+        stack.enter_context(nullcontext() if request.plans_only else RunFolder.open(request.resume).locked())
+        folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
+    stack.enter_context(import_path(home) if experiment.own_workload else nullcontext())
+    ray_cluster = connect(request, experiment, home, stack)
+    return Prepared(make_checked_plan(request, experiment, ray_cluster), ray_cluster, folder)
 
 
 def connect(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:
@@ -93,26 +100,6 @@ def check_imports(plan: Plan, ray_cluster: Cluster | None) -> None:
     """What the ranks need can be imported on every node; raises WorkloadError."""
     for finding in versions.cannot_import(failing_imports(plan, ray_cluster)):
         raise WorkloadError(f"{finding.seen}; {finding.means}: {finding.advice}")
-
-
-def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
-    """The cluster at the address, or a Ray of our own; none where no worker group of the plan is for it."""
-    if ray_cluster or all(group.launcher != "ray" for group in plan.groups):
-        return nullcontext(ray_cluster)
-    return cluster.start_embedded(plan.inventory)
-
-
-def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:
-    """Starts each worker group as its cells say. Idle, Ray takes no part in what torchrun starts."""
-    own = str(home) if plan.experiment.own_workload else None
-    torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own)
-    if ray_cluster is None:
-        return torchrun
-    from harness.launch.ray.launcher import RayLauncher
-
-    import_path = own if ray_cluster.embedded else None
-    ray = stack.enter_context(closing(RayLauncher(ray_cluster, plan.experiment, plan.machine, import_path)))
-    return ByLauncher({"ray": ray, "torchrun": torchrun})
 
 
 @contextmanager

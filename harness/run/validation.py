@@ -8,34 +8,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from harness.config.experiment import BUILTIN_WORKLOADS, Experiment
-from harness.config.values import as_axis
-from harness.errors import ExperimentError, WorkloadError, nearest
+from harness.config.experiment import Experiment
+from harness.errors import WorkloadError, nearest
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.train import workloads
 from harness.train.optimizers import make_optimizer, make_schedule, rejected
 from harness.train.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
-
-
-def check_no_user_code(experiment: Experiment, file: Path) -> None:
-    """For files from strangers: raises ExperimentError where one names code of its own, or places to write to.
-
-    Nothing that the file names has been imported until then.
-    """
-    problems = []
-    if experiment.own_workload:
-        allowed = f"--no-user-code allows built-in workloads only: {', '.join(BUILTIN_WORKLOADS)}"
-        problems.append(f"workload: got {experiment.workload!r}; {allowed}")
-    if experiment.checkpoint and experiment.checkpoint.folder:
-        folder = experiment.checkpoint.folder
-        problems.append(f"checkpoint.folder: got {folder!r}; with --no-user-code checkpoints stay in the run folder")
-    grids = [*([experiment.grid] if experiment.grid else []), *experiment.cells]
-    options = (experiment.option_axes(), *(grid.options for grid in grids))
-    if any(any(as_axis(axes.get("workload.download"))) for axes in options):
-        problems.append("workload_options.download: with --no-user-code nothing is downloaded; fetch it yourself")
-    if problems:
-        raise ExperimentError(str(file), problems)
 
 
 def check_workloads(plan: Plan) -> None:

@@ -21,7 +21,8 @@ from harness.errors import ExperimentError, HarnessError
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Inventory
 from harness.plan.planner import Plan, make_plan
-from harness.run.prepare import Request, make_checked_plan
+from harness.run.prepare import make_checked_plan
+from harness.run.request import Request
 from tests.any_experiment import ANYTHING, broken, experiments, mistaken, optimizers, schedules
 from tests.conftest import gpu_cluster, laptop
 

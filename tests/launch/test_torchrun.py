@@ -36,7 +36,7 @@ from harness.plan.comparison import base_cell
 from harness.plan.placement import Placement
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.run.prepare import start_ray
+from harness.run.launchers import start_ray
 from tests.conftest import gpu_cluster, laptop
 from tests.listening import outside, started_since
 

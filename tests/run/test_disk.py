@@ -16,7 +16,7 @@ import pytest
 
 import harness
 from harness.errors import ClusterLostError
-from harness.run.prepare import Request
+from harness.run.request import Request
 from tests.scripted import TEXT, command, start
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,32 @@
+"""The launchers of a plan's worker groups, and the Ray that they need."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from pathlib import Path
+
+from harness.launch.protocol import ByLauncher, Launcher
+from harness.launch.ray import cluster
+from harness.launch.ray.cluster import Cluster
+from harness.launch.torchrun.launcher import TorchrunLauncher
+from harness.plan.planner import Plan
+
+
+def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
+    """The cluster at the address, or a Ray of our own; none where no worker group of the plan is for it."""
+    if ray_cluster or all(group.launcher != "ray" for group in plan.groups):
+        return nullcontext(ray_cluster)
+    return cluster.start_embedded(plan.inventory)
+
+
+def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:
+    """Starts each worker group as its cells say. Idle, Ray takes no part in what torchrun starts."""
+    own = str(home) if plan.experiment.own_workload else None
+    torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own)
+    if ray_cluster is None:
+        return torchrun
+    from harness.launch.ray.launcher import RayLauncher  # and with it ray.train, which takes seconds
+
+    import_path = own if ray_cluster.embedded else None
+    ray = stack.enter_context(closing(RayLauncher(ray_cluster, plan.experiment, plan.machine, import_path)))
+    return ByLauncher({"ray": ray, "torchrun": torchrun})

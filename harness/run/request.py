@@ -1,0 +1,66 @@
+"""The request of a command line and the experiment in its file. Imports neither torch, ray nor pandas.
+
+What is wrong with a file by itself is reported before these are imported, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.config.experiment import BUILTIN_WORKLOADS, Experiment, load_experiment
+from harness.config.values import as_axis
+from harness.errors import ExperimentError
+from harness.plan.inventory import Inventory
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a command."""
+
+    file: Path
+    address: str | None = None
+    assumed: Inventory | None = None
+    dry_run: bool = False
+    resume: Path | None = None
+    add_blocks: int = 0
+    output: Path = Path("results")
+    only: dict[str, Any] = field(default_factory=dict)
+    no_user_code: bool = False
+    preflight: bool = True
+
+    @property
+    def plans_only(self) -> bool:
+        """Whether nothing is started: a dry run, or a cluster that is only assumed."""
+        return self.dry_run or self.assumed is not None
+
+
+def read_experiment(request: Request) -> Experiment:
+    """Return the experiment in the request's file; raises ExperimentError."""
+    experiment = load_experiment(request.file)
+    if request.no_user_code:
+        check_no_user_code(experiment, request.file)
+    if request.add_blocks and request.resume is None:
+        raise ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
+    return experiment
+
+
+def check_no_user_code(experiment: Experiment, file: Path) -> None:
+    """Raise ExperimentError if the experiment names code of its own, a download, or a folder to write to.
+
+    Imports nothing that the file names.
+    """
+    problems = []
+    if experiment.own_workload:
+        allowed = f"--no-user-code allows built-in workloads only: {', '.join(BUILTIN_WORKLOADS)}"
+        problems.append(f"workload: got {experiment.workload!r}; {allowed}")
+    if experiment.checkpoint and experiment.checkpoint.folder:
+        folder = experiment.checkpoint.folder
+        problems.append(f"checkpoint.folder: got {folder!r}; with --no-user-code checkpoints stay in the run folder")
+    grids = [*([experiment.grid] if experiment.grid else []), *experiment.cells]
+    options = (experiment.option_axes(), *(grid.options for grid in grids))
+    if any(any(as_axis(axes.get("workload.download"))) for axes in options):
+        problems.append("workload_options.download: with --no-user-code nothing is downloaded; fetch it yourself")
+    if problems:
+        raise ExperimentError(str(file), problems)

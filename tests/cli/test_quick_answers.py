@@ -1,0 +1,88 @@
+"""Mistakes that are seen before torch, ray and the report's libraries are imported, which takes seconds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "torchvision", "ray", "seaborn", "matplotlib", "pandas")
+DRAWING = ("seaborn", "matplotlib", "ray")
+BAD = "name: x\ngrid: {devices: many, per_device_batch_size: 8}\n"
+GOOD = "name: x\ngrid: {model: resnet8, per_device_batch_size: 8}\n"
+
+
+def call_without(blocked: tuple[str, ...], *arguments: object, module: str = "cli") -> subprocess.CompletedProcess[str]:
+    """``python -m harness.MODULE ARGUMENTS`` in a process in which these packages cannot be imported."""
+    script = (
+        "import runpy, sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] in {blocked!r}:\n"
+        "            raise RuntimeError('blocked: ' + name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        f"sys.argv = ['harness', *{[str(argument) for argument in arguments]!r}]\n"
+        f"runpy.run_module('harness.{module}', run_name='__main__')\n"
+    )
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=100)
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "doctor"])
+@pytest.mark.parametrize(
+    ("text", "option", "problem"),
+    [
+        (BAD, "--quiet", "grid.devices[0]: got 'many'"),
+        (GOOD + "workload: own:Own\n", "--no-user-code", "workload: got 'own:Own'"),
+        (GOOD, "--only=stratgy=ddp", "unknown axis 'stratgy'"),
+        ("a: [", "", "not valid YAML"),
+    ],
+    ids=["a value", "user code", "an option", "no YAML"],
+)
+def test_a_mistake_in_the_file_is_reported_before_anything_heavy_is_imported(
+    tmp_path: Path, command: str, text: str, option: str, problem: str
+) -> None:
+    (tmp_path / "e.yaml").write_text(text)
+    options = [option] if option and not (command == "plan" and option == "--quiet") else []
+    done = call_without(HEAVY, command, tmp_path / "e.yaml", *options)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert problem in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr and done.stderr.count("error: ") == 1
+
+
+def test_more_blocks_without_a_run_are_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(GOOD)
+    done = call_without(HEAVY, tmp_path / "e.yaml", "--add-blocks", "3", module="run")
+    assert done.returncode == 2 and "give its folder with --resume" in done.stderr, done.stderr
+
+
+def test_a_folder_that_is_no_run_is_reported_before_what_draws_is_imported(tmp_path: Path) -> None:
+    done = call_without((*DRAWING, "torch"), tmp_path, module="report")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "not a run folder" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_plan_needs_nothing_that_draws(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(GOOD)
+    done = call_without(DRAWING, "plan", tmp_path / "e.yaml", "--assume", "1x2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Plan of x" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_help_needs_nothing_heavy(arguments: list[str]) -> None:
+    done = call_without((*HEAVY, "pyarrow", "numpy", "jinja2"), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Usage: harness" in done.stdout
+
+
+def test_the_version_names_python_torch_and_ray() -> None:
+    done = call_without(HEAVY, "--version")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"harness \S+( installed)? \(Python 3\.\d+\.\d+, torch \S+, ray \S+\)\n", done.stdout)
+    assert f"torch {version('torch')}" in done.stdout
