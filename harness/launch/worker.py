@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +47,7 @@ class TrialFailed(Exception):
 def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -> None:
     """Runs the group's trials; raises TrialFailed at the first that fails on this rank."""
     _prepare_process(job)
-    cache: dict[tuple[Any, ...], Any] = {}
+    cache: dict[Hashable, Any] = {}
     _preload(job, ranks, cache)
     link = _announce(ranks, send)
     for trial in job.group.trials:
@@ -105,7 +105,7 @@ def _prepare_process(job: Job) -> None:
     gc.freeze()  # what was imported stays; later collections do not walk it
 
 
-def _preload(job: Job, ranks: Ranks, cache: dict[Any, Any]) -> None:
+def _preload(job: Job, ranks: Ranks, cache: dict[Hashable, Any]) -> None:
     """Imports and reads what the first trial needs, so that it costs no more than the others.
 
     What fails here fails again in the trial, where it has a row.

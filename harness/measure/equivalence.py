@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from harness.errors import SkipTrial
 from harness.plan.cell import Cell
-from harness.train.loader import batches, copier, endless_shares
+from harness.train.loader import Share, batches, copier, endless_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+from harness.train.workloads import SizedDataset, Workload, collate_of
 
 STEPS = 3
 BUCKETS = 4096
@@ -41,7 +41,7 @@ class Frozen:
     explode.
     """
 
-    def __init__(self, workload: Any, batch: Any) -> None:
+    def __init__(self, workload: Workload, batch: object) -> None:
         self._workload, self._batch = workload, batch
         self.unit = workload.unit
 
@@ -65,16 +65,15 @@ class Frozen:
 
 
 def measure_update(
-    cell: Cell, workload: Any, dataset: Dataset[Any], seed: int, ranks: Ranks, advance: Callable[[], None]
+    cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks, advance: Callable[[], None]
 ) -> Update:
     """This cell's update after STEPS steps. Raises SkipTrial where the data is too small or steps draw at random."""
-    samples = len(dataset)  # type: ignore[arg-type]
+    samples = len(dataset)
     if cell.global_batch_size > samples:
         raise SkipTrial(f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples")
-    collate = getattr(workload, "collate", None)
-    device = ranks.devices[0]
+    collate, device = collate_of(workload), ranks.devices[0]
 
-    def stream(rank: int, world_size: int) -> Any:
+    def stream(rank: int, world_size: int) -> Iterator[tuple[Share, object]]:
         shares = endless_shares(samples, cell.global_batch_size, seed, rank, world_size)
         mine = list(islice(shares, STEPS))
         return zip(mine, batches(dataset, mine, seed=seed, device=device, options={}, collate=collate), strict=True)

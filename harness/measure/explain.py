@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,31 +14,39 @@ from harness.measure.matmul_peak import measured_peak
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.throughput import ThroughputMeasurement
 from harness.plan.cell import Cell
+from harness.train.workloads import Workload
 
 STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
 FLOPS_SAMPLES = 2
 PROBE_S = 0.1
 
 
+@dataclass(frozen=True)
+class Explanation:
+    """Further windows of one rank, and columns that the trial's row gains; FLOPs and peaks are rank 0's."""
+
+    windows: tuple[TimedWindow, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
 def explain(
-    cell: Cell, stepper: Stepper, speed: ThroughputMeasurement, workload: Any, cache: dict[Any, Any]
-) -> tuple[list[TimedWindow], dict[str, Any]]:
-    """Further windows of this rank, and what the trial's row gains; FLOPs and peaks are rank 0's."""
-    stretches: list[TimedWindow] = []
+    cell: Cell, stepper: Stepper, speed: ThroughputMeasurement, workload: Workload, cache: dict[Hashable, Any]
+) -> Explanation:
+    """Measure what the timed windows do not show: communication, collectives, FLOPs and the device's peak."""
+    windows: list[TimedWindow] = []
     facts: dict[str, Any] = {}
     if cell.traits.explained_by == "removal" and stepper.ranks.world_size > 1:
         if cell.strategy_options.get("static_graph"):
             facts["explain_error"] = STATIC_GRAPH
         else:
-            more, told = measure_communication(stepper, speed.window_steps)
-            stretches += more
-            facts |= told
+            windows, ddp_facts = measure_communication(stepper, speed.window_steps)
+            facts |= ddp_facts
     # a wrapper in one process has no collectives on one device
     if cell.traits.explained_by == "profile" and (cell.devices > 1 or not cell.traits.one_process):
         facts |= measure_collectives(cell.traits, stepper)
     if stepper.ranks.first:
         facts |= _arithmetic(cell, stepper, workload, cache)
-    return stretches, facts
+    return Explanation(tuple(windows), facts)
 
 
 def _peak(device: torch.device, precision: str) -> float | None:
@@ -47,7 +57,7 @@ def _peak(device: torch.device, precision: str) -> float | None:
         return None
 
 
-def _arithmetic(cell: Cell, stepper: Stepper, workload: Any, cache: dict[Any, Any]) -> dict[str, Any]:
+def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Hashable, Any]) -> dict[str, Any]:
     """What the model computes, and what the device can: once a process for each model and precision."""
     device = stepper.ranks.devices[0]
     model = ("flops", cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.config.experiment import Experiment
+from harness.config.sections import Throughput
 from harness.measure import memory
-from harness.measure.convergence import Epochs
+from harness.measure.convergence import EpochData, Epochs
 from harness.measure.divergence import Divergence, earliest, first_in, outcome_columns
 from harness.measure.equivalence import measure_update
-from harness.measure.explain import explain
+from harness.measure.explain import Explanation, explain
 from harness.measure.stepper import Stepper, TimedWindow, columns_of, joined, step_columns, window_rows
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
 from harness.plan.rows import RankFacts, RankRow
@@ -23,6 +24,7 @@ from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+from harness.train.workloads import Datasets, Workload
 
 
 @dataclass
@@ -33,7 +35,7 @@ class TrialContext:
     experiment: Experiment
     ranks: Ranks
     advance: Callable[[], None]
-    cache: dict[Any, Any]
+    cache: dict[Hashable, Any]
     parts: dict[str, float] = field(default_factory=dict)
     rank_facts: RankFacts = field(default_factory=RankFacts)
 
@@ -46,108 +48,146 @@ class TrialContext:
         finally:
             self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
 
-    def workload(self) -> Any:
+    def workload(self) -> tuple[Workload, Datasets]:
         """A workload and its data sets, read once a process for all trials that share them."""
         cell = self.trial.cell
         key = (cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
         if key not in self.cache:
             workload = workloads.build(cell)
             self.cache[key] = (workload, workload.datasets())
-        return self.cache[key]
+        found: tuple[Workload, Datasets] = self.cache[key]
+        return found
 
 
-def _training(context: TrialContext, workload: Any) -> Training:
-    with context.part("build"):
-        training = Training(context.trial.cell, workload, context.trial.seed, context.ranks)
-    return training
+@dataclass(frozen=True)
+class Setup:
+    """A trial's training, built on this rank. ``fresh_peak``: whether peak memory counts from before the build."""
+
+    workload: Workload
+    datasets: Datasets
+    training: Training
+    fresh_peak: bool
+
+    def memory(self, ranks: Ranks) -> RankFacts:
+        """Return the rank's columns of memory: its peak, if that is the trial's own, and the training's state."""
+        return {**(memory.peak(ranks.devices) if self.fresh_peak else {}), **memory.of_state(self.training)}
 
 
-def throughput(context: TrialContext) -> TrialResult:
-    settings = context.experiment.throughput
-    assert settings
+def _build(context: TrialContext) -> Setup:
     trial, ranks = context.trial, context.ranks
     with context.part("build"):
         workload, datasets = context.workload()
     fresh_peak = memory.reset_peak(ranks.devices)
-    training = _training(context, workload)
-    collate = getattr(workload, "collate", None)
-    stepper = Stepper(training, datasets[0], trial.cell, trial.seed, ranks, collate=collate, advance=context.advance)
-    speed = measure_throughput(stepper, settings, shared=trial.cell.oversubscribe)
-    context.rank_facts |= {
-        **(memory.peak(ranks.devices) if fresh_peak else {}),
-        **memory.of_state(training),
-        **speed.load,
-    }
-    stretches = list(speed.stretches)
-    facts: dict[str, Any] = {"steady": speed.steady, "effective_lr": training.effective_lr}
-    if settings.explain and trial.purpose != "twin":
-        more, told = _explained(context, stepper, speed, workload)
-        stretches += more
-        facts |= told
-    elif not settings.explain:
-        facts["flops_reason"] = "throughput.explain is off"
-    for kind, name in (("warmup", "warmup"), ("timed", "windows"), ("phases", "phases")):
-        context.parts[name] = sum(s.window.duration_s for s in stretches if s.kind == kind)
-    seen = ranks.gather((window_rows(ranks.rank, stretches), step_columns(ranks.rank, stretches)))
-    bad = earliest(first_in(steps["loss"], rank) for rank, (_, steps) in enumerate(seen))
-    return TrialResult(
-        trial.id,
-        **outcome_columns(bad or (None if speed.finite else Divergence(0)), facts),
-        unit=workload.unit,
-        parameters=training.parameters,
-        steps_s=stepper.spent_s,
-        windows=tuple(row for windows, _ in seen for row in windows),
-        steps=joined([steps for _, steps in seen]),
+    with context.part("build"):
+        training = Training(trial.cell, workload, trial.seed, ranks)
+    return Setup(workload, datasets, training, fresh_peak)
+
+
+def throughput(context: TrialContext) -> TrialResult:
+    """Time a training's steps: build, measure, explain, assemble."""
+    settings = context.experiment.throughput
+    assert settings
+    setup = _build(context)
+    stepper = _stepper(context, setup)
+    speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribe)
+    context.rank_facts |= {**setup.memory(context.ranks), **speed.load}
+    explanation = _explanation(context, settings, stepper, speed, setup.workload)
+    windows = (*speed.stretches, *explanation.windows)
+    context.parts |= _seconds_by_part(windows)
+    return _throughput_result(context, setup, speed, windows, explanation.facts, stepper.spent_s)
+
+
+def _stepper(context: TrialContext, setup: Setup) -> Stepper:
+    trial = context.trial
+    return Stepper(
+        setup.training,
+        setup.datasets[0],
+        trial.cell,
+        trial.seed,
+        context.ranks,
+        collate=workloads.collate_of(setup.workload),
+        advance=context.advance,
     )
 
 
-def _explained(
-    context: TrialContext, stepper: Stepper, speed: ThroughputMeasurement, workload: Any
-) -> tuple[list[TimedWindow], dict[str, Any]]:
-    """What explains the trial; where that fails, why: what was measured before it stays.
-
-    Not so where ranks work together: one that went on alone would meet the others in another collective.
-    """
+def _explanation(
+    context: TrialContext, settings: Throughput, stepper: Stepper, speed: ThroughputMeasurement, workload: Workload
+) -> Explanation:
+    """Explain the trial if its experiment asks for that; a twin, which repeats another trial, is never explained."""
+    if not settings.explain:
+        return Explanation(facts={"flops_reason": "throughput.explain is off"})
+    if context.trial.purpose == "twin":
+        return Explanation()
     before = stepper.spent_s
     try:
         with context.part("explain"):
             return explain(context.trial.cell, stepper, speed, workload, context.cache)
     except Exception as error:
-        if context.ranks.world_size > 1:
+        if context.ranks.world_size > 1:  # the other ranks are in a collective that this one would not join
             raise
-        return [], {"explain_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        return Explanation(facts={"explain_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
     finally:
         context.parts["explaining steps"] = stepper.spent_s - before
         context.parts["explain"] -= context.parts["explaining steps"]
 
 
+def _seconds_by_part(windows: Sequence[TimedWindow]) -> dict[str, float]:
+    """Return the seconds of each part of a trial that consists of windows of one kind."""
+    kinds = {"warmup": "warmup", "windows": "timed", "phases": "phases"}
+    return {part: sum(w.window.duration_s for w in windows if w.kind == kind) for part, kind in kinds.items()}
+
+
+def _throughput_result(
+    context: TrialContext,
+    setup: Setup,
+    speed: ThroughputMeasurement,
+    windows: Sequence[TimedWindow],
+    explained: Mapping[str, Any],
+    steps_s: float,
+) -> TrialResult:
+    """Assemble the result of all ranks' windows and steps."""
+    ranks, training = context.ranks, setup.training
+    facts = {"steady": speed.steady, "effective_lr": training.effective_lr, **explained}
+    gathered = ranks.gather((window_rows(ranks.rank, windows), step_columns(ranks.rank, windows)))
+    diverged = earliest(first_in(steps["loss"], rank) for rank, (_, steps) in enumerate(gathered))
+    return TrialResult(
+        context.trial.id,
+        **outcome_columns(diverged or (None if speed.finite else Divergence(0)), facts),
+        unit=setup.workload.unit,
+        parameters=training.parameters,
+        steps_s=steps_s,
+        windows=tuple(row for rows, _ in gathered for row in rows),
+        steps=joined([steps for _, steps in gathered]),
+    )
+
+
 def convergence(context: TrialContext) -> TrialResult:
+    """Train and evaluate epoch by epoch, from the newest checkpoint if there is one."""
     settings = context.experiment.convergence
     assert settings
     trial, ranks = context.trial, context.ranks
-    with context.part("build"):
-        workload, datasets = context.workload()
-    fresh_peak = memory.reset_peak(ranks.devices)
-    training = _training(context, workload)
-    collate, keeper = getattr(workload, "collate", None), _keeper(context, training)
-    epochs = Epochs(training, datasets, trial.cell, trial.seed, ranks, collate, keeper)
+    setup = _build(context)
+    checkpoints = _checkpoints(context, setup.training)
+    data = EpochData(trial.cell, trial.seed, ranks, *setup.datasets, workloads.collate_of(setup.workload))
+    epochs = Epochs(setup.training, data, checkpoints)
     epochs.run(settings, context.advance)
-    context.parts |= {part: seconds for part, seconds in epochs.spent.items() if keeper or part != "checkpoints"}
-    context.rank_facts |= {**(memory.peak(ranks.devices) if fresh_peak else {}), **memory.of_state(training)}
-    facts = {"effective_lr": training.effective_lr, "resumed_epoch": epochs.resumed_epoch or None}
+    spent = epochs.clock.spent
+    context.parts |= {part: seconds for part, seconds in spent.items() if checkpoints or part != "checkpoints"}
+    context.rank_facts |= setup.memory(ranks)
+    facts = {"effective_lr": setup.training.effective_lr, "resumed_epoch": epochs.resumed_epoch or None}
     return TrialResult(
         trial.id,
         **outcome_columns(epochs.diverged, facts),
-        unit=workload.unit,
-        parameters=training.parameters,
-        steps_s=epochs.spent["epochs"],
-        windows=tuple(row for row in ranks.gather(epochs.window) if row),
+        unit=setup.workload.unit,
+        parameters=setup.training.parameters,
+        steps_s=spent["epochs"],
+        windows=tuple(row for row in ranks.gather(epochs.clock.window) if row),
         epochs=columns_of(epochs.rows),
     )
 
 
-def _keeper(context: TrialContext, training: Training) -> CheckpointManager | None:
-    """What keeps the trial's checkpoints, in a folder of its own; None where none are asked for."""
+def _checkpoints(context: TrialContext, training: Training) -> CheckpointManager | None:
+    """Return the manager of the trial's checkpoints, in a folder of its own; None if none are asked for."""
     settings = context.experiment.checkpoint
     if settings is None or settings.folder is None:
         return None
@@ -155,6 +195,7 @@ def _keeper(context: TrialContext, training: Training) -> CheckpointManager | No
 
 
 def equivalence(context: TrialContext) -> TrialResult:
+    """Take the steps of an equivalence check."""
     with context.part("build"):
         workload, datasets = context.workload()
     with context.part("check"):

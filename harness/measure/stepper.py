@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset
 
 from harness.errors import SkipTrial, WorkloadError
 from harness.measure.phase_timers import marks_for
@@ -19,6 +18,7 @@ from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
 from harness.train.loader import Share, batches, copier, endless_shares, resident_batch
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+from harness.train.workloads import Collate, SizedDataset
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Stepper:
     def __init__(
         self,
         training: Training,
-        dataset: Dataset[Any],
+        dataset: SizedDataset,
         cell: Cell,
         seed: int,
         ranks: Ranks,
         *,
-        collate: Callable[[list[Any]], Any] | None,
+        collate: Collate | None,
         advance: Callable[[], None],
     ) -> None:
         self.training, self.ranks, self._advance = training, ranks, advance
@@ -50,7 +50,7 @@ class Stepper:
         self.micro_batches = cell.micro_batches
         training.set_first_rate()
         self.share = _full_share(dataset, cell, ranks)
-        shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)  # type: ignore[arg-type]
+        shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)
         device = ranks.devices[0]
         self.copy = copier(device, cell.loader)
         self.fetch: Iterator[Any] = batches(
@@ -97,8 +97,8 @@ class Stepper:
         return TimedWindow(kind, window, weight)
 
 
-def _full_share(dataset: Dataset[Any], cell: Cell, ranks: Ranks) -> Share:
-    available = len(dataset)  # type: ignore[arg-type]
+def _full_share(dataset: SizedDataset, cell: Cell, ranks: Ranks) -> Share:
+    available = len(dataset)
     if cell.global_batch_size > available:
         raise SkipTrial(f"global batch {cell.global_batch_size} exceeds the {available} training samples")
     return Share((), cell.global_batch_size // ranks.world_size, cell.global_batch_size)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from harness.system.process import die_with_parent
+from harness.train.workloads import Collate, SizedDataset
 
 Key = tuple[int, int]
 """(epoch, index of the sample)."""
@@ -74,18 +75,18 @@ def endless_shares(samples: int, batch: int, seed: int, rank: int, world_size: i
             start += batch
 
 
-class SeededDataset(Dataset[Any]):
+class SeededDataset(Dataset[object]):
     """Draws the randomness of each sample from (seed, epoch, index), so every strategy sees the same data.
 
     Seeds torch's CPU generator and Python's ``random`` around each sample and puts both back after the batch. Until a
     batch has been seen to draw from one of them, neither is seeded: that takes 10 microseconds a sample.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+    def __init__(self, dataset: SizedDataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
         self._draws = False
 
-    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+    def __getitems__(self, keys: Sequence[Key]) -> list[object]:
         before = _Generators()
         if not self._draws:
             samples = [self.dataset[index] for _, index in keys]
@@ -129,13 +130,13 @@ def _mix(seed: int, epoch: int, index: int) -> int:
 
 
 def batches(
-    dataset: Dataset[Any],
+    dataset: SizedDataset,
     shares: Iterable[Share],
     *,
     seed: int,
     device: torch.device,
     options: Mapping[str, Any],
-    collate: Callable[[list[Any]], Any] | None = None,
+    collate: Collate | None = None,
     micro_batches: int = 1,
 ) -> Iterator[Any]:
     """The batches of these shares, still on the host. ``options``: workers, pin_memory, prefetch_factor.

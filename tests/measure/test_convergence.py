@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Convergence
-from harness.measure.convergence import Epochs
+from harness.measure.convergence import EpochData, Epochs
 from harness.plan.cell import Cell
 from harness.train.checkpoint import CheckpointManager, files
 from harness.train.ranks import Ranks
@@ -57,7 +57,7 @@ def epochs_of(cell: Cell, epochs: int, folder: Path | None = None, every: int = 
     # replicas run in threads, which draw from one generator in any order
     training = Training(cell, Noisy(0.0 if cell.strategy == "dp" else 0.5), 3, ranks)
     keeper = CheckpointManager(folder, every, training, ranks) if folder else None
-    run = Epochs(training, (data(), data()), cell, 3, ranks, None, keeper)
+    run = Epochs(training, EpochData(cell, 3, ranks, data(), data()), keeper)
     run.run(Convergence(epochs=epochs), lambda: None)
     return run
 
@@ -101,7 +101,7 @@ def test_a_training_goes_on_to_the_same_numbers(tmp_path: Path, strategy: str, o
     assert [[row[name] for name in exact] for row in rest.rows] == [[row[name] for name in exact] for row in whole.rows]
     clocks = [row["train_s"] for row in rest.rows]
     assert clocks == sorted(clocks)
-    assert rest.spent["epochs"] < rest.train_s
+    assert rest.clock.spent["epochs"] < rest.clock.train_s
     ends = zip(whole.training.model.state_dict().values(), rest.training.model.state_dict().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in ends)
 
@@ -110,7 +110,7 @@ def test_a_training_that_was_done_is_not_trained_again(tmp_path: Path) -> None:
     done = epochs_of(CELL, 3, tmp_path)
     again = epochs_of(CELL, 3, tmp_path)
     assert again.rows == done.rows
-    assert again.spent["epochs"] == 0.0
+    assert again.clock.spent["epochs"] == 0.0
 
 
 def test_checkpoints_are_written_every_so_often_and_at_the_end(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_with_accumulation_and_clipping_epochs_count_each_sample_once() -> None:
 
 
 def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up() -> None:
-    window = epochs_of(CELL, 3).window
+    window = epochs_of(CELL, 3).clock.window
     assert (window["window_kind"], window["rank"], window["window"]) == ("epochs", 0, 0)
     assert window["steps"] == 9 and window["weight"] == 3 * SAMPLES
     phases = ("wait", "copy", "forward", "backward", "optimizer", "rest")

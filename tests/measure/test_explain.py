@@ -113,9 +113,10 @@ def test_where_communication_cannot_be_taken_away_the_trial_says_why(monkeypatch
     monkeypatch.setattr(explaining, "measure_communication", lambda *args: (asked.append(args) or [], {}))
     stepper = cast(Any, SimpleNamespace(ranks=replace(stepper_for(CELL).ranks, rank=1, world_size=2)))
     speed = throughput.ThroughputMeasurement((), 8, True, True, {})
-    assert explaining.explain(cell, stepper, speed, None, {}) == ([], {"explain_error": explaining.STATIC_GRAPH})
+    explained = explaining.explain(cell, stepper, speed, Net(), {})
+    assert explained == explaining.Explanation((), {"explain_error": explaining.STATIC_GRAPH})
     assert not asked
-    explaining.explain(replace(cell, strategy_options={}), stepper, speed, None, {})
+    explaining.explain(replace(cell, strategy_options={}), stepper, speed, Net(), {})
     assert len(asked) == 1
 
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from harness.config.experiment import BUILTIN_WORKLOADS
 from harness.errors import HarnessError, WorkloadError, nearest
 from harness.plan.cell import Cell
 from harness.train.user_class import load_user_class
 
-Batch = Any
+
+class SizedDataset(Protocol):
+    """A map-style data set: with a length, indexed by integers from 0."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+Datasets = tuple[SizedDataset, SizedDataset]
+"""Training and validation data."""
+Collate = Callable[[list[Any]], object]
+"""Samples -> batch."""
 
 
 class Workload(Protocol):
@@ -31,13 +42,17 @@ class Workload(Protocol):
 
     def build_model(self) -> nn.Module: ...
 
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        """Training and validation data, map-style: with a length, indexed by integers."""
-        ...
+    def datasets(self) -> Datasets: ...
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Sum of the losses over the batch, and its weight: how many samples or tokens it holds."""
         ...
+
+
+def collate_of(workload: Workload) -> Collate | None:
+    """Return the workload's own ``collate``; None if torch's default is to be used."""
+    collate: Collate | None = getattr(workload, "collate", None)
+    return collate
 
 
 def module_of(name: str) -> str:
