@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis import StepTimes, step_times
+from harness.analysis.steps import StepTimes, step_times
 from harness.plan.comparison import set_ids
 from harness.record.schema import EPOCHS, STEPS
 

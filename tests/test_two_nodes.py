@@ -156,9 +156,9 @@ def test_ddp_spans_both_nodes_with_the_right_ranks(results: Results) -> None:
 
 
 def test_ddp_over_both_nodes_trains_as_one_device_does(results: Results) -> None:
-    checked = results.agreement[results.agreement["nodes"] == 2]
+    checked = results.equivalence[results.equivalence["nodes"] == 2]
     assert checked["strategy"].tolist() == ["ddp"]
-    assert checked["agrees"].all(), checked["reason"].tolist()
+    assert checked["equivalent"].all(), checked["reason"].tolist()
 
 
 def test_dp_is_skipped_across_nodes(results: Results) -> None:

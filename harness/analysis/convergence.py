@@ -20,7 +20,7 @@ def convergence(
     """One row a training: where it ended, and when it reached the target, if it did.
 
     ``target``: {'metric': 'val_accuracy', 'at_least': 0.95} or with 'at_most'; None for no target. ``excluded``: why
-    cells do not train as one device does, by the id of the check that shows it.
+    cells are not equivalent to one device, by the id of the check that shows it.
     """
     done = trials[(trials["kind"] == "convergence") & trials["outcome"].isin(["ok", "diverged"])]
     by_trial = {key: group for key, group in epochs.groupby(["trial_id", "attempt"])}

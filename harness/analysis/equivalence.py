@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.common import order
-from harness.record.schema import AGREEMENT, AXES
+from harness.record.schema import AXES, EQUIVALENCE
 
-AGREES = 0.01
+MAX_DIFFERENCE = 0.01
 """The largest relative difference of two updates that rounding is given; a wrong share or scale gives 0.1 and more."""
 
 
-def agreement(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
+def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     """Each check against one device's: the norm of the difference of both updates over the norm of one device's.
 
     Both updates are the sum of the same few steps from the same start on the same global batches, folded alike.
@@ -31,12 +31,12 @@ def agreement(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     for row in ran[ran["cell_id"] != ran["base_id"]].to_dict("records"):
         named = {axis: row[axis] for axis in ("cell_id", "base_id", *AXES)}
         rows.append({**named, **_verdict(row["cell_id"], row["base_id"], updates, failed)})
-    return AGREEMENT.frame(sorted(rows, key=order))
+    return EQUIVALENCE.frame(sorted(rows, key=order))
 
 
-def not_equivalent(agreement: pd.DataFrame) -> dict[str, str]:
+def not_equivalent(equivalence: pd.DataFrame) -> dict[str, str]:
     """Why a check's cells may not be compared, by the check's cell id; those that could not be checked may."""
-    bad = agreement[agreement["agrees"].eq(False).fillna(False)]
+    bad = equivalence[equivalence["equivalent"].eq(False).fillna(False)]
     return {str(row["cell_id"]): str(row["reason"]) for row in bad.to_dict("records")}
 
 
@@ -49,11 +49,6 @@ def _verdict(cell_id: str, base_id: str, updates: dict[str, Any], failed: dict[s
     if norm == 0:
         return {"reason": "unknown: one device's parameters did not change"}
     difference = float(np.linalg.norm(mine - alone)) / norm
-    agrees = difference <= AGREES
-    return {
-        "difference": difference,
-        "agrees": agrees,
-        "reason": None
-        if agrees
-        else f"does not train as one device does: its update differs by {100 * difference:.3g} %",
-    }
+    reason = f"not equivalent to one device: its update differs by {100 * difference:.3g} %"
+    equivalent = difference <= MAX_DIFFERENCE
+    return {"difference": difference, "equivalent": equivalent, "reason": None if equivalent else reason}

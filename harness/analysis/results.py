@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,22 +10,41 @@ from typing import Any
 
 import pandas as pd
 
-from harness import analysis
-from harness.analysis.findings import static_findings
+from harness.analysis.convergence import convergence
+from harness.analysis.doubts import doubts
+from harness.analysis.equivalence import equivalence, not_equivalent
+from harness.analysis.findings import findings, static_findings
+from harness.analysis.gpus import gpus
+from harness.analysis.missing import missing
+from harness.analysis.pairs import noise, parity, versus
+from harness.analysis.phases import host_phases, ledger, phases
+from harness.analysis.ratios import scaling
+from harness.analysis.steps import StepTimes, step_times
+from harness.analysis.trials import cells, outcomes, ranks, trials, windows
+from harness.analysis.waterfall import waterfall
 from harness.config.experiment import Experiment
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
-from harness.system.process import no_garbage_collection
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a run left, read when it is asked for. ``harness.load`` makes one; results/README.md has the columns.
+    """A run's tables, each computed on first access. ``harness.load`` makes one; results/README.md has the columns.
 
-    Python's collector of cycles would go through all that was recorded again and again meanwhile: it waits.
+    Every name in TABLES is an attribute: ``results.scaling``.
     """
 
     folder: RunFolder
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        """Return a table of TABLES; raises AttributeError, which lists their names."""
+        if name not in TABLES:
+            raise AttributeError(f"no table {name!r}; allowed: {', '.join(TABLES)}")
+        table = vars(self)[name] = TABLES[name](self)
+        return table
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *TABLES]
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -36,143 +55,87 @@ class Results:
         return self.folder.environment()
 
     @cached_property
-    @no_garbage_collection()
     def lines(self) -> list[dict[str, Any]]:
         return self.folder.lines()
 
     @cached_property
-    @no_garbage_collection()
     def steps(self) -> pd.DataFrame:
         return self.folder.steps(self.lines)
 
     @cached_property
-    @no_garbage_collection()
-    def step_times(self) -> analysis.StepTimes:
-        """The timed ones of the steps, in the form that the analyses take."""
-        return analysis.step_times(self.steps)
+    def step_times(self) -> StepTimes:
+        """The timed steps, in the form that the analyses take."""
+        return step_times(self.steps)
 
     @cached_property
-    @no_garbage_collection()
     def epochs(self) -> pd.DataFrame:
         return self.folder.epochs(self.lines)
 
     @cached_property
-    @no_garbage_collection()
     def checks(self) -> pd.DataFrame:
         return self.folder.checks(self.lines)
 
     @cached_property
-    @no_garbage_collection()
-    def trials(self) -> pd.DataFrame:
-        trials = analysis.trials(self.lines, self.step_times)
-        return trials.assign(
-            doubts=analysis.doubts(trials, self.step_times, self.windows, self.ranks, self.environment)
-        )
-
-    @cached_property
-    @no_garbage_collection()
-    def windows(self) -> pd.DataFrame:
-        return analysis.windows(self.lines)
-
-    @cached_property
-    @no_garbage_collection()
-    def ranks(self) -> pd.DataFrame:
-        return analysis.ranks(self.lines)
-
-    @cached_property
-    @no_garbage_collection()
-    def cells(self) -> pd.DataFrame:
-        return analysis.cells(self.trials, self.step_times, self._pilot)
-
-    @cached_property
-    @no_garbage_collection()
-    def scaling(self) -> pd.DataFrame:
-        return analysis.scaling(self.trials, self._rule, analysis.not_equivalent(self.agreement))
-
-    @cached_property
-    @no_garbage_collection()
-    def agreement(self) -> pd.DataFrame:
-        return analysis.agreement(self.trials, self.checks)
-
-    @cached_property
-    @no_garbage_collection()
-    def waterfall(self) -> pd.DataFrame:
-        return analysis.waterfall(self.trials, self.windows, self.scaling, self._pilot)
-
-    @cached_property
-    @no_garbage_collection()
-    def phases(self) -> pd.DataFrame:
-        return analysis.phases(self.trials, self.windows)
-
-    @cached_property
-    @no_garbage_collection()
-    def host_phases(self) -> pd.DataFrame:
-        return analysis.host_phases(self.trials, self.windows)
-
-    @cached_property
-    @no_garbage_collection()
-    def gpus(self) -> pd.DataFrame:
-        return analysis.gpus(self.trials, self.ranks)
-
-    @cached_property
-    @no_garbage_collection()
-    def ledger(self) -> pd.DataFrame:
-        return analysis.ledger(self.lines, self.environment)
-
-    @cached_property
-    @no_garbage_collection()
-    def findings(self) -> pd.DataFrame:
-        """The doctor's: of the cells that were examined, of the plan, and of the nodes; none where it was not asked."""
-        found = analysis.findings(self.lines, self.trials)
-        asked = self.experiment.preflight and all(line["outcome"] == "skipped" for line in self.lines)
-        if not (asked or any(line["purpose"] == "doctor" for line in self.lines)):
-            return found
-        rest = static_findings(self.folder.plan(), self.environment)
-        return FINDINGS.typed(pd.concat([found, rest], ignore_index=True)) if len(rest) else found
-
-    @cached_property
-    @no_garbage_collection()
-    def noise(self) -> pd.DataFrame:
-        return analysis.noise(self.trials, self._rule)
-
-    @cached_property
-    @no_garbage_collection()
-    def parity(self) -> pd.DataFrame:
-        return analysis.parity(self.trials, self._rule, analysis.not_equivalent(self.agreement))
-
-    @cached_property
-    @no_garbage_collection()
-    def versus(self) -> pd.DataFrame:
-        return analysis.versus(self.trials, self._rule, analysis.not_equivalent(self.agreement))
+    def not_equivalent(self) -> Mapping[str, str]:
+        """The reason that a cell has no ratios, by the id of its equivalence cell."""
+        return not_equivalent(self.equivalence)
 
     @property
-    def _rule(self) -> dict[str, Any] | None:
+    def rule(self) -> dict[str, Any] | None:
+        """The rule that set the number of blocks; None if the file gives a number."""
         settings = self.experiment.throughput
         return settings.rule.model_dump() if settings and settings.rule else None
 
     @property
-    def _pilot(self) -> int | None:
-        """How many blocks decided on the number of all."""
-        return int(self._rule["at_least"]) if self._rule else None
+    def pilot(self) -> int | None:
+        """The number of blocks that the rule decided from; None without a rule."""
+        return int(self.rule["at_least"]) if self.rule else None
 
-    @cached_property
-    @no_garbage_collection()
-    def convergence(self) -> pd.DataFrame:
-        settings = self.experiment.convergence
-        target = settings.target.model_dump(exclude_none=True) if settings and settings.target else None
-        return analysis.convergence(self.trials, self.epochs, target, analysis.not_equivalent(self.agreement))
 
-    @cached_property
-    @no_garbage_collection()
-    def missing(self) -> pd.DataFrame:
-        return analysis.missing(self.lines, self.folder.plan(), self.environment)
+def _trials(results: Results) -> pd.DataFrame:
+    frame = trials(results.lines, results.step_times)
+    return frame.assign(doubts=doubts(frame, results.step_times, results.windows, results.ranks, results.environment))
 
-    @cached_property
-    @no_garbage_collection()
-    def outcomes(self) -> pd.DataFrame:
-        return analysis.outcomes(self.trials)
+
+def _convergence(results: Results) -> pd.DataFrame:
+    settings = results.experiment.convergence
+    target = settings.target.model_dump(exclude_none=True) if settings and settings.target else None
+    return convergence(results.trials, results.epochs, target, results.not_equivalent)
+
+
+def _findings(results: Results) -> pd.DataFrame:
+    """Return the doctor's findings: of examined cells, of the plan, and of the nodes; none if it was not asked."""
+    found = findings(results.lines, results.trials)
+    asked = results.experiment.preflight and all(line["outcome"] == "skipped" for line in results.lines)
+    if not (asked or any(line["purpose"] == "doctor" for line in results.lines)):
+        return found
+    rest = static_findings(results.folder.plan(), results.environment)
+    return FINDINGS.typed(pd.concat([found, rest], ignore_index=True)) if len(rest) else found
+
+
+TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
+    "trials": _trials,
+    "cells": lambda r: cells(r.trials, r.step_times, r.pilot),
+    "scaling": lambda r: scaling(r.trials, r.rule, r.not_equivalent),
+    "noise": lambda r: noise(r.trials, r.rule),
+    "parity": lambda r: parity(r.trials, r.rule, r.not_equivalent),
+    "versus": lambda r: versus(r.trials, r.rule, r.not_equivalent),
+    "equivalence": lambda r: equivalence(r.trials, r.checks),
+    "waterfall": lambda r: waterfall(r.trials, r.windows, r.scaling, r.pilot),
+    "phases": lambda r: phases(r.trials, r.windows),
+    "host_phases": lambda r: host_phases(r.trials, r.windows),
+    "convergence": _convergence,
+    "outcomes": lambda r: outcomes(r.trials),
+    "missing": lambda r: missing(r.lines, r.folder.plan(), r.environment),
+    "ledger": lambda r: ledger(r.lines, r.environment),
+    "gpus": lambda r: gpus(r.trials, r.ranks),
+    "findings": _findings,
+    "ranks": lambda r: ranks(r.lines),
+    "windows": lambda r: windows(r.lines),
+}
+"""Every table of tables/: its name and the function that makes it."""
 
 
 def load(run_folder: str | Path) -> Results:
-    """The results in a run folder; raises RunFolderError where it is none."""
+    """Return the results in a run folder; raises RunFolderError if it is none."""
     return Results(RunFolder.open(Path(run_folder)))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from harness.analysis.results import Results, load
+from harness.analysis.results import TABLES, Results, load
 from harness.errors import RunFolderError
 from harness.record.folder import RunFolder
 from harness.report import environment as environment_page
@@ -28,27 +27,6 @@ from harness.system.process import no_garbage_collection
 
 DPI = 144
 PALETTE = 128
-TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
-    "trials": lambda results: results.trials,
-    "cells": lambda results: results.cells,
-    "scaling": lambda results: results.scaling,
-    "noise": lambda results: results.noise,
-    "parity": lambda results: results.parity,
-    "versus": lambda results: results.versus,
-    "agreement": lambda results: results.agreement,
-    "waterfall": lambda results: results.waterfall,
-    "phases": lambda results: results.phases,
-    "host_phases": lambda results: results.host_phases,
-    "convergence": lambda results: results.convergence,
-    "outcomes": lambda results: results.outcomes,
-    "missing": lambda results: results.missing,
-    "ledger": lambda results: results.ledger,
-    "gpus": lambda results: results.gpus,
-    "findings": lambda results: results.findings,
-    "ranks": lambda results: results.ranks,
-    "windows": lambda results: results.windows,
-}
-"""The files of tables/*.csv, by name: the derived tables of the schema, and trials, ranks and windows."""
 
 
 def write_report(run_folder: Path) -> Results:
@@ -60,7 +38,7 @@ def build_report(results: Results) -> Results:
     """The same of results that are open already."""
     folder = results.folder
     with no_garbage_collection(), _one_error(folder):  # everything is made before anything is written
-        tables = {name: table(results) for name, table in TABLES.items()}
+        tables = {name: getattr(results, name) for name in TABLES}
         recorded = {"steps": results.steps, "epochs": results.epochs, "checks": results.checks}
         with style():
             drawings = [draw(results) for draw in FIGURES]

@@ -15,8 +15,8 @@ from harness.report.tables.cost import (
     waterfall_table,
 )
 from harness.report.tables.evidence import (
-    agreement_table,
     doubt_table,
+    equivalence_table,
     ledger_table,
     memory_table,
     noise_table,
@@ -103,7 +103,7 @@ SCALING = (
     ),
     Section(
         "Do they train the same thing?",
-        lambda results: agreement_table(results.agreement),
+        lambda results: equivalence_table(results.equivalence),
         "A few steps in fp32 from the same start on the same global batches, batch statistics frozen and no dropout, "
         "against one device: the difference of the two updates over the size of one device's.",
         level=3,

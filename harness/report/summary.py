@@ -79,7 +79,7 @@ def findings(results: Results) -> list[str]:
     found += [
         f"Preflight, {g['check'].iloc[0]}: {finding_location(g)}: {seen_text(g)}." for g in group_findings(errors)
     ]
-    found += _disagreements(results.agreement) + _noise(results)
+    found += _not_equivalent(results.equivalence) + _noise(results)
     if wide := imprecise(results.scaling):
         found.append(wide)
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
@@ -87,15 +87,15 @@ def findings(results: Results) -> list[str]:
     return found
 
 
-def _disagreements(agreement: pd.DataFrame) -> list[str]:
+def _not_equivalent(equivalence: pd.DataFrame) -> list[str]:
     found = []
-    bad = agreement[agreement["agrees"].eq(False).fillna(False)]
+    bad = equivalence[equivalence["equivalent"].eq(False).fillna(False)]
     for row in bad.to_dict("records"):
-        found.append(f"{row['strategy']} x{row['devices']} {row['reason']}: its cells have no ratios.")
-    unknown = agreement[agreement["agrees"].isna()]
+        found.append(f"{row['strategy']} x{row['devices']} is {row['reason']}: its cells have no ratios.")
+    unknown = equivalence[equivalence["equivalent"].isna()]
     if not unknown.empty:
         who = ", ".join(f"{row['strategy']} x{row['devices']}" for row in unknown.to_dict("records"))
-        found.append(f"Whether {who} train what one device trains could not be checked ({unknown['reason'].iloc[0]}).")
+        found.append(f"Whether {who} are equivalent to one device could not be checked ({unknown['reason'].iloc[0]}).")
     return found
 
 

@@ -252,7 +252,7 @@ def rich_table(content: TextTable, title: str) -> Table:
 
 
 def _result(line: Mapping[str, Any]) -> str:
-    from harness.analysis import throughput
+    from harness.analysis.trials import throughput
 
     if line["outcome"] != "ok":
         return str(line["reason"])

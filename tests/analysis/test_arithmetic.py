@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness import analysis
+from harness.analysis import trials as trial_tables
 from harness.analysis.peak_flops import peak_flops
 from tests.records import line, steps_of
 
@@ -23,7 +23,7 @@ def cell_of(
     lines = [line(name, block=block, facts=told, rates=rates, **columns) for block, told in enumerate(facts)]
     for one in lines:
         one["ranks"] = [{**rank, "device_model": model} for rank in one["ranks"]]
-    (row,) = analysis.cells(analysis.trials(lines, steps_of(lines)), steps_of(lines)).to_dict("records")
+    (row,) = trial_tables.cells(trial_tables.trials(lines, steps_of(lines)), steps_of(lines)).to_dict("records")
     return row
 
 

@@ -1,4 +1,4 @@
-"""Noise floor, agreement and doubts from hand-made records."""
+"""Noise floor, equivalence and doubts from hand-made records."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness import analysis
-from harness.analysis.doubts import DOUBTS, foreign_cores, slow_ranks, tally
+from harness.analysis import pairs, ratios
+from harness.analysis import trials as trial_tables
+from harness.analysis.doubts import DOUBTS, doubts, foreign_cores, slow_ranks, tally
+from harness.analysis.equivalence import equivalence, not_equivalent
 from harness.record.schema import CHECKS, WINDOWS
 from tests.records import line, steps_of
 
@@ -21,14 +23,14 @@ def twin(block: int, rate: float) -> dict[str, Any]:
 
 
 def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    trials = analysis.trials(lines, steps_of(lines))
+    trials = trial_tables.trials(lines, steps_of(lines))
     return trials
 
 
 def test_the_noise_floor_pairs_the_twin_with_its_base_by_block() -> None:
     lines = [line("single", block=b, rates=(100.0 * (b + 1),)) for b in range(3)]
     lines += [twin(b, 110.0 * (b + 1)) for b in range(3)]
-    noise = analysis.noise(trials_of(lines))
+    noise = pairs.noise(trials_of(lines))
     assert noise["ratio"].tolist() == pytest.approx([1.1])
     assert noise["blocks"].tolist() == [3]
     assert noise["excludes_one"].tolist() == [True]
@@ -36,15 +38,15 @@ def test_the_noise_floor_pairs_the_twin_with_its_base_by_block() -> None:
 
 def test_a_floor_that_holds_one_is_no_finding_and_one_block_knows_nothing() -> None:
     lines = [line("single", block=b) for b in range(3)] + [twin(0, 99.0), twin(1, 101.0), twin(2, 100.0)]
-    assert analysis.noise(trials_of(lines))["excludes_one"].tolist() == [False]
-    assert analysis.noise(trials_of([lines[0], lines[3]]))["excludes_one"].isna().all()
+    assert pairs.noise(trials_of(lines))["excludes_one"].tolist() == [False]
+    assert pairs.noise(trials_of([lines[0], lines[3]]))["excludes_one"].isna().all()
 
 
 def test_a_twin_stays_out_of_the_headlines() -> None:
     lines = [line("single"), twin(0, 500.0)]
     trials = trials_of(lines)
-    assert analysis.cells(trials, steps_of(lines))["throughput_per_s"].tolist() == pytest.approx([100.0])
-    assert analysis.scaling(trials).shape[0] == 1
+    assert trial_tables.cells(trials, steps_of(lines))["throughput_per_s"].tolist() == pytest.approx([100.0])
+    assert ratios.scaling(trials).shape[0] == 1
 
 
 def check(cell: str, base: str, outcome: str = "ok") -> dict[str, Any]:
@@ -64,15 +66,15 @@ LINES = [check("single", "single"), check("ddp2", "single")]
 
 
 def test_updates_that_differ_by_rounding_agree() -> None:
-    found = analysis.agreement(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [3.0, 4.001]}))
+    found = equivalence(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [3.0, 4.001]}))
     assert found["difference"].tolist() == pytest.approx([0.001 / 5])
-    assert found["agrees"].tolist() == [True]
-    assert analysis.not_equivalent(found) == {}
+    assert found["equivalent"].tolist() == [True]
+    assert not_equivalent(found) == {}
 
 
 def test_updates_that_differ_are_named_with_their_difference() -> None:
-    found = analysis.agreement(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [6.0, 8.0]}))
-    assert analysis.not_equivalent(found) == {"ddp2": "does not train as one device does: its update differs by 100 %"}
+    found = equivalence(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [6.0, 8.0]}))
+    assert not_equivalent(found) == {"ddp2": "not equivalent to one device: its update differs by 100 %"}
 
 
 @pytest.mark.parametrize(
@@ -84,15 +86,15 @@ def test_updates_that_differ_are_named_with_their_difference() -> None:
     ],
 )
 def test_what_cannot_be_checked_says_so_and_is_not_excluded(lines: Any, updates: Any, reason: str) -> None:
-    found = analysis.agreement(trials_of(lines), checks_of(updates))
-    assert found["agrees"].isna().all()
+    found = equivalence(trials_of(lines), checks_of(updates))
+    assert found["equivalent"].isna().all()
     assert found["reason"].iloc[0].startswith(f"unknown: {reason}")
-    assert analysis.not_equivalent(found) == {}
+    assert not_equivalent(found) == {}
 
 
 def test_a_pair_that_disagrees_has_no_ratio_but_its_speed_and_the_reason() -> None:
     lines = [line("single"), line("ddp2", rates=(90.0, 90.0), check_id="c")]
-    row = analysis.scaling(trials_of(lines), None, {"c": "because"}).to_dict("records")[1]
+    row = ratios.scaling(trials_of(lines), None, {"c": "because"}).to_dict("records")[1]
     assert row["excluded"] == "because"
     assert pd.isna(row["speedup"])
     assert pd.isna(row["efficiency"])
@@ -101,7 +103,7 @@ def test_a_pair_that_disagrees_has_no_ratio_but_its_speed_and_the_reason() -> No
 
 def doubts_of(lines: list[dict[str, Any]], environment: dict[str, Any] | None = None) -> list[str]:
     trials = trials_of(lines)
-    found = analysis.doubts(trials, steps_of(lines), analysis.windows(lines), analysis.ranks(lines), environment or {})
+    found = doubts(trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), environment or {})
     return [str(value) for value in found]
 
 
@@ -187,7 +189,7 @@ def test_no_steady_state_and_a_wide_spread() -> None:
     assert doubts_of([line("single", facts={"steady": False})]) == ["no steady state"]
     one = line("single")
     times = replace(steps_of([one]), step_s=[np.array([0.1, 0.2] * 5)])
-    found = analysis.doubts(trials_of([one]), times, analysis.windows([one]), analysis.ranks([one]), {})
+    found = doubts(trials_of([one]), times, trial_tables.windows([one]), trial_tables.ranks([one]), {})
     assert found.tolist() == ["wide spread"]
 
 
@@ -232,7 +234,7 @@ def test_the_pilot_is_its_blocks_not_the_first_that_are_there() -> None:
     lines = [line("single", block=b) for b in rates]
     lines += [line("ddp2", block=b, rates=(rate / 2, rate / 2)) for b, rate in rates.items()]
     trials = trials_of(lines)
-    row = analysis.scaling(trials, {"at_least": 3, "at_most": 9, "halfwidth": 0.1}).to_dict("records")[1]
+    row = ratios.scaling(trials, {"at_least": 3, "at_most": 9, "halfwidth": 0.1}).to_dict("records")[1]
     half = 12.7062 * abs(np.log(1.1)) / np.sqrt(2) / np.sqrt(4)  # t of one degree of freedom, s0 of blocks 0 and 2
     assert np.log(row["high"] / row["speedup"]) == pytest.approx(half, rel=1e-4)
     assert row["precise"] is False or row["precise"] == np.False_

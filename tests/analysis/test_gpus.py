@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness import analysis
+from harness.analysis import trials as trial_tables
+from harness.analysis.gpus import gpus
 from harness.report.tables.cost import gpu_table
 from tests.records import line, steps_of
 
@@ -28,7 +29,7 @@ def told(cell: str, *ranks: dict[str, Any], **columns: Any) -> dict[str, Any]:
 
 
 def gpus_of(lines: list[dict[str, Any]]) -> Any:
-    return analysis.gpus(analysis.trials(lines, steps_of(lines)), analysis.ranks(lines))
+    return gpus(trial_tables.trials(lines, steps_of(lines)), trial_tables.ranks(lines))
 
 
 def test_a_cell_is_the_mean_of_its_ranks_and_the_worst_of_what_may_not_be_exceeded() -> None:

@@ -7,14 +7,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness import analysis
+from harness.analysis import pairs
+from harness.analysis import trials as trial_tables
 from harness.report.tables.evidence import parity_table, versus_table
 from harness.report.tables.text import NO_BREAK
 from tests.records import line, steps_of, with_set_ids
 
 
 def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    return analysis.trials(lines, steps_of(lines))
+    return trial_tables.trials(lines, steps_of(lines))
 
 
 def study(*blocks: float, **columns: Any) -> list[dict[str, Any]]:
@@ -28,7 +29,7 @@ def study(*blocks: float, **columns: Any) -> list[dict[str, Any]]:
 
 
 def test_each_strategy_is_paired_by_block_with_the_one_before_it() -> None:
-    found = analysis.versus(trials_of([line("single"), *study(1.0, 3.0, 0.5)]))
+    found = pairs.versus(trials_of([line("single"), *study(1.0, 3.0, 0.5)]))
     assert found[["strategy", "other_strategy"]].to_numpy().tolist() == [["ddp", "dp"], ["fsdp", "ddp"]]
     assert found["ratio"].tolist() == pytest.approx([1.6, 0.75])
     assert found["low"].tolist() == pytest.approx([1.6, 0.75])  # the factors of the blocks are in both
@@ -39,7 +40,7 @@ def test_each_strategy_is_paired_by_block_with_the_one_before_it() -> None:
 
 def test_where_a_strategy_is_missing_its_neighbours_meet() -> None:
     lines = [one for one in study(1.0) if one["strategy"] != "ddp"]
-    found = analysis.versus(trials_of(lines))
+    found = pairs.versus(trials_of(lines))
     assert found[["strategy", "other_strategy"]].to_numpy().tolist() == [["fsdp", "dp"]]
     assert found["low"].isna().all() and found["excludes_one"].isna().all()
 
@@ -49,30 +50,30 @@ def test_where_a_strategy_is_missing_its_neighbours_meet() -> None:
 )
 def test_cells_that_differ_in_more_are_not_paired(axis: str, value: Any) -> None:
     lines = [with_set_ids(one | {axis: value}) if one["strategy"] == "dp" else one for one in study(1.0)]
-    assert analysis.versus(trials_of(lines))["other_strategy"].tolist() == ["ddp"]
+    assert pairs.versus(trials_of(lines))["other_strategy"].tolist() == ["ddp"]
 
 
 def test_a_strategys_own_options_are_no_difference_others_are() -> None:
     own = {"ddp": '{"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}', "dp": '{"optimizer.lr": 0.1}'}
     lines = [with_set_ids(one | {"options": own[one["strategy"]]}) for one in study(1.0) if one["strategy"] in own]
-    assert len(analysis.versus(trials_of(lines))) == 1
+    assert len(pairs.versus(trials_of(lines))) == 1
     lines = [
         with_set_ids(one | {"options": '{"optimizer.lr": 0.2}'}) if one["strategy"] == "dp" else one for one in lines
     ]
-    assert analysis.versus(trials_of(lines)).empty
+    assert pairs.versus(trials_of(lines)).empty
 
 
 def test_what_trains_otherwise_has_no_ratio_to_any_other() -> None:
-    found = analysis.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": "does not train as one device does"})
+    found = pairs.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": "not equivalent to one device"})
     assert found["ratio"].isna().all() and found["low"].isna().all()
-    assert found["excluded"].tolist() == ["does not train as one device does"] * 2
-    assert [row.cells[4] for row in versus_table(found).rows] == ["trains otherwise"] * 2
+    assert found["excluded"].tolist() == ["not equivalent to one device"] * 2
+    assert [row.cells[4] for row in versus_table(found).rows] == ["not equivalent"] * 2
 
 
 def test_doubts_of_the_other_are_named_as_its_own() -> None:
     trials = trials_of(study(1.0))
     doubts = trials["strategy"].map({"dp": "wide spread", "ddp": "no steady state", "fsdp": None}).astype("string")
-    found = analysis.versus(trials.assign(doubts=doubts))
+    found = pairs.versus(trials.assign(doubts=doubts))
     assert found["doubts"].tolist() == [
         "no steady state (1 of 1); dp: wide spread (1 of 1)",
         "ddp: no steady state (1 of 1)",
@@ -80,7 +81,7 @@ def test_doubts_of_the_other_are_named_as_its_own() -> None:
 
 
 def test_the_table_names_both_and_sets_rehearsals_apart() -> None:
-    rows = versus_table(analysis.versus(trials_of(study(1.0, 1.0)))).rows
+    rows = versus_table(pairs.versus(trials_of(study(1.0, 1.0)))).rows
     assert [row.cells[:2] for row in rows] == [
         ("ddp / dp x2 (emulated)", "batch 10 per device"),
         ("fsdp / ddp x2", "batch 10 per device"),
@@ -98,7 +99,7 @@ def launched(ray: float, torchrun: float, block: int) -> list[dict[str, Any]]:
 
 def test_ray_is_paired_with_torchrun_by_block() -> None:
     lines = [*launched(95.0, 100.0, 0), *launched(190.0, 200.0, 1), *launched(9.5, 10.0, 2)]
-    found = analysis.parity(trials_of(lines))
+    found = pairs.parity(trials_of(lines))
     assert found[["cell_id", "control_id"]].to_numpy().tolist() == [["ddp2ray", "ddp2torchrun"]]
     assert found["ratio"].tolist() == pytest.approx([0.95])
     assert found["high"].tolist() == pytest.approx([0.95])
@@ -107,23 +108,23 @@ def test_ray_is_paired_with_torchrun_by_block() -> None:
 
 
 def test_without_a_control_or_a_common_block_there_is_no_parity() -> None:
-    assert analysis.parity(trials_of(study(1.0))).empty
+    assert pairs.parity(trials_of(study(1.0))).empty
     lines = [launched(95.0, 100.0, 0)[0], launched(95.0, 100.0, 1)[1]]
-    assert analysis.parity(trials_of(lines)).empty
+    assert pairs.parity(trials_of(lines)).empty
 
 
 def test_noise_and_parity_carry_the_doubts_of_both() -> None:
     base = line("single")
     twin = line("single", purpose="twin", kind="diagnostic", trial_id="single-b0t") | {"windows": base["windows"]}
     lines = [base, twin]
-    trials = analysis.trials(lines, steps_of(lines)).assign(doubts=["wide spread", "no steady state"])
-    (told,) = analysis.noise(trials)["doubts"]
+    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=["wide spread", "no steady state"])
+    (told,) = pairs.noise(trials)["doubts"]
     assert told == "twin: no steady state (1 of 1); base: wide spread (1 of 1)"
     lines = [line(f"ddp2{name}", strategy="ddp", rates=(9.0, 9.0), launcher=name) for name in ("ray", "torchrun")]
-    trials = analysis.trials(lines, steps_of(lines)).assign(doubts=["", "slow rank 1"])
-    assert analysis.parity(trials)["doubts"].tolist() == ["torchrun: slow rank 1 (1 of 1)"]
+    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=["", "slow rank 1"])
+    assert pairs.parity(trials)["doubts"].tolist() == ["torchrun: slow rank 1 (1 of 1)"]
 
 
 def test_parity_of_what_trains_otherwise_is_left_out_with_the_reason() -> None:
-    found = analysis.parity(trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": "why"})
+    found = pairs.parity(trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": "why"})
     assert found["ratio"].isna().all() and found["excluded"].tolist() == ["why"]

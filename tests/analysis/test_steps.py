@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis import step_times
 from harness.analysis import steps as steps_module
-from harness.analysis.steps import quantiles
+from harness.analysis.steps import quantiles, step_times
 from harness.record.schema import STEPS
 
 

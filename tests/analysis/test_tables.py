@@ -7,12 +7,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness import analysis
+from harness.analysis import ratios
+from harness.analysis import trials as trial_tables
+from harness.analysis.convergence import convergence
 from tests.records import epochs_of, line, steps_of
 
 
 def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    return analysis.trials(lines, steps_of(lines))
+    return trial_tables.trials(lines, steps_of(lines))
 
 
 def window(rank: int, number: int, duration_s: float, weight: float, warmup: bool = False) -> dict[str, Any]:
@@ -28,22 +30,22 @@ def window(rank: int, number: int, duration_s: float, weight: float, warmup: boo
 
 def test_throughput_is_all_ranks_samples_over_the_slowest_ranks_time() -> None:
     windows = [window(0, 1, 2.0, 30.0), window(1, 1, 4.0, 30.0), window(0, 2, 3.0, 30.0), window(1, 2, 1.0, 30.0)]
-    assert analysis.throughput(windows) == pytest.approx(120.0 / (4.0 + 3.0))
+    assert trial_tables.throughput(windows) == pytest.approx(120.0 / (4.0 + 3.0))
 
 
 def test_throughput_is_not_rank_0_times_the_world_size_nor_a_mean_of_rates() -> None:
     windows = [window(0, 1, 1.0, 10.0), window(1, 1, 2.0, 10.0)]
-    assert analysis.throughput(windows) == pytest.approx(10.0)  # not 20, not 15
+    assert trial_tables.throughput(windows) == pytest.approx(10.0)  # not 20, not 15
 
 
 def test_warm_up_does_not_count() -> None:
     windows = [window(0, 0, 100.0, 10.0, warmup=True), window(0, 1, 1.0, 10.0)]
-    assert analysis.throughput(windows) == pytest.approx(10.0)
+    assert trial_tables.throughput(windows) == pytest.approx(10.0)
 
 
 def test_no_timed_window_is_no_throughput() -> None:
-    assert analysis.throughput([window(0, 0, 1.0, 1.0, warmup=True)]) is None
-    assert analysis.throughput([]) is None
+    assert trial_tables.throughput([window(0, 0, 1.0, 1.0, warmup=True)]) is None
+    assert trial_tables.throughput([]) is None
 
 
 def test_a_trial_that_failed_has_missing_values_not_zeros() -> None:
@@ -70,7 +72,7 @@ def test_scaling_against_the_base_paired_by_block() -> None:
         line("single", block=1, rates=(50.0,)),
         line("ddp2", block=1, rates=(40.0, 45.0)),
     ]
-    row = analysis.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
+    row = ratios.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
     assert row["speedup"] == pytest.approx(1.6)  # two shares at the slower rank's 80, against 100
     assert row["efficiency"] == pytest.approx(0.8)
     assert (row["low"], row["high"]) == (pytest.approx(1.6), pytest.approx(1.6))  # the drift cancels
@@ -81,7 +83,7 @@ def test_scaling_against_the_base_paired_by_block() -> None:
 
 def test_one_block_has_no_interval() -> None:
     lines = [line("single"), line("ddp2", rates=(80.0, 80.0))]
-    row = analysis.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
+    row = ratios.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
     assert row["blocks"] == 1
     assert pd.isna(row["low"]) and pd.isna(row["high"]) and pd.isna(row["efficiency_low"])
 
@@ -94,13 +96,13 @@ def test_a_block_cut_in_two_is_one_block() -> None:
         line("ddp4", invocation=1, rates=(160.0,) * 4),
         line("single", block=1, invocation=1, rates=(200.0,)),
     ]
-    blocks = analysis.scaling(trials_of(lines)).set_index("cell_id")["blocks"].to_dict()
+    blocks = ratios.scaling(trials_of(lines)).set_index("cell_id")["blocks"].to_dict()
     assert blocks == {"single": 2, "ddp2": 1, "ddp4": 1}
 
 
 def test_trials_of_different_invocations_do_not_pair() -> None:
     lines = [line("single", invocation=0), line("ddp2", rates=(80.0, 80.0), invocation=1)]
-    assert "ddp2" not in analysis.scaling(trials_of(lines))["cell_id"].tolist()
+    assert "ddp2" not in ratios.scaling(trials_of(lines))["cell_id"].tolist()
 
 
 def test_where_the_base_did_not_run_the_smallest_of_the_same_strategy_is_the_base() -> None:
@@ -110,7 +112,7 @@ def test_where_the_base_did_not_run_the_smallest_of_the_same_strategy_is_the_bas
         line("ddp4", rates=(40.0,) * 4),
         line("fsdp4", rates=(30.0,) * 4),
     ]
-    rows = analysis.scaling(trials_of(lines)).set_index("cell_id")
+    rows = ratios.scaling(trials_of(lines)).set_index("cell_id")
     assert rows.loc["ddp4", "base_id"] == "ddp2"
     assert rows.loc["ddp4", "base_devices"] == 2
     assert rows.loc["ddp4", "speedup"] == pytest.approx(160 / 100)
@@ -124,7 +126,7 @@ def test_ratios_never_mix_batches() -> None:
         line("ddp2", rates=(50.0, 50.0)),
         line("ddp4", rates=(40.0,) * 4, per_device_batch_size=20),
     ]
-    rows = analysis.scaling(trials_of(lines)).set_index("cell_id")
+    rows = ratios.scaling(trials_of(lines)).set_index("cell_id")
     assert rows.loc["ddp4", "base_id"] == "ddp4"
 
 
@@ -132,13 +134,13 @@ def test_a_retried_trial_counts_once() -> None:
     lines = [line("single", attempt=1, outcome="lost"), line("single", attempt=2)]
     trials = trials_of(lines)
     assert len(trials) == 2
-    assert analysis.cells(trials, steps_of(lines))["blocks"].tolist() == [1]
-    assert analysis.outcomes(trials)[["outcome", "trials"]].to_numpy().tolist() == [["ok", 1]]
+    assert trial_tables.cells(trials, steps_of(lines))["blocks"].tolist() == [1]
+    assert trial_tables.outcomes(trials)[["outcome", "trials"]].to_numpy().tolist() == [["ok", 1]]
 
 
 def test_cells_summarise_blocks_geometrically() -> None:
     lines = [line("single", block=0, rates=(100.0,)), line("single", block=1, rates=(400.0,))]
-    cell = analysis.cells(trials_of(lines), steps_of(lines)).iloc[0]
+    cell = trial_tables.cells(trials_of(lines), steps_of(lines)).iloc[0]
     assert cell["throughput_per_s"] == pytest.approx(200.0)
     assert cell["blocks"] == 2
     assert cell["low"] < 200.0 < cell["high"]
@@ -147,13 +149,13 @@ def test_cells_summarise_blocks_geometrically() -> None:
 
 def test_a_block_that_was_measured_twice_counts_once() -> None:
     lines = [line("single", invocation=0, rates=(100.0,)), line("single", invocation=1, attempt=2, rates=(200.0,))]
-    cell = analysis.cells(trials_of(lines), steps_of(lines)).iloc[0]
+    cell = trial_tables.cells(trials_of(lines), steps_of(lines)).iloc[0]
     assert (cell["blocks"], cell["throughput_per_s"]) == (1, pytest.approx(200.0))
 
 
 def test_tokens_are_called_tokens() -> None:
     lines = [line("single", unit="tokens"), line("ddp2", rates=(80.0, 80.0), unit="tokens")]
-    assert set(analysis.scaling(trials_of(lines))["unit"]) == {"tokens"}
+    assert set(ratios.scaling(trials_of(lines))["unit"]) == {"tokens"}
 
 
 def test_on_cuda_the_hosts_waiting_is_no_part_of_the_step() -> None:
@@ -162,7 +164,7 @@ def test_on_cuda_the_hosts_waiting_is_no_part_of_the_step() -> None:
 
 
 def test_a_target_that_nobody_recorded_is_named() -> None:
-    row = convergence([0.5], {"metric": "val_f1", "at_least": 0.5})
+    row = training([0.5], {"metric": "val_f1", "at_least": 0.5})
     assert row["target"] == "val_f1: no such metric was recorded"
     assert pd.isna(row["reached"])
 
@@ -174,20 +176,20 @@ def test_cells_come_in_the_order_of_the_strategies() -> None:
         line("single"),
         line("ddp1", rates=(1.0,)),
     ]
-    cells = analysis.cells(trials_of(lines), steps_of(lines))
+    cells = trial_tables.cells(trials_of(lines), steps_of(lines))
     assert cells["cell_id"].tolist() == ["single", "ddp1", "ddp2", "fsdp2"]
 
 
 TARGET = {"metric": "val_accuracy", "at_least": 0.9}
 
 
-def convergence(accuracies: list[float], target: dict[str, Any] | None) -> pd.Series[Any]:
+def training(accuracies: list[float], target: dict[str, Any] | None) -> pd.Series[Any]:
     trials = trials_of([line("ddp2", kind="convergence", rates=(1.0, 1.0))])
-    return analysis.convergence(trials, epochs_of("ddp2-s0", accuracies), target).iloc[0]
+    return convergence(trials, epochs_of("ddp2-s0", accuracies), target).iloc[0]
 
 
 def test_time_to_target_is_the_clock_at_the_first_epoch_that_reaches_it() -> None:
-    row = convergence([0.5, 0.9, 0.8, 0.95], TARGET)
+    row = training([0.5, 0.9, 0.8, 0.95], TARGET)
     assert bool(row["reached"]) is True
     assert (row["epochs_to_target"], row["samples_to_target"], row["time_to_target_s"]) == (2, 200, 2.0)
     assert row["target"] == "val_accuracy >= 0.9"
@@ -195,31 +197,31 @@ def test_time_to_target_is_the_clock_at_the_first_epoch_that_reaches_it() -> Non
 
 
 def test_never_reached_is_never_reached() -> None:
-    row = convergence([0.5, 0.6], TARGET)
+    row = training([0.5, 0.6], TARGET)
     assert bool(row["reached"]) is False
     assert pd.isna(row["time_to_target_s"]) and pd.isna(row["epochs_to_target"])
 
 
 def test_a_loss_must_fall_to_its_target() -> None:
-    row = convergence([0.5, 0.6, 0.7], {"metric": "val_loss", "at_most": 1.0})
+    row = training([0.5, 0.6, 0.7], {"metric": "val_loss", "at_most": 1.0})
     assert row["epochs_to_target"] == 2
 
 
 def test_every_metric_of_the_last_epoch_is_carried_over() -> None:
     trials = trials_of([line("ddp2", kind="convergence", rates=(1.0, 1.0))])
     epochs = epochs_of("ddp2-s0", [0.5, 0.6]).assign(val_perplexity=[9.0, 7.0], val_own=[1.0, 3.0])
-    row = analysis.convergence(trials, epochs, {"metric": "val_perplexity", "at_most": 8.0}).iloc[0]
+    row = convergence(trials, epochs, {"metric": "val_perplexity", "at_most": 8.0}).iloc[0]
     assert (row["val_accuracy"], row["val_perplexity"], row["val_own"]) == (0.6, 7.0, 3.0)
     assert row["epochs_to_target"] == 2
 
 
 def test_without_a_target_nothing_is_reached_or_missed() -> None:
-    assert pd.isna(convergence([0.5], None)["reached"])
+    assert pd.isna(training([0.5], None)["reached"])
 
 
 def test_nothing_recorded_gives_empty_tables_with_their_columns() -> None:
     trials = trials_of([])
-    for table in (analysis.cells(trials, steps_of([])), analysis.scaling(trials), analysis.outcomes(trials)):
+    for table in (trial_tables.cells(trials, steps_of([])), ratios.scaling(trials), trial_tables.outcomes(trials)):
         assert table.empty
         assert len(table.columns) > 3
 
@@ -227,6 +229,6 @@ def test_nothing_recorded_gives_empty_tables_with_their_columns() -> None:
 def test_nothing_but_failures_gives_empty_tables() -> None:
     lines = [line("single", outcome="error"), line("ddp2", outcome="skipped", strategy="ddp", devices=2)]
     trials = trials_of(lines)
-    assert analysis.scaling(trials).empty
-    assert analysis.cells(trials, steps_of(lines)).empty
-    assert analysis.outcomes(trials)["trials"].sum() == 2
+    assert ratios.scaling(trials).empty
+    assert trial_tables.cells(trials, steps_of(lines)).empty
+    assert trial_tables.outcomes(trials)["trials"].sum() == 2

@@ -8,7 +8,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness import analysis
+from harness.analysis import phases as phase_tables
+from harness.analysis import ratios
+from harness.analysis import trials as trial_tables
+from harness.analysis.waterfall import waterfall
 from tests.records import line, steps_of
 
 STEPS = 10
@@ -52,9 +55,9 @@ def study(block: int = 0, *, single_s: float = 0.10, **ddp: Any) -> list[dict[st
 
 
 def waterfall_of(lines: list[dict[str, Any]], pilot: int | None = None) -> pd.DataFrame:
-    trials = analysis.trials(lines, steps_of(lines))
+    trials = trial_tables.trials(lines, steps_of(lines))
     trials["doubts"] = ""
-    return analysis.waterfall(trials, analysis.windows(lines), analysis.scaling(trials), pilot)
+    return waterfall(trials, trial_tables.windows(lines), ratios.scaling(trials), pilot)
 
 
 def test_where_a_rule_set_the_blocks_the_intervals_of_parts_keep_the_pilots_spread() -> None:
@@ -87,8 +90,8 @@ def test_ddps_parts_by_hand_and_they_add_up() -> None:
 
 def test_the_ideal_share_is_the_efficiency() -> None:
     lines = study()
-    trials = analysis.trials(lines, steps_of(lines)).assign(doubts="")
-    efficiency = analysis.scaling(trials).set_index("cell_id").loc["ddp2", "efficiency"]
+    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts="")
+    efficiency = ratios.scaling(trials).set_index("cell_id").loc["ddp2", "efficiency"]
     assert waterfall_of(lines)["share"].iloc[0] == pytest.approx(float(efficiency))
 
 
@@ -190,13 +193,13 @@ def test_the_usual_rank_is_the_median_one_and_of_two_the_faster(alone_s: tuple[f
 
 def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
     lines = study()
-    trials = analysis.trials(lines, steps_of(lines)).assign(doubts="")
-    phases = analysis.phases(trials, analysis.windows(lines)).set_index("cell_id")
+    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts="")
+    phases = phase_tables.phases(trials, trial_tables.windows(lines)).set_index("cell_id")
     two = phases.loc["ddp2"]
     assert two["step_s"] == pytest.approx(0.160)
     assert two["wait_s"] == pytest.approx(0.010)
     assert two["backward_s"] == pytest.approx(0.075)
-    assert analysis.host_phases(trials, analysis.windows(lines)).empty
+    assert phase_tables.host_phases(trials, trial_tables.windows(lines)).empty
 
 
 def test_collectives_stand_beside_the_phases_that_they_lie_in() -> None:
@@ -206,8 +209,8 @@ def test_collectives_stand_beside_the_phases_that_they_lie_in() -> None:
     ]
     for one in lines:
         one["windows"] = [window | {"forward_s": 1.0, "rest_s": 1.0} for window in one["windows"]]
-    trials = analysis.trials(lines, steps_of(lines)).assign(doubts="")
-    (row,) = analysis.phases(trials, analysis.windows(lines)).to_dict("records")
+    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts="")
+    (row,) = phase_tables.phases(trials, trial_tables.windows(lines)).to_dict("records")
     assert row["fsdp_all_gather_s"] == pytest.approx(0.003) and pd.isna(row["dp_replicate_s"])
     assert row["step_s"] == pytest.approx(0.2), "they are not added to it"
 
@@ -218,7 +221,7 @@ def test_the_ledger_counts_every_second_once() -> None:
         "groups": [{"group_id": "b0-g0", "invocation": 0, "whole_s": 20.0, "parts": {"worker start": 9.0}}],
         "invocations": [{"wall_s": 25.0}],
     }
-    ledger = analysis.ledger(lines, environment)
+    ledger = phase_tables.ledger(lines, environment)
     assert ledger["seconds"].sum() == pytest.approx(25.0)
     assert ledger[ledger["level"] == "group"].set_index("part")["seconds"].to_dict() == {
         "worker start": 9.0,
@@ -226,7 +229,7 @@ def test_the_ledger_counts_every_second_once() -> None:
     }
     assert ledger[ledger["level"] == "run"]["seconds"].tolist() == [5.0]
     environment["groups"][0]["parts"]["teardown"] = 2.0  # type: ignore[index]
-    ledger = analysis.ledger(lines, environment)
+    ledger = phase_tables.ledger(lines, environment)
     assert ledger[ledger["level"] == "group"].set_index("part")["seconds"].to_dict() == {
         "worker start": 9.0,
         "teardown": 2.0,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import harness
-from harness.analysis import scaling
+from harness.analysis.ratios import scaling
 from harness.cli.commands import parse_only
 from harness.config.experiment import Experiment, parse_experiment
 from harness.errors import ExperimentError
@@ -251,7 +251,7 @@ def test_pairs_are_rows_of_their_own_with_their_link(make_experiment: Make) -> N
         for name, rate, link in (("0,1", 90.0, "NV12"), ("0,2", 60.0, "SYS"))
         for block in (0, 1)
     ]
-    from harness.analysis import trials as trials_of
+    from harness.analysis.trials import trials as trials_of
     from tests.records import steps_of
 
     table = scaling(trials_of(lines, steps_of(lines)))

@@ -9,15 +9,19 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from harness import analysis
+from harness.analysis import pairs, ratios
+from harness.analysis import phases as phase_tables
+from harness.analysis import trials as trial_tables
+from harness.analysis.convergence import convergence
 from harness.analysis.results import Results
+from harness.analysis.waterfall import waterfall
 from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, WATERFALL
 from harness.report.figures import FIGURES, Drawing, style
 from harness.report.figures.common import COLOURS, STRATEGIES, log2_axis
 from harness.report.figures.phases import step_phases
 from harness.report.tables.scaling import convergence_table
-from tests.records import epochs_of, line, steps_of
+from tests.records import epochs_of, line, steps_of, with_set_ids
 
 HATCH = "$////$"
 
@@ -26,19 +30,19 @@ def results_of(
     lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None, excluded: dict[str, str] | None = None
 ) -> Results:
     steps = steps_of(lines)
-    trials = analysis.trials(lines, steps)
-    windows = analysis.windows(lines)
+    trials = trial_tables.trials(lines, steps)
+    windows = trial_tables.windows(lines)
     curves = EPOCHS.frame([]) if epochs is None else epochs
     return with_tables(
         trials=trials,
-        cells=analysis.cells(trials, steps),
-        scaling=analysis.scaling(trials, None, excluded),
-        noise=analysis.noise(trials),
-        versus=analysis.versus(trials, None, excluded),
-        parity=analysis.parity(trials, None, excluded),
-        waterfall=analysis.waterfall(trials, windows, analysis.scaling(trials)),
-        phases=analysis.phases(trials, windows),
-        convergence=analysis.convergence(trials, curves, None, excluded),
+        cells=trial_tables.cells(trials, steps),
+        scaling=ratios.scaling(trials, None, excluded),
+        noise=pairs.noise(trials),
+        versus=pairs.versus(trials, None, excluded),
+        parity=pairs.parity(trials, None, excluded),
+        waterfall=waterfall(trials, windows, ratios.scaling(trials)),
+        phases=phase_tables.phases(trials, windows),
+        convergence=convergence(trials, curves, None, excluded),
         step_times=steps,
         epochs=curves,
     )
@@ -223,17 +227,17 @@ def test_trainings_that_are_not_one_devices_are_named_under_their_curves() -> No
         for strategy, seed in pairs
     ]
     epochs = pd.concat([epochs_of(one["trial_id"], [0.5, 0.8]) for one in lines], ignore_index=True)
-    differs = {"check-fsdp": "does not train as one device does"}
+    differs = {"check-fsdp": "not equivalent to one device"}
     results = results_of(lines, epochs, excluded=differs)
     drawing, healthy = (draw_all(each)["convergence"] for each in (results, results_of(lines, epochs)))
-    assert "Not trained as one device trains, and hatched: fsdp on 2." in drawing.caption
+    assert "Not equivalent to one device, and hatched: fsdp on 2." in drawing.caption
     hatched = [[str(one.get_marker()) for one in axes.get_lines()].count(HATCH) for axes in axes_of(drawing.figure)]
     assert hatched == [2, 2, 2, 2]
     assert "Not trained" not in healthy.caption
     assert not any(str(one.get_marker()) == HATCH for axes in axes_of(healthy.figure) for one in axes.get_lines())
     assert [row.cells[0] for row in convergence_table(results.convergence).rows] == [
         "ddp x2",
-        "fsdp x2 (trains otherwise)",
+        "fsdp x2 (not equivalent)",
     ]
 
 
@@ -297,7 +301,9 @@ def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
 
 def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
     own = ("cell_id", "trial_id")
-    controls = [one | {name: f"{one[name]}t" for name in own} | {"launcher": "torchrun"} for one in full_study()]
+    controls = [
+        with_set_ids(one | {name: f"{one[name]}t" for name in own} | {"launcher": "torchrun"}) for one in full_study()
+    ]
     lines = full_study() + controls
     results = results_of(lines)
     drawing = draw_all(results)["ratios"]
@@ -316,7 +322,7 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
 
 def test_what_does_not_train_alike_is_hatched_and_has_no_ratio() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    drawings = draw_all(results_of(lines, excluded={"check-ddp": "does not train as one device does"}))
+    drawings = draw_all(results_of(lines, excluded={"check-ddp": "not equivalent to one device"}))
     hatched = {
         name: [
             line for axes in axes_of(drawings[name].figure) for line in axes.get_lines() if "////" in line.get_marker()
@@ -327,7 +333,7 @@ def test_what_does_not_train_alike_is_hatched_and_has_no_ratio() -> None:
     boxes = [box.get_hatch() for axes in axes_of(drawings["step_times"].figure) for box in axes.patches]
     assert sorted(boxes, key=str) == ["////", "////", None, None, None, None]
     for name in ("throughput", "batch_sizes", "step_times"):
-        assert "Hatched: does not train as one device does." in drawings[name].caption, name
+        assert "Hatched: not equivalent to one device." in drawings[name].caption, name
     assert drawings["ratios"].figure is None
     whole = draw_all(results_of(lines))
     assert not any("Hatched: does not" in drawing.caption for drawing in whole.values())
@@ -335,8 +341,8 @@ def test_what_does_not_train_alike_is_hatched_and_has_no_ratio() -> None:
 
 def test_the_phases_of_what_does_not_train_alike_are_marked() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    results = results_of(lines, excluded={"check-ddp": "does not train as one device does"})
+    results = results_of(lines, excluded={"check-ddp": "not equivalent to one device"})
     axes = results.scaling[[name for name in results.scaling if name in PHASES.names]]
     drawing = step_phases(with_tables(results, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
     labels = [label.get_text() for one in axes_of(drawing.figure) for label in one.get_yticklabels()]
-    assert labels == ["single x1", "dp x2*", "ddp x2 (trains otherwise)"] * 2
+    assert labels == ["single x1", "dp x2*", "ddp x2 (not equivalent)"] * 2

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import harness
-from harness.analysis.results import Results
+from harness.analysis.results import TABLES, Results
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import make_plan
@@ -24,7 +24,7 @@ from harness.record.folder import RunFolder
 from harness.record.schema import DERIVED, NOISE, RECORDED, SCALING, TRIALS
 from harness.report import environment
 from harness.report import summary as content
-from harness.report.html import TABLES, write_report
+from harness.report.html import write_report
 from harness.report.sections import DETAILS, Section, make_pages
 from harness.report.tables.cost import unexplained_table
 from harness.report.tables.evidence import belief_lines
@@ -185,9 +185,9 @@ def test_a_run_that_was_killed_before_its_first_trial_has_a_report(make_experime
 
 def test_every_derived_table_of_the_schema_is_written() -> None:
     missing = {table.name for table in DERIVED} - set(TABLES)
-    assert not missing, f"tables of record/schema/derived.py without a line in TABLES of report/html.py: {missing}"
+    assert not missing, f"tables of record/schema/derived.py without a line in TABLES of analysis/results.py: {missing}"
     unknown = set(TABLES) - {table.name for table in (*DERIVED, *RECORDED)}
-    assert not unknown, f"tables in TABLES of report/html.py without a schema in record/schema/: {unknown}"
+    assert not unknown, f"tables in TABLES of analysis/results.py without a schema in record/schema/: {unknown}"
 
 
 def test_a_section_without_rows_is_left_out_or_is_a_sentence() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from harness import analysis
+from harness.analysis import ratios
+from harness.analysis import trials as trial_tables
+from harness.analysis.convergence import convergence
 from harness.record.schema import CELLS, FINDINGS, TRIALS, WATERFALL
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
 from harness.report.tables.evidence import imprecise
@@ -45,7 +47,7 @@ def scaling(blocks: int) -> pd.DataFrame:
         for block in range(blocks)
         for one in (line("single", block=block), line("ddp2", block=block, rates=(80.0 + block, 80.0 + block)))
     ]
-    return analysis.scaling(analysis.trials(lines, steps_of(lines)))
+    return ratios.scaling(trial_tables.trials(lines, steps_of(lines)))
 
 
 def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
@@ -98,25 +100,25 @@ def test_a_cells_doubts_stand_beside_its_numbers_and_are_a_mark_in_a_terminal() 
 
 def test_rehearsals_are_marked() -> None:
     lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
-    rows = scaling_table(analysis.scaling(analysis.trials(lines, steps_of(lines)))).rows
+    rows = scaling_table(ratios.scaling(trial_tables.trials(lines, steps_of(lines)))).rows
     assert (rows[1].kind, rows[1].cells[1]) == ("apart", "dp (emulated)")
 
 
 def test_a_target_that_was_never_reached_says_never() -> None:
     lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0))]
-    trials = analysis.trials(lines, steps_of(lines))
+    trials = trial_tables.trials(lines, steps_of(lines))
     target = {"metric": "val_accuracy", "at_least": 0.9}
-    never = convergence_table(analysis.convergence(trials, epochs_of("ddp2-s0", [0.5]), target)).rows[0]
+    never = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.5]), target)).rows[0]
     assert never.cells[-3:] == ("0 of 1", "never", "never")
-    once = convergence_table(analysis.convergence(trials, epochs_of("ddp2-s0", [0.95]), target)).rows[0]
+    once = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.95]), target)).rows[0]
     assert once.cells[-3:] == ("1 of 1", "1.0", "100")
 
 
 def test_the_metrics_that_were_recorded_are_shown() -> None:
     lines = [line("single", kind="convergence")]
-    trials = analysis.trials(lines, steps_of(lines))
+    trials = trial_tables.trials(lines, steps_of(lines))
     epochs = epochs_of("single-s0", [0.5]).assign(val_accuracy=pd.NA, val_perplexity=7.25, val_own=0.125)
-    table = convergence_table(analysis.convergence(trials, epochs, None))
+    table = convergence_table(convergence(trials, epochs, None))
     shown = dict(zip((column.title for column in table.columns), table.rows[0].cells, strict=True))
     assert (shown["perplexity"], shown["own"]) == ("7.25", "0.125")
     assert "accuracy" not in shown and "PSNR" not in shown
@@ -124,13 +126,13 @@ def test_the_metrics_that_were_recorded_are_shown() -> None:
 
 def test_failures_name_their_log() -> None:
     lines = [line("single"), line("ddp2", outcome="error", devices=2, log="logs/x.txt", attempt=2)]
-    rows = failure_table(analysis.trials(lines, steps_of(lines))).rows
+    rows = failure_table(trial_tables.trials(lines, steps_of(lines))).rows
     assert [row.cells for row in rows] == [("ddp x2, ddp2-b0", "2", "error", "because of error", "logs/x.txt")]
 
 
 def test_outcomes_are_counted_with_their_reasons() -> None:
     lines = [line("single"), line("ddp2", outcome="skipped", devices=2), line("ddp4", outcome="skipped", devices=4)]
-    rows = outcome_table(analysis.outcomes(analysis.trials(lines, steps_of(lines)))).rows
+    rows = outcome_table(trial_tables.outcomes(trial_tables.trials(lines, steps_of(lines)))).rows
     assert [row.cells for row in rows] == [
         ("throughput", "skipped", "2", "because of skipped"),
         ("throughput", "ok", "1", ""),
@@ -174,7 +176,7 @@ def test_a_cell_that_is_compared_with_nothing_is_as_precise_as_its_own_speed(
 ) -> None:
     lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate(speeds)]
     rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = analysis.scaling(analysis.trials(lines, steps_of(lines)), rule)
+    found = ratios.scaling(trial_tables.trials(lines, steps_of(lines)), rule)
     assert found["precise"].tolist() == precise
     assert imprecise(found).startswith(sentence) and bool(imprecise(found)) == bool(sentence)
 
@@ -186,15 +188,15 @@ def test_a_base_is_asked_for_no_precision_its_cells_are() -> None:
         for one in (line("single", block=block), line("ddp2", block=block, rates=(rate, rate)))
     ]
     rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = analysis.scaling(analysis.trials(lines, steps_of(lines)), rule)
+    found = ratios.scaling(trial_tables.trials(lines, steps_of(lines)), rule)
     assert found["precise"].isna().tolist() == [True, False]
     assert imprecise(found) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2, batch 10 per device.")
 
 
 def test_why_operations_were_not_counted_is_shown() -> None:
     lines = [line("single", facts={"flops_reason": "an LSTM is not counted"})]
-    trials = analysis.trials(lines, steps_of(lines))
-    (row,) = compute_table(analysis.cells(trials, steps_of(lines))).rows
+    trials = trial_tables.trials(lines, steps_of(lines))
+    (row,) = compute_table(trial_tables.cells(trials, steps_of(lines))).rows
     assert row.cells[3:] == ("-", "-", "not counted: an LSTM is not counted")
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness import analysis
+from harness.analysis import trials as trial_tables
+from harness.analysis.pairs import noise, parity, versus
+from harness.analysis.ratios import scaling
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.report.tables.text import Heading, Line, TextTable
@@ -32,8 +34,8 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
         line(cell, model=HOSTILE, options=f'{{"workload.note": "{cell}"}}', strategy=strategy, rates=rates)
         for cell, strategy, rates in (("single", "single", (100.0,)), ("ddp2", "ddp", (80.0, 80.0)))
     ]
-    trials = analysis.trials(lines, steps_of(lines))
-    tables = {name: getattr(analysis, name)(trials) for name in ("scaling", "noise", "versus", "parity")}
+    trials = trial_tables.trials(lines, steps_of(lines))
+    tables = {function.__name__: function(trials) for function in (scaling, noise, versus, parity)}
     tables["trials"] = trials
     trial = plan.groups[0].trials[0]
     with ConsoleSink(console) as sink:

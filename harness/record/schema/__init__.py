@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness.record.schema.derived import (
-    AGREEMENT,
     CELLS,
     CONVERGENCE,
+    EQUIVALENCE,
     FINDINGS,
     GPUS,
     HOST_PHASES,
@@ -23,13 +23,13 @@ from harness.record.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, 
 from harness.record.schema.table import Column, Table
 
 __all__ = [
-    "AGREEMENT",
     "AXES",
     "CELLS",
     "CHECKS",
     "CONVERGENCE",
     "DERIVED",
     "EPOCHS",
+    "EQUIVALENCE",
     "FINDINGS",
     "GPUS",
     "HOST_PHASES",
@@ -59,7 +59,7 @@ DERIVED = (
     NOISE,
     PARITY,
     VERSUS,
-    AGREEMENT,
+    EQUIVALENCE,
     WATERFALL,
     PHASES,
     HOST_PHASES,

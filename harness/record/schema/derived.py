@@ -75,7 +75,7 @@ SCALING = Table(
         *_INTERVAL,
         _c("throughput_low", "Float64", "lower end of the throughput's own 95 % interval", "samples/s"),
         _c("throughput_high", "Float64", "upper end of the throughput's own 95 % interval", "samples/s"),
-        _c("excluded", "string", "why it has no ratio: it does not train as one device does"),
+        _c("excluded", "string", "why it has no ratio: it is not equivalent to one device"),
         _c("doubts", "string", "of the cell or, marked so, of its base"),
         _c(
             "precise",
@@ -117,7 +117,7 @@ PARITY = Table(
         _c("ratio", "Float64", "throughput under Ray over the control's, geometric mean over blocks"),
         *_INTERVAL,
         _c("excludes_one", "boolean", "the interval leaves out 1"),
-        _c("excluded", "string", "why it has no ratio: it does not train as one device does"),
+        _c("excluded", "string", "why it has no ratio: it is not equivalent to one device"),
         _c("doubts", "string", "of the cell or, marked so, of its control"),
     ),
 )
@@ -136,7 +136,7 @@ VERSUS = Table(
         _c("ratio", "Float64", "throughput over the other strategy's, geometric mean over blocks"),
         *_INTERVAL,
         _c("excludes_one", "boolean", "the interval leaves out 1"),
-        _c("excluded", "string", "why it has no ratio: one of the two does not train as one device does"),
+        _c("excluded", "string", "why it has no ratio: one of the two is not equivalent to one device"),
         _c("doubts", "string", "of the cell or, marked so, of the other strategy's"),
     ),
 )
@@ -157,15 +157,15 @@ GPUS = Table(
     ),
 )
 
-AGREEMENT = Table(
-    "agreement",
+EQUIVALENCE = Table(
+    "equivalence",
     "the check of one strategy against one device: the same few steps, fp32, without batch statistics and dropout",
     (
         _c("cell_id", "string", "cell of the check"),
         _c("base_id", "string", "one device's check"),
         *AXIS_COLUMNS,
         _c("difference", "Float64", "norm of the difference of both updates over that of one device's"),
-        _c("agrees", "boolean", "at most 1 %; <NA> where it could not be checked"),
+        _c("equivalent", "boolean", "at most 1 %; <NA> where it could not be checked"),
         _c("reason", "string", "why not, or why it is unknown"),
     ),
 )
@@ -245,7 +245,7 @@ CONVERGENCE = Table(
         _c("samples_to_target", "Int64", "samples until then", "samples"),
         _c("epochs_to_target", "Int64", "epochs until then"),
         _c("train_s", "Float64", "training clock at the end", "s"),
-        _c("excluded", "string", "why it is no match for the others: it does not train as one device does"),
+        _c("excluded", "string", "why it is not compared with the others: it is not equivalent to one device"),
     ),
 )
 

@@ -84,12 +84,12 @@ def noise(noise: pd.DataFrame) -> str:
 
 
 def excluded(rows: pd.DataFrame) -> str:
-    return " Hatched: does not train as one device does." if rows["excluded"].notna().any() else ""
+    return " Hatched: not equivalent to one device." if rows["excluded"].notna().any() else ""
 
 
 def otherwise(cells: Collection[str], rows: pd.DataFrame) -> str:
     """The same where the cells are known by their ids."""
-    return " Hatched: does not train as one device does." if rows["cell_id"].isin(cells).any() else ""
+    return " Hatched: not equivalent to one device." if rows["cell_id"].isin(cells).any() else ""
 
 
 def unsteady(rows: pd.DataFrame) -> str:
@@ -101,4 +101,4 @@ def unsteady(rows: pd.DataFrame) -> str:
 
 
 def left_out(count: int) -> str:
-    return f" {count} cells have no ratio: they do not train as one device does." if count else ""
+    return f" {count} cells have no ratio: they are not equivalent to one device." if count else ""

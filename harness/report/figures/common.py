@@ -41,7 +41,7 @@ class Drawing:
 
 
 def not_equivalent_cells(results: Results) -> frozenset[str]:
-    """Return the ids of the cells that do not train as one device does, which figures of speed mark."""
+    """Return the ids of the cells that are not equivalent to one device, which figures of speed mark."""
     return frozenset(results.scaling["cell_id"][results.scaling["excluded"].notna()])
 
 

@@ -48,8 +48,8 @@ def learning_curves(results: Results) -> Drawing:
 
 
 def _caption(trials: pd.DataFrame, otherwise: pd.DataFrame) -> str:
-    """``otherwise``: the trainings of cells that do not train as one device does."""
-    differ = f" Not trained as one device trains, and hatched: {_which(otherwise)}." if len(otherwise) else ""
+    """``otherwise``: the trainings of cells that are not equivalent to one device."""
+    differ = f" Not equivalent to one device, and hatched: {_which(otherwise)}." if len(otherwise) else ""
     seeds = plural(trials["seed"].nunique(), "seed")
     return (
         f"One line a training: {_which(trials)}; {seeds} each, {captions.global_batches(trials)}. "

@@ -64,5 +64,5 @@ def step_phases(results: Results) -> Drawing:
 
 
 def _label(row: Any, otherwise: Collection[str]) -> str:
-    differs = " (trains otherwise)" if row["cell_id"] in otherwise else ""
+    differs = " (not equivalent)" if row["cell_id"] in otherwise else ""
     return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}{differs}"

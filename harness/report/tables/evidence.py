@@ -68,14 +68,14 @@ def _ratio_table(
 
 def _ratio(row: Any) -> str:
     if pd.isna(row["ratio"]):
-        return "trains otherwise"
+        return "not equivalent"
     if pd.isna(row["low"]):
         return f"{row['ratio']:.3f} (one block)"
     return with_ends("{:.3f}".format, row["ratio"], row["low"], row["high"])
 
 
-def agreement_table(agreement: pd.DataFrame) -> TextTable:
-    """Whether each strategy trains what one device trains."""
+def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
+    """Whether each strategy is equivalent to one device."""
     columns = (
         Heading("strategy"),
         Heading("model"),
@@ -90,10 +90,10 @@ def agreement_table(agreement: pd.DataFrame) -> TextTable:
                 "" if pd.isna(row["model"]) else str(row["model"]),
                 str(row["global_batch_size"]),
                 "-" if pd.isna(row["difference"]) else f"{100 * row['difference']:.2g} %",
-                "as one device" if _is(row["agrees"]) else str(row["reason"]),
+                "equivalent" if _is(row["equivalent"]) else str(row["reason"]),
             )
         )
-        for row in records(agreement)
+        for row in records(equivalence)
     ]
     return TextTable(columns, tuple(rows))
 

@@ -103,7 +103,7 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
         otherwise = "never" if group["reached"].notna().any() else "-"
         values = (
             f"{shown_strategy(first)} x{first['devices']}"
-            + ("" if pd.isna(first["excluded"]) else " (trains otherwise)"),
+            + ("" if pd.isna(first["excluded"]) else " (not equivalent)"),
             ", ".join(part for part in (model, f"global batch {first['global_batch_size']}") if part),
             str(len(group)),
             _span(group["train_loss"], "{:.4f}"),
@@ -176,7 +176,7 @@ def _speedup(row: Any) -> str:
 
 def _efficiency(row: Any) -> str:
     if not pd.isna(row["excluded"]):
-        return "trains otherwise"
+        return "not equivalent"
     shown = with_ends(percent, row["efficiency"], row["efficiency_low"], row["efficiency_high"])
     return f"{shown} (one block)".replace(" ", NO_BREAK) if pd.isna(row["efficiency_low"]) else shown
 

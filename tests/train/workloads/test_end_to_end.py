@@ -68,7 +68,7 @@ def test_from_the_file_to_the_tables(workload: str, make_experiment: Make, tmp_p
     trials = results.trials
     assert set(trials[trials["outcome"] != "skipped"]["outcome"]) == {"ok"}, trials["reason"].tolist()
     assert set(trials["strategy"]) >= {"single", "dp"}
-    assert results.agreement["agrees"].tolist() == [True]
+    assert results.equivalence["equivalent"].tolist() == [True]
     timed = trials[(trials["kind"] == "throughput") & (trials["outcome"] == "ok")]
     assert (timed["flops_per_unit"].isna() == (workload == "padded_sequences")).all()
     assert (timed["flops_reason"] == "").all() == (workload != "padded_sequences")
