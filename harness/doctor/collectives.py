@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
 from harness.plan.cell import Cell
@@ -27,7 +29,6 @@ MEBI = 2**20
 
 def observe(
     subject: Subject,
-    parameter_bytes: int,
     reduce: Callable[[Tensor], Any] = dist.all_reduce,
     copy: Callable[[Tensor, int], Any] = dist.broadcast,
 ) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def observe(
     ranks = subject.ranks
     if ranks.world_size == 1:
         return {}
-    bucket = bucket_bytes(subject.cell, parameter_bytes)
+    bucket = bucket_bytes(subject.cell, subject.steps[0].parameter_bytes)
     wrong, times = [], {}
     for size in (4, bucket):
         own = torch.full((size // 4,), float(ranks.rank + 1), device=subject.device)
@@ -54,11 +55,11 @@ def observe(
         "bucket": bucket,
         "bucket_s": times[bucket],
         "own_s": _own_speed(subject.device),
+        "host": socket.gethostname(),
     }
 
 
-def judge(seen: Sequence[dict[str, Any]], cell: Cell, hosts: Sequence[str]) -> list[Finding]:
-    """``hosts``: the machine of each rank."""
+def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
     if not seen[0]:
         return []
     found = []
@@ -83,7 +84,7 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell, hosts: Sequence[str]) -> l
                 NAME,
                 "warning",
                 f"the same small work takes {times} ms on ranks 0 to {len(seen) - 1}: "
-                + " and ".join(f"rank {rank} on {hosts[rank]}" for rank in slow)
+                + " and ".join(f"rank {rank} on {seen[rank]['host']}" for rank in slow)
                 + " is slow",
                 "every step waits for the slowest rank",
                 "look for other load, lowered clocks or another model of device there",
@@ -92,7 +93,7 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell, hosts: Sequence[str]) -> l
     return found
 
 
-def figures(seen: Sequence[dict[str, Any]]) -> dict[str, str]:
+def figures(seen: Sequence[dict[str, Any]], case: Case) -> dict[str, str]:
     """What was measured, in words."""
     if not seen[0]:
         return {}
@@ -137,3 +138,6 @@ def _own_speed(device: torch.device) -> float:
             synchronize((device,))
             best = min(best, time.perf_counter() - start)
     return best
+
+
+CHECK = Check(NAME, observe, judge, needs_peers=True, figures=figures)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
 
 NAME = "copies arrive"
@@ -55,7 +55,7 @@ def directly(tensor: Tensor, to: torch.device) -> Tensor:
     return copied
 
 
-def judge(seen: Sequence[list[Any]], cell: Cell) -> list[Finding]:
+def judge(seen: Sequence[list[Any]], case: Case) -> list[Finding]:
     wrong = [pair for node in seen for pair in node]
     if not wrong:
         return []
@@ -63,10 +63,13 @@ def judge(seen: Sequence[list[Any]], cell: Cell) -> list[Finding]:
     return [
         Finding(
             NAME,
-            "error" if cell.traits.replicates else "warning",  # dp copies by itself; NCCL may go another way
+            "error" if case.cell.traits.replicates else "warning",  # dp copies by itself; NCCL may go another way
             f"what arrives is not what was sent: {join_names(pairs)}",
             "silent corruption: DataParallel's loss explodes or becomes NaN on such a pair; no number from it counts",
             "switch the IOMMU or PCIe ACS off in the firmware (or use iommu=pt), or use pairs with NVLink; "
             "NCCL_P2P_DISABLE does not help dp, which copies by itself",
         )
     ]
+
+
+CHECK = Check(NAME, observe, judge, stops=True)

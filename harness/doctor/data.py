@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DistributedSampler
 
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
@@ -36,8 +37,8 @@ def observe(subject: Subject) -> dict[str, Any]:
     return {"samples": size, "first": first, "again": again, "samplers": samplers}
 
 
-def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
-    for look in (lambda s: _sampler(s, cell), _unstable, _differing, _repeated):  # what explains the others first
+def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+    for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated):  # what explains the others first
         if found := list(look(seen)):
             return found
     return []
@@ -136,3 +137,6 @@ def _bytes(leaf: Any) -> bytes:
     if isinstance(leaf, str | bytes | int | float | complex | None):
         return repr(leaf).encode()
     return type(leaf).__name__.encode()  # its repr may hold its address, which is another each time
+
+
+CHECK = Check(NAME, observe, judge)

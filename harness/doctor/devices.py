@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import SMALL, Subject
 from harness.doctor.unregistered import hidden_tensors, name_of
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
+from harness.plan.rows import Severity
 
 NAME = "devices agree"
 MIXING = ("copy_", "_to_copy", "_pack_padded_sequence", "index", "index_put", "index_put_", "set_")
@@ -74,9 +75,9 @@ def observe(subject: Subject) -> dict[str, Any]:
     return {"module": module, "operator": operator, "tensor": tensor, "own": own, "elsewhere": elsewhere}
 
 
-def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
-    severity: Any = "error" if cell.device == "cuda" else "warning"
-    when = "" if cell.device == "cuda" else " On this machine without a GPU it goes unnoticed."
+def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+    severity: Severity = "error" if case.cell.device == "cuda" else "warning"
+    when = "" if case.cell.device == "cuda" else " On this machine without a GPU it goes unnoticed."
     for rank in seen:
         if rank.get("module") is not None:
             return [
@@ -123,3 +124,6 @@ def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+CHECK = Check(NAME, observe, judge)

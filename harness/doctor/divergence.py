@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from harness.doctor.check import Case, Check, any_error
 from harness.doctor.steps import Steps, mean_losses
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 
 NAME = "divergence"
@@ -14,8 +14,8 @@ GROWTH, LEAST = 4.0, 0.5
 """How many times the first a loss may be, and how much larger in any case: one may begin near zero."""
 
 
-def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
-    losses, alone = mean_losses(seen), seen[0].alone
+def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    cell, losses, alone = case.cell, mean_losses(seen), seen[0].alone
     if not diverges(losses):
         return []
     here = f"{cell.strategy} x{cell.devices}: losses {_told(losses)} at a learning rate of {seen[0].lr:g}"
@@ -50,3 +50,6 @@ def diverges(losses: Sequence[float]) -> bool:
 
 def _told(losses: Sequence[float]) -> str:
     return ", ".join(f"{loss:.3g}" for loss in losses)
+
+
+CHECK = Check(NAME, None, judge, redundant=any_error)

@@ -1,13 +1,13 @@
-"""Every check on one cell, on every rank: first what a rank sees by itself, then what needs the others."""
+"""Every check on one cell, on every rank: first what each rank observes alone, then what needs the others."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.doctor import (
+    batches,
     collectives,
     copies,
     data,
@@ -25,32 +25,36 @@ from harness.doctor import (
     threads,
     wrapper,
 )
+from harness.doctor.check import Case, Check, any_error
 from harness.doctor.gate import SKIP_RULES, skip_rules
 from harness.doctor.subject import Subject, as_examined
 from harness.measure.scenarios import TrialContext
-from harness.plan.cell import Cell
-from harness.plan.checks import batches
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import TrialFacts
 from harness.plan.trial import TrialResult
 
 RUNS = "it runs"
-GRAPH = "parameters of the loss"
-BY_ITSELF: dict[str, Callable[[Subject], Any]] = {
-    devices.NAME: devices.observe,
-    randomness.NAME: randomness.observe,
-    GRAPH: loss_parameters.observe,
-    state.NAME: state.observe,
-    shapes.NAME: shapes.observe,
-    data.NAME: data.observe,
-    memory.NAME: memory.observe,
-    batches.NAME: batches.observe,
-    loader.NAME: loader.observe,
-    copies.NAME: copies.observe,
-}
-"""What each rank looks at without the others."""
-STOPS = (memory.NAME, copies.NAME, shapes.NAME, parameters.NAME)
-"""Where one of these finds an error, no step is taken."""
+CHECKS: tuple[Check[Any], ...] = (
+    devices.CHECK,
+    randomness.CHECK,
+    loss_parameters.CHECK,
+    state.CHECK,
+    shapes.CHECK,
+    data.CHECK,
+    memory.CHECK,
+    batches.CHECK,
+    copies.CHECK,
+    # judged after the real steps:
+    wrapper.CHECK,
+    parameters.CHECK,
+    randomness.STREAMS,
+    threads.CHECK,
+    divergence.CHECK,
+    gradients.CHECK,
+    loader.CHECK,
+    collectives.CHECK,
+)
+"""Every check, in the order in which they are observed and judged."""
 
 
 @dataclass
@@ -61,14 +65,17 @@ class Examination:
     figures: dict[str, str] = field(default_factory=dict)
 
     @property
-    def wrong(self) -> bool:
-        """Whether there is an error among them."""
-        return any(finding.severity == "error" for finding in self.findings)
-
-    @property
     def facts(self) -> TrialFacts:
         """Plain values for the trial's line."""
         return {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
+
+
+class ExaminationFailed(Exception):
+    """The steps of an examination failed; ``facts`` has what was found before."""
+
+    def __init__(self, error: Exception, found: Examination) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.facts = found.facts
 
 
 def run_examination(context: TrialContext) -> TrialResult:
@@ -84,72 +91,61 @@ def run_examination(context: TrialContext) -> TrialResult:
         context.ranks,
         context.advance,
         micro_batches=asked.micro_batches,
+        epochs=context.experiment.convergence is not None,
     )
     with context.part("examination"):
-        found = examine(subject, epochs=context.experiment.convergence is not None)
+        found = examine(subject)
     facts = context.ranks.broadcast(found.facts)
     context.cache.setdefault(SKIP_RULES, []).extend(skip_rules(asked, facts))
     return TrialResult(context.trial.id, "ok", unit=workload.unit, steps_s=context.parts["examination"], facts=facts)
 
 
-class ExaminationFailed(Exception):
-    """The steps of an examination failed; ``facts`` has what was found before."""
-
-    def __init__(self, error: Exception, found: Examination) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
-        self.facts = found.facts
-
-
-def examine(subject: Subject, *, epochs: bool) -> Examination:
-    """Runs every check. ``epochs``: the cell is trained for whole epochs too. Raises ExaminationFailed."""
+def examine(subject: Subject) -> Examination:
+    """Run every check. Raises ExaminationFailed if the real steps, or a check after them, raise."""
     found = Examination()
-    seen, failed = _by_itself(subject)
-    _judge_alone(found, seen, subject.cell, epochs)
-    if failed and not found.wrong:
+    seen, failed = _observe_alone(subject)
+    stops = _judge_before_steps(found, seen, Case(subject.cell))
+    if failed and not any_error(found.findings):
         found.findings += _could_not(failed, real_steps_fail=_fails_in_steps(subject))
-    if any(f.severity == "error" and (f.check in STOPS or failed) for f in found.findings):
+    if stops or (failed and any_error(found.findings)):
         return found
     try:
-        _together(subject, found, seen)
+        _take_steps_and_judge(subject, found, seen)
     except Exception as error:
         raise ExaminationFailed(error, found) from error
     return found
 
 
-def _by_itself(subject: Subject) -> tuple[dict[str, list[Any]], dict[str, str]]:
+def _observe_alone(subject: Subject) -> tuple[dict[str, list[Any]], dict[str, str]]:
     """Each check's observations by rank, and what failed: check -> what it raised, on which rank."""
-    mine: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     raised: dict[str, str] = {}
-    for name, observe in BY_ITSELF.items():
+    for check in CHECKS:
+        if check.observe is None or check.needs_peers:
+            continue
         try:
-            mine[name] = observe(subject.fresh())
+            own[check.name] = check.observe(subject.fresh())
         except Exception as error:
-            raised[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raised[check.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         subject.advance()
-    ranks = subject.ranks.gather((mine, raised))
+    ranks = subject.ranks.gather((own, raised))
     failed: dict[str, str] = {}
     for rank, (_, errors) in enumerate(ranks):
         for name, text in errors.items():
             failed.setdefault(name, f"{text} (rank {rank})")
-    seen = {name: [values[name] for values, _ in ranks] for name in BY_ITSELF if name not in failed}
-    return seen, failed
+    names = [check.name for check in CHECKS if check.name in own.keys() - failed.keys()]
+    return {name: [values[name] for values, _ in ranks] for name in names}, failed
 
 
-def _judge_alone(found: Examination, seen: dict[str, list[Any]], cell: Cell, epochs: bool) -> None:
-    judges: dict[str, Callable[[list[Any]], list[Finding]]] = {
-        devices.NAME: lambda s: devices.judge(s, cell),
-        randomness.NAME: lambda s: randomness.judge(s, cell),
-        GRAPH: lambda s: loss_parameters.judge(s, cell),
-        state.NAME: lambda s: state.judge(s, cell),
-        shapes.NAME: lambda s: shapes.judge(s, cell),
-        data.NAME: lambda s: data.judge(s, cell),
-        memory.NAME: lambda s: memory.judge(s, cell),
-        batches.NAME: lambda s: batches.judge(s, cell, epochs=epochs),
-        copies.NAME: lambda s: copies.judge(s, cell),
-    }
-    for name, judge in judges.items():
-        if name in seen:
-            found.findings += judge(seen[name])
+def _judge_before_steps(found: Examination, seen: dict[str, list[Any]], case: Case) -> bool:
+    """Add the findings of what the ranks observed alone; return whether one of them forbids real steps."""
+    stops = False
+    for check in CHECKS:
+        if check.name in seen and not check.after_steps:
+            findings = check.judge(seen[check.name], case)
+            found.findings += findings
+            stops = stops or (check.stops and any_error(findings))
+    return stops
 
 
 def _fails_in_steps(subject: Subject) -> bool:
@@ -173,35 +169,44 @@ def _could_not(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding
     return [Finding(RUNS, "warning", f"{text}, while looking at: {', '.join(failed)}", means, advice)]
 
 
-def _together(subject: Subject, found: Examination, seen: dict[str, list[Any]]) -> None:
-    """Real steps in the wrapper, gradients against one device's, collectives."""
-    cell, ranks = subject.cell, subject.ranks
+def _take_steps_and_judge(subject: Subject, found: Examination, seen: dict[str, list[Any]]) -> None:
+    """Take real steps in the wrapper, which the checks after them share; then make these checks."""
     lonely = _steps_alone(subject)
-    if any(finding.severity == "error" for finding in lonely):
+    if any_error(lonely):
         found.findings += lonely  # wrapped it would fail, and say less
         return
-    mine = steps.observe(subject.fresh())
-    steps.observe_alone(subject.fresh(), mine)
-    all_steps = ranks.gather(mine)
-    found.findings += wrapper.judge(all_steps, cell) or parameters.judge(all_steps, cell)
-    found.findings += randomness.judge_streams([vars(rank) for rank in all_steps], cell)
-    found.findings += threads.judge(ranks.gather(threads.observe(subject)), cell)
-    if not ranks.broadcast(found.wrong):  # else what follows would only say it once more
-        found.findings += divergence.judge(all_steps, cell)
-        found.findings += gradients.judge(ranks.gather(gradients.observe(subject.fresh())), cell)
-    step_s = [rank.step_s for rank in all_steps]
-    if rates := seen.get(loader.NAME):
-        if all(finding.severity == "note" for finding in found.findings):
-            found.findings += loader.judge(rates, step_s, cell)
-        found.figures |= loader.figures(rates, step_s, cell)
-    exchanged = ranks.gather(collectives.observe(subject, all_steps[0].parameter_bytes))
-    found.findings += collectives.judge(exchanged, cell, ranks.gather(socket.gethostname()))
-    found.figures |= collectives.figures(exchanged)
+    own = steps.observe(subject.fresh())
+    steps.observe_alone(subject.fresh(), own)
+    subject = replace(subject, steps=tuple(subject.ranks.gather(own)))
+    for check in CHECKS:
+        if check.after_steps:
+            _judge_after_steps(check, subject, found, seen)
+
+
+def _judge_after_steps(check: Check[Any], subject: Subject, found: Examination, seen: dict[str, list[Any]]) -> None:
+    ranks, case = subject.ranks, Case(subject.cell, subject.steps)
+    # one answer for all ranks: with two, those that observe would wait for the others in a collective
+    redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))
+    values: Sequence[Any] | None
+    if check.observe is None:
+        values = subject.steps
+    elif not check.needs_peers:
+        values = seen.get(check.name)  # None if it raised
+    elif not redundant:
+        values = [value for (value,) in ranks.gather((check.observe(subject.fresh()),))]  # gather() drops None
+    else:
+        values = None
+    if values is None:
+        return
+    if not redundant:
+        found.findings += check.judge(values, case)
+    if check.figures:
+        found.figures |= check.figures(values, case)
 
 
 def _steps_alone(subject: Subject) -> Sequence[Finding]:
     """What stands still even on one device: ddp would only say that its reduction did not finish."""
     if subject.ranks.world_size == 1:
         return []
-    mine = steps.observe_lonely(subject.fresh())
-    return parameters.still(subject.ranks.gather(mine), subject.cell)
+    own = steps.observe_lonely(subject.fresh())
+    return parameters.still(subject.ranks.gather(own), subject.cell)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.doctor import divergence
+from harness.doctor.check import Case, Check, any_error
 from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing
 from harness.plan.cell import Cell
@@ -68,7 +70,8 @@ def _at_one_devices_batch(subject: Subject) -> Cell:
     )
 
 
-def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
+def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+    cell = case.cell
     products: dict[str, list[float]] = seen[0].get("products", {})
     if not products:
         return []
@@ -133,3 +136,11 @@ def _gradients(training: Training, part: tuple[Any, Any]) -> tuple[dict[str, Ten
             whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
             found[name.removeprefix("module.")] = whole.detach().cpu().double()
     return found, drew()
+
+
+def _redundant(findings: Sequence[Finding]) -> bool:
+    """After an error of another check; divergence is what wrong gradients look like."""
+    return any_error([finding for finding in findings if finding.check != divergence.NAME])
+
+
+CHECK = Check(NAME, observe, judge, needs_peers=True, redundant=_redundant)

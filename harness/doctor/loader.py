@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 from harness.train.loader import batches, endless_shares
 
@@ -46,15 +46,14 @@ def observe(subject: Subject) -> dict[str, float]:
     return {"sample_s": statistics.median(times) / batch}
 
 
-def judge(seen: Sequence[dict[str, float]], step_s: Sequence[float], cell: Cell) -> list[Finding]:
-    """``step_s``: seconds of each rank's step on batches that were there already."""
+def judge(seen: Sequence[dict[str, float]], case: Case) -> list[Finding]:
     if not seen[0]:
         return []
     loader = max(rank["sample_s"] for rank in seen)
-    model = max(step_s) / cell.global_batch_size
+    model = _step_s(case) / case.cell.global_batch_size
     if loader <= model:
         return []
-    workers = int(cell.loader.get("workers", 0))
+    workers = int(case.cell.loader.get("workers", 0))
     return [
         Finding(
             NAME,
@@ -67,9 +66,22 @@ def judge(seen: Sequence[dict[str, float]], step_s: Sequence[float], cell: Cell)
     ]
 
 
-def figures(seen: Sequence[dict[str, float]], step_s: Sequence[float], cell: Cell) -> dict[str, str]:
+def figures(seen: Sequence[dict[str, float]], case: Case) -> dict[str, str]:
     """What was measured, in words."""
-    told = {"model alone": f"{cell.global_batch_size / max(step_s):,.0f} samples/s"}
+    told = {"model alone": f"{case.cell.global_batch_size / _step_s(case):,.0f} samples/s"}
     if seen[0]:
         told["loader alone"] = f"{1 / max(rank['sample_s'] for rank in seen):,.0f} samples/s"
     return told
+
+
+def _step_s(case: Case) -> float:
+    """Seconds of the slowest rank's step, on batches that were there already."""
+    return max(rank.step_s for rank in case.steps)
+
+
+def _redundant(findings: Sequence[Finding]) -> bool:
+    """The rates of a model that is not right are no finding."""
+    return any(finding.severity != "note" for finding in findings)
+
+
+CHECK = Check(NAME, observe, judge, needs_steps=True, redundant=_redundant, figures=figures)

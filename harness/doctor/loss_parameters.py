@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from harness.doctor.parameters import NAME
+from harness.doctor import parameters
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import SMALL, Subject
 from harness.doctor.unregistered import hidden_tensors, name_of
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
 
 
@@ -24,13 +24,13 @@ def observe(subject: Subject) -> list[str]:
     return [name_of(leaf, hidden) or f"one of shape {tuple(leaf.shape)} made in forward" for leaf in strangers]
 
 
-def judge(seen: Sequence[list[str]], cell: Cell) -> list[Finding]:
+def judge(seen: Sequence[list[str]], case: Case) -> list[Finding]:
     names = seen[0]
     if not names:
         return []
     return [
         Finding(
-            NAME,
+            parameters.NAME,
             "error",
             f"the loss depends on {len(names)} parameters that are not the model's: {join_names(names)}",
             "the optimizer, the strategy and .to(device) do not know them: they are never trained, moved or exchanged",
@@ -50,3 +50,6 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         waiting += [following for following, _ in node.next_functions]
+
+
+CHECK = Check("parameters of the loss", observe, judge, stops=True)

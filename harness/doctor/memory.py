@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
@@ -35,7 +36,8 @@ def observe(subject: Subject) -> dict[str, Any]:
     }
 
 
-def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
+def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+    cell = case.cell
     shared = cell.device == "cpu"  # ranks on one node share its memory; each GPU has its own
     needs: dict[Any, int] = {}
     there: dict[Any, int] = {}
@@ -96,3 +98,6 @@ def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return int(psutil.virtual_memory().total)
+
+
+CHECK = Check(NAME, observe, judge, stops=True)

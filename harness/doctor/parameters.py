@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from harness.doctor import wrapper
+from harness.doctor.check import Case, Check
 from harness.doctor.steps import STEPS, Steps
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
@@ -31,8 +33,8 @@ WHY = {
 }
 
 
-def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
-    return [*still(seen, cell), *_apart(seen)]
+def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    return [*still(seen, case.cell), *_apart(seen)]
 
 
 def still(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
@@ -64,3 +66,6 @@ def _apart(seen: Sequence[Steps]) -> Iterator[Finding]:
             "let gradients flow through the wrapper, model(x), and leave updates to the optimizer; an update by hand "
             "must be the same on every rank",
         )
+
+
+CHECK = Check(NAME, None, judge, redundant=lambda findings: any(finding.check == wrapper.NAME for finding in findings))

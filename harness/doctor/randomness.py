@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from harness.doctor.check import Case, Check
+from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
 
 NAME = "randomness"
@@ -21,14 +21,14 @@ def observe(subject: Subject) -> dict[str, str]:
     }
 
 
-def judge(seen: Sequence[Mapping[str, str]], cell: Cell) -> list[Finding]:
+def judge(seen: Sequence[Mapping[str, str]], case: Case) -> list[Finding]:
     """Whether the ranks' parameters are alike before they are wrapped."""
     names = [name for name in seen[0] if len({rank.get(name) for rank in seen}) > 1]
     if not names:
         return []
     consequence = (
         "fsdp shards each rank's own values: the model is put together from different ones"
-        if cell.traits.shards_parameters
+        if case.cell.traits.shards_parameters
         else "ddp starts from rank 0's; what the other ranks set up from their own is wrong"
     )
     return [
@@ -44,9 +44,9 @@ def judge(seen: Sequence[Mapping[str, str]], cell: Cell) -> list[Finding]:
     ]
 
 
-def judge_streams(seen: Sequence[Mapping[str, Any]], cell: Cell) -> list[Finding]:
-    """Whether ranks that draw random numbers in their steps draw the same ones. Of the steps' observations."""
-    drawing = [rank["random_state"] for rank in seen if rank["draws"]]
+def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    """Whether ranks that draw random numbers in their steps draw the same ones."""
+    drawing = [rank.random_state for rank in seen if rank.draws]
     if len(drawing) < 2 or len(set(drawing)) == len(drawing):
         return []
     return [
@@ -58,3 +58,7 @@ def judge_streams(seen: Sequence[Mapping[str, Any]], cell: Cell) -> list[Finding
             "leave out torch.manual_seed in forward and loss; each rank gets a stream of its own here",
         )
     ]
+
+
+CHECK = Check(NAME, observe, judge)
+STREAMS = Check("random streams", None, judge_streams)

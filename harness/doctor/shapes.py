@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import SMALL, Subject
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 from harness.train.strategies.cpu_replicas import ReplicatedModule, scatter
 
@@ -41,7 +41,7 @@ def observe(subject: Subject) -> dict[str, Any]:
     return {"whole": _shapes(whole), "parts": parts, "loss": _loss_shape(subject, model, batch, parts)}
 
 
-def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
+def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
     shapes = seen[0]
     if "failed" in shapes:
         return [
@@ -109,3 +109,6 @@ def _loss_shape(subject: Subject, model: nn.Module, batch: Any, parts: Sequence[
 
 def _shapes(outputs: Any) -> Shapes:
     return [tuple(leaf.shape) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+
+
+CHECK = Check(NAME, observe, judge, stops=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor import parameters
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.equivalence import NORMS
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
 
 NAME = "state in forward"
@@ -34,8 +34,8 @@ def observe(subject: Subject) -> dict[str, bool]:
     return {name: name in trained for name in names}
 
 
-def judge(seen: Sequence[dict[str, bool]], cell: Cell) -> list[Finding]:
-    written = seen[0] if cell.traits.replicates else {}
+def judge(seen: Sequence[dict[str, bool]], case: Case) -> list[Finding]:
+    written = seen[0] if case.cell.traits.replicates else {}
     names = {
         parameters.NAME: [name for name, trained in written.items() if trained],
         NAME: [name for name, trained in written.items() if not trained],
@@ -46,8 +46,8 @@ def judge(seen: Sequence[dict[str, bool]], cell: Cell) -> list[Finding]:
             "warning",
             f"forward writes {'the trainable parameters ' if check == parameters.NAME else ''}"
             f"{join_names(names[check])}",
-            f"dp copies the model to its {cell.devices} devices at every step: what replicas write is lost (the first "
-            "device keeps what is changed in place, from its part of the batch)",
+            f"dp copies the model to its {case.cell.devices} devices at every step: what replicas write is lost "
+            "(the first device keeps what is changed in place, from its part of the batch)",
             "return it from forward and keep it outside, or use ddp, where each process owns its module",
         )
         for check in names
@@ -88,3 +88,6 @@ def _same(before: Any, after: Any) -> bool:
         return before.keys() == after.keys() and all(_same(before[key], after[key]) for key in before)
     simple = (int, float, str, bool, set, tuple, type(None))
     return isinstance(before, simple) and isinstance(after, simple) and before == after
+
+
+CHECK = Check(NAME, observe, judge)

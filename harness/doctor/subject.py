@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from harness.plan.comparison import base_cell
 from harness.train.loader import Share, batches, copier, endless_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+
+if TYPE_CHECKING:
+    from harness.doctor.steps import Steps
 
 SMALL = 4
 """Samples of a batch on which only the shape of things is looked at."""
@@ -50,6 +53,10 @@ class Subject:
     advance: Callable[[], None] = lambda: None
     micro_batches: int = 1
     """How many of the cell's batches the training that it stands for takes before it steps."""
+    epochs: bool = False
+    """Whether the cell is trained for whole epochs too."""
+    steps: Sequence[Steps] = ()
+    """The real steps of every rank, once they are taken."""
 
     def fresh(self) -> Subject:
         """The same with a workload that holds nothing of what an earlier look left in it."""

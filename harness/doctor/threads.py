@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 import torch
 
+from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 
 NAME = "threads"
@@ -26,11 +26,11 @@ def observe(subject: Subject) -> dict[str, Any]:
     }
 
 
-def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
-    if cell.oversubscribe:  # asked for, and its rows say so
+def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+    if case.cell.oversubscribe:  # asked for, and its rows say so
         return []
     by_node = [[rank for rank in seen if rank["node"] == node] for node in dict.fromkeys(r["node"] for r in seen)]
-    loaders_each = int(cell.loader.get("workers", 0))
+    loaders_each = int(case.cell.loader.get("workers", 0))
     mine = max(by_node, key=lambda ranks: sum(r["threads"] + loaders_each for r in ranks) / ranks[0]["processors"])
     threads = sum(rank["threads"] for rank in mine)
     workers = loaders_each * len(mine)
@@ -48,3 +48,6 @@ def judge(seen: Sequence[dict[str, Any]], cell: Cell) -> list[Finding]:
             "leave torch.set_num_threads to the harness" if threads > processors else "fewer loader.workers",
         )
     ]
+
+
+CHECK = Check(NAME, observe, judge, needs_peers=True)

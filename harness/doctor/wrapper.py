@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.doctor.check import Case, Check
 from harness.doctor.steps import Steps
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 
 NAME = "wrapped at all"
 
 
-def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
-    first = seen[0]
+def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    first, cell = seen[0], case.cell
     if first.wrapped_by_itself:
         return [
             Finding(
@@ -38,3 +38,6 @@ def judge(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
             "call the model that is given to loss(model, batch), as model(x): not self.model, not model.module",
         )
     ]
+
+
+CHECK = Check(NAME, None, judge)

@@ -53,7 +53,7 @@ def told_of(workload: Any, cell: Cell, ranks: Ranks) -> dict[str, Any]:
     threads = torch.get_num_threads()
     start = time.perf_counter()
     try:
-        found = examine(Subject(cell, workload, workload.datasets(), 0, ranks), epochs=False).facts
+        found = examine(Subject(cell, workload, workload.datasets(), 0, ranks)).facts
     except ExaminationFailed as error:
         found = {**error.facts, "raised": str(error)}
     torch.set_num_threads(threads)

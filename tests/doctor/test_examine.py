@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness.doctor import copies
+from harness.doctor.check import Case
 from harness.plan.checks import batches, links, versions
 from harness.plan.checks.finding import Finding
 from tests.doctor.conftest import Told
@@ -37,8 +38,8 @@ OF_NO_WORKLOAD: dict[str, tuple[Callable[[], list[Finding]], Callable[[], list[F
         lambda: links.judge([node("a", topology=None)]),
     ),
     "copies arrive": (
-        lambda: copies.judge([copied(moved_wrongly(("cpu", "cpu:0")))], cell_for("dp", 2)),
-        lambda: copies.judge([copied(lambda tensor, to: tensor.clone())], cell_for("dp", 2)),
+        lambda: copies.judge([copied(moved_wrongly(("cpu", "cpu:0")))], Case(cell_for("dp", 2))),
+        lambda: copies.judge([copied(lambda tensor, to: tensor.clone())], Case(cell_for("dp", 2))),
     ),
 }
 """What lies in the plan, the nodes or the devices: with the fault, and without. No GPU is needed: see the judges."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor import devices
+from harness.doctor.check import Case
 from harness.doctor.subject import Subject
 from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.train.ranks import Ranks
@@ -62,7 +63,7 @@ def test_a_tensor_in_a_list_is_named_where_devices_meet() -> None:
     workload = InAList()
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
     subject = Subject(cell_for("single", 1), workload, workload.datasets(), 0, ranks)
-    (finding,) = devices.judge([devices.observe(subject)], subject.cell)
+    (finding,) = devices.judge([devices.observe(subject)], Case(subject.cell))
     assert finding.seen.startswith(
         "scales[1] (in a plain list) lies on cpu, the input on the model's device: they meet"
     )

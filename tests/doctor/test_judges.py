@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from harness.doctor import (
     threads,
     wrapper,
 )
+from harness.doctor.check import Case
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, as_examined
 from harness.plan.cell import Cell
@@ -39,6 +41,10 @@ def cell(strategy: str = "ddp", devices: int = 2, batch: int = 64, **more: Any) 
     share = batch // devices if batch % devices == 0 else None
     made = Cell("w", None, None, strategy, "cpu", devices, 1, "strong", share, batch)
     return replace(made, optimizer={"name": "SGD", "lr": 0.1}, **more)
+
+
+def case(*args: Any, steps: Sequence[Steps] = (), **more: Any) -> Case:
+    return Case(cell(*args, **more), steps)
 
 
 def steps(**more: Any) -> Steps:
@@ -81,12 +87,12 @@ def test_dp_leaves_devices_idle_where_its_chunks_run_out() -> None:
 
 
 def test_a_last_batch_that_leaves_devices_idle_is_told_where_epochs_are_trained() -> None:
-    (finding,) = batches.judge([(129, 64)], cell("ddp", 4, 64), epochs=True)
+    (finding,) = batches.judge(129, 64, cell("ddp", 4, 64), epochs=True)
     assert finding.severity == "note" and "the last batch of an epoch has 1 of 64 samples" in finding.seen
-    assert batches.judge([(129, 64)], cell("ddp", 4, 64), epochs=False) == []
-    assert batches.judge([(128, 64)], cell("ddp", 4, 64), epochs=True) == []
-    assert batches.judge([(128 + 4, 64)], cell("ddp", 4, 64), epochs=True) == []
-    (finding,) = batches.judge([(129, 128)], cell("ddp", 4, 64), epochs=True)  # two micro-batches a step
+    assert batches.judge(129, 64, cell("ddp", 4, 64), epochs=False) == []
+    assert batches.judge(128, 64, cell("ddp", 4, 64), epochs=True) == []
+    assert batches.judge(128 + 4, 64, cell("ddp", 4, 64), epochs=True) == []
+    (finding,) = batches.judge(129, 128, cell("ddp", 4, 64), epochs=True)  # two micro-batches a step
     assert "1 of 128 samples" in finding.seen
 
 
@@ -94,11 +100,11 @@ def test_a_last_batch_that_leaves_devices_idle_is_told_where_epochs_are_trained(
 
 
 def test_a_wrapper_that_is_never_called_is_named() -> None:
-    assert wrapper.judge([steps()] * 2, cell()) == []
-    (finding,) = wrapper.judge([steps(calls=0)] * 2, cell())
+    assert wrapper.judge([steps()] * 2, case()) == []
+    (finding,) = wrapper.judge([steps(calls=0)] * 2, case())
     assert "0 times, and the model inside it 4 times" in finding.seen
-    assert wrapper.judge([steps(calls=0)], cell("single", 1)) == []
-    (finding,) = wrapper.judge([steps(wrapped_by_itself="net: DataParallel")] * 2, cell())
+    assert wrapper.judge([steps(calls=0)], case("single", 1)) == []
+    (finding,) = wrapper.judge([steps(wrapped_by_itself="net: DataParallel")] * 2, case())
     assert "net: DataParallel" in finding.seen
 
 
@@ -116,33 +122,33 @@ def test_a_wrapper_that_is_never_called_is_named() -> None:
 def test_what_stands_still_is_named_with_its_reason(
     why: str, strategy: str, options: dict[str, Any], severity: str
 ) -> None:
-    (finding,) = parameters.judge([steps(unmoved={"head.weight": why})] * 2, cell(strategy, strategy_options=options))
+    (finding,) = parameters.judge([steps(unmoved={"head.weight": why})] * 2, case(strategy, strategy_options=options))
     assert (finding.severity, "1 of 2" in finding.seen, "head.weight" in finding.seen) == (severity, True, True)
 
 
 def test_nothing_that_moves_at_all_is_an_error() -> None:
-    (finding,) = parameters.judge([steps(unmoved={"a": "none", "b": "none"})] * 2, cell())
+    (finding,) = parameters.judge([steps(unmoved={"a": "none", "b": "none"})] * 2, case())
     assert finding.severity == "error" and "all 2" in finding.seen
 
 
 def test_a_shard_that_is_empty_on_one_rank_moves_on_the_other() -> None:
-    assert parameters.judge([steps(unmoved={"a": "zero"}), steps()], cell("fsdp")) == []
+    assert parameters.judge([steps(unmoved={"a": "zero"}), steps()], case("fsdp")) == []
 
 
 def test_parameters_that_differ_between_ranks_are_named() -> None:
-    (finding,) = parameters.judge([steps(), steps(digests={"w": "b"})], cell())
+    (finding,) = parameters.judge([steps(), steps(digests={"w": "b"})], case())
     assert finding.severity == "error" and "differ between ranks" in finding.seen and ": w" in finding.seen
 
 
 def test_ranks_that_draw_the_same_numbers() -> None:
-    same = [{"draws": True, "random_state": "a"}] * 2
-    assert randomness.judge_streams(same, cell())[0].severity == "warning"
-    assert randomness.judge_streams([same[0], {"draws": True, "random_state": "b"}], cell()) == []
-    assert randomness.judge_streams([{"draws": False, "random_state": "a"}] * 2, cell()) == []
+    same = [steps(draws=True, random_state="a")] * 2
+    assert randomness.judge_streams(same, case())[0].severity == "warning"
+    assert randomness.judge_streams([same[0], steps(draws=True, random_state="b")], case()) == []
+    assert randomness.judge_streams([steps(draws=False, random_state="a")] * 2, case()) == []
 
 
 def test_different_initial_weights_are_named() -> None:
-    (finding,) = randomness.judge([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], cell("fsdp"))
+    (finding,) = randomness.judge([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], case("fsdp"))
     assert "1 of 2 parameters" in finding.seen and "fsdp shards" in finding.means
 
 
@@ -165,9 +171,9 @@ def test_what_counts_as_diverging(losses: list[float], *, diverges: bool) -> Non
 
 def test_divergence_of_one_strategy_alone_is_its_own_fault() -> None:
     wild = steps(losses=[64.0, 640.0, 6400.0, 64000.0], lr=0.1)
-    (finding,) = divergence.judge([replace(wild, alone=[1.0, 0.9, 0.8, 0.7])] * 2, cell())
+    (finding,) = divergence.judge([replace(wild, alone=[1.0, 0.9, 0.8, 0.7])] * 2, case())
     assert finding.severity == "error" and "not the learning rate" in finding.means
-    (finding,) = divergence.judge([replace(wild, alone=[1.0, 10.0, 100.0, 1000.0])] * 2, cell())
+    (finding,) = divergence.judge([replace(wild, alone=[1.0, 10.0, 100.0, 1000.0])] * 2, case())
     assert finding.severity == "warning" and "0.1" in finding.seen
 
 
@@ -180,22 +186,22 @@ def products(factor: float, unlike: float = 0.0) -> list[dict[str, Any]]:
 
 
 def test_a_factor_of_n_is_a_sum_for_a_mean() -> None:
-    (finding,) = gradients.judge(products(2.0), cell())
+    (finding,) = gradients.judge(products(2.0), case())
     assert "2 times one device's" in finding.seen and "a sum stands where a mean is meant" in finding.means
-    (finding,) = gradients.judge(products(0.25), cell(devices=4))
+    (finding,) = gradients.judge(products(0.25), case(devices=4))
     assert "1/4 of" in finding.seen
-    assert gradients.judge(products(1.001), cell()) == []
+    assert gradients.judge(products(1.001), case()) == []
 
 
 def test_other_gradients_are_named_by_parameter() -> None:
-    (finding,) = gradients.judge(products(1.0, 0.3), cell())
+    (finding,) = gradients.judge(products(1.0, 0.3), case())
     assert "differ from one device's by 30 %" in finding.seen and "most in w" in finding.seen
 
 
 def test_noise_in_the_loss_widens_the_bound_but_not_beyond_a_factor() -> None:
     noisy = [{**products(1.0, 0.3)[0], "noisy": True}]
-    assert gradients.judge(noisy, cell()) == []
-    assert gradients.judge([{**products(2.0)[0], "noisy": True}], cell())
+    assert gradients.judge(noisy, case()) == []
+    assert gradients.judge([{**products(2.0)[0], "noisy": True}], case())
 
 
 def test_the_relative_difference_of_nothing() -> None:
@@ -217,17 +223,17 @@ def test_a_sample_of_things_without_numbers_is_the_same_when_it_is_read_again() 
 
 
 def test_data_that_ranks_do_not_share() -> None:
-    assert data.judge([seen(), seen()], cell()) == []
-    (finding,) = data.judge([seen(), seen(samples=128)], cell())
+    assert data.judge([seen(), seen()], case()) == []
+    (finding,) = data.judge([seen(), seen(samples=128)], case())
     assert "256, 128 samples on ranks 0 to 1" in finding.seen
     other = ["x"] * 16
-    (finding,) = data.judge([seen(), seen(first=other, again=other)], cell())
+    (finding,) = data.judge([seen(), seen(first=other, again=other)], case())
     assert "16 of 16 samples, by index" in finding.seen
 
 
 def test_a_sampler_inside_says_what_is_never_seen() -> None:
     sampler = {"replicas": 4, "rank": 0, "holds": 1000, "gives": 250}
-    (finding,) = data.judge([seen(samples=250, samplers=[sampler])], cell("dp"))
+    (finding,) = data.judge([seen(samples=250, samplers=[sampler])], case("dp"))
     assert "750 samples are never seen" in finding.means and "under dp" in finding.seen
 
 
@@ -235,10 +241,10 @@ def test_a_sampler_inside_says_what_is_never_seen() -> None:
 
 
 def test_a_loader_that_limits_is_told_with_both_rates() -> None:
-    (finding,) = loader.judge([{"sample_s": 0.01}] * 2, [0.064, 0.032], cell())
+    (finding,) = loader.judge([{"sample_s": 0.01}] * 2, case(steps=[steps(step_s=0.064), steps(step_s=0.032)]))
     assert "gives 100 samples/s" in finding.seen and "takes 1,000" in finding.seen
-    assert loader.judge([{"sample_s": 0.0001}], [0.064], cell()) == []
-    assert loader.judge([{}], [0.064], cell()) == []
+    assert loader.judge([{"sample_s": 0.0001}], case(steps=[steps(step_s=0.064)])) == []
+    assert loader.judge([{}], case(steps=[steps(step_s=0.064)])) == []
 
 
 def memory_seen(**more: Any) -> dict[str, Any]:
@@ -256,16 +262,16 @@ def memory_seen(**more: Any) -> dict[str, Any]:
 def test_memory_on_a_cpu_is_shared_by_the_ranks_of_a_node() -> None:
     # each of 2 ranks: 3 GiB of parameters, gradients and momentum, and 32 samples at 1/8 GiB
     assert memory.estimate(memory_seen(), cell()) == 7 * GIB
-    assert memory.judge([memory_seen(), memory_seen()], cell()) == []
-    (finding,) = memory.judge([memory_seen(has=10 * GIB)] * 2, cell())
+    assert memory.judge([memory_seen(), memory_seen()], case()) == []
+    (finding,) = memory.judge([memory_seen(has=10 * GIB)] * 2, case())
     assert "14.0 GiB" in finding.seen and "has 10.0 GiB" in finding.seen and "a batch of 22 may fit" in finding.advice
-    assert memory.judge([memory_seen(has=10 * GIB), memory_seen(has=10 * GIB, node=1)], cell()) == []
-    (finding,) = memory.judge([memory_seen(), memory_seen(has=6 * GIB, node=1)], cell())  # the smallest node decides
+    assert memory.judge([memory_seen(has=10 * GIB), memory_seen(has=10 * GIB, node=1)], case()) == []
+    (finding,) = memory.judge([memory_seen(), memory_seen(has=6 * GIB, node=1)], case())  # the smallest node decides
     assert "7.0 GiB" in finding.seen and "has 6.0 GiB" in finding.seen
-    (finding,) = memory.judge([memory_seen(has=10 * GIB, micro_batches=4)] * 2, cell())
+    (finding,) = memory.judge([memory_seen(has=10 * GIB, micro_batches=4)] * 2, case())
     assert "a micro-batch of 32 per device" in finding.seen and "a batch of 88 may fit" in finding.advice
     gpus = [memory_seen(), memory_seen(has=6 * GIB)]
-    (finding,) = memory.judge(gpus, replace(cell(), device="cuda"))
+    (finding,) = memory.judge(gpus, Case(replace(cell(), device="cuda")))
     assert "a device has 6.0 GiB" in finding.seen
 
 
@@ -296,14 +302,14 @@ def test_one_device_is_compared_at_the_rate_of_the_whole_batch() -> None:
 
 def test_threads_beyond_the_processors() -> None:
     rank = {"threads": 1, "processors": 2, "node": 0}
-    assert threads.judge([rank, rank], cell()) == []
-    (finding,) = threads.judge([rank, rank], cell(loader={"workers": 2}))
+    assert threads.judge([rank, rank], case()) == []
+    (finding,) = threads.judge([rank, rank], case(loader={"workers": 2}))
     assert "4 loader workers" in finding.seen and "fewer loader.workers" in finding.advice
-    (finding,) = threads.judge([{**rank, "threads": 8}] * 2, cell())
+    (finding,) = threads.judge([{**rank, "threads": 8}] * 2, case())
     assert "16 computing threads" in finding.seen
-    assert threads.judge([{**rank, "threads": 8}] * 2, cell(oversubscribe=True)) == []
-    assert threads.judge([rank, {**rank, "node": 1}, {**rank, "node": 1}], cell(devices=3, batch=63)) == []
-    (finding,) = threads.judge([rank, {**rank, "node": 1, "threads": 4}], cell())  # not the first one's node
+    assert threads.judge([{**rank, "threads": 8}] * 2, case(oversubscribe=True)) == []
+    assert threads.judge([rank, {**rank, "node": 1}, {**rank, "node": 1}], case(devices=3, batch=63)) == []
+    (finding,) = threads.judge([rank, {**rank, "node": 1, "threads": 4}], case())  # not the first one's node
     assert "4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)" in finding.seen
 
 
@@ -326,8 +332,8 @@ def test_a_pair_whose_copies_do_not_arrive_blocks_it() -> None:
     wrong = copies.corrupt_pairs(devices, [8, 64], 2, moved_wrongly(("cpu", "cpu:0")))
     assert wrong == [("cpu", "cpu:0", "directly")]
     assert copies.corrupt_pairs(devices, [8], 1, lambda tensor, to: tensor.clone()) == []
-    assert [found.severity for found in copies.judge([wrong, []], cell("ddp"))] == ["warning"]
-    (finding,) = copies.judge([wrong, []], cell("dp"))
+    assert [found.severity for found in copies.judge([wrong, []], case("ddp"))] == ["warning"]
+    (finding,) = copies.judge([wrong, []], case("dp"))
     assert finding.severity == "error" and "cpu to cpu:0 directly" in finding.seen
     assert "NCCL_P2P_DISABLE does not help dp" in finding.advice and "IOMMU" in finding.advice
 
@@ -341,17 +347,16 @@ def test_copies_between_the_gpus_of_this_machine_arrive() -> None:
 
 
 def group(**more: Any) -> dict[str, Any]:
-    return {"wrong": [], "latency_s": 1e-4, "bucket": 2**20, "bucket_s": 1e-3, "own_s": 0.001, **more}
+    return {"wrong": [], "latency_s": 1e-4, "bucket": 2**20, "bucket_s": 1e-3, "own_s": 0.001, "host": "a", **more}
 
 
 def test_wrong_sums_and_a_slow_rank_are_named() -> None:
-    hosts = ["a", "a", "b"]
-    assert collectives.judge([group()] * 3, cell(devices=3, batch=63), hosts) == []
-    wrong = collectives.judge([group(), group(wrong=["all-reduce of 4 bytes"])], cell(), hosts)
+    assert collectives.judge([group()] * 3, case(devices=3, batch=63)) == []
+    wrong = collectives.judge([group(), group(wrong=["all-reduce of 4 bytes"])], case())
     assert wrong[0].severity == "error" and "all-reduce of 4 bytes gave wrong numbers on rank 1" in wrong[0].seen
-    (slow,) = collectives.judge([group(), group(), group(own_s=0.01)], cell(devices=3, batch=63), hosts)
+    (slow,) = collectives.judge([group(), group(), group(own_s=0.01, host="b")], case(devices=3, batch=63))
     assert "rank 2 on b is slow" in slow.seen
-    assert collectives.figures([group()] * 2)["all-reduce of 1.0 MiB"] == "1.00 ms, 1.05 GB/s"
+    assert collectives.figures([group()] * 2, case())["all-reduce of 1.0 MiB"] == "1.00 ms, 1.05 GB/s"
 
 
 def test_collectives_that_give_wrong_numbers_are_seen() -> None:
@@ -360,10 +365,10 @@ def test_collectives_that_give_wrong_numbers_are_seen() -> None:
             pass
 
     ranks = Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,))
-    subject = Subject(cell(), None, (), 0, ranks)
-    right = collectives.observe(subject, 4000, lambda t: t.fill_(3.0), lambda t, source: t.fill_(1.0))
+    subject = Subject(cell(), None, (), 0, ranks, steps=[steps(parameter_bytes=4000)])
+    right = collectives.observe(subject, lambda t: t.fill_(3.0), lambda t, source: t.fill_(1.0))
     assert right["wrong"] == [] and right["bucket"] == 4000
-    wrong = collectives.observe(subject, 4000, lambda t: t.fill_(2.0), lambda t, source: t.fill_(7.0))
+    wrong = collectives.observe(subject, lambda t: t.fill_(2.0), lambda t, source: t.fill_(7.0))
     assert [text.split(" of ")[0] for text in wrong["wrong"]] == ["all-reduce", "broadcast"] * 2
 
 

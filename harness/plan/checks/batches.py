@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 
-if TYPE_CHECKING:  # what needs no rank needs no torch either
-    from harness.doctor.subject import Subject
-
 NAME = "batches divide"
 
 
-def observe(subject: Subject) -> tuple[int, int]:
-    """Training samples, and those of a step."""
-    return subject.training_samples, subject.cell.global_batch_size * subject.micro_batches
+def judge(samples: int, batch: int, cell: Cell, *, epochs: bool) -> list[Finding]:
+    """``samples``: of the training set; ``batch``: of a step, over all its micro-batches.
 
-
-def judge(seen: Sequence[tuple[int, int]], cell: Cell, *, epochs: bool) -> list[Finding]:
-    """``epochs``: whether the cell is trained for whole epochs, whose last batch is what is left."""
-    samples, batch = seen[0]
+    ``epochs``: whether the cell is trained for whole epochs, whose last batch is what is left.
+    """
     uneven = uneven_batch(cell.strategy, cell.devices, cell.global_batch_size)
     left = samples % batch
     if uneven or not epochs or not left or left >= cell.devices:
