@@ -6,7 +6,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
+from harness.system.units import MIB
 
 NAME = "collectives"
 REPEATS, ROUNDS = 5, 8
@@ -24,18 +25,32 @@ SLOW = 2.5
 """How much longer than on the fastest rank the same small work may take."""
 SIDE, SIDE_ON_GPU = 128, 2048
 """Of the matrices that a rank's own speed is seen by; on a GPU so large that its launch does not count."""
-MEBI = 2**20
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one rank measured of the collectives. Times are medians in seconds."""
+
+    wrong: list[str]
+    """The operations that gave wrong numbers."""
+    latency_s: float
+    bucket: int
+    """Bytes."""
+    bucket_s: float
+    own_s: float
+    """A small matrix product on the rank's own device."""
+    host: str
 
 
 def observe(
     subject: Subject,
-    reduce: Callable[[Tensor], Any] = dist.all_reduce,
-    copy: Callable[[Tensor, int], Any] = dist.broadcast,
-) -> dict[str, Any]:
+    reduce: Callable[[Tensor], object] = dist.all_reduce,
+    copy: Callable[[Tensor, int], object] = dist.broadcast,
+) -> Exchange | None:
     """Whether all-reduce and broadcast are right, their median seconds at a number and at a bucket, own speed."""
     ranks = subject.ranks
     if ranks.world_size == 1:
-        return {}
+        return None
     bucket = bucket_bytes(subject.cell, subject.steps[0].parameter_bytes)
     wrong, times = [], {}
     for size in (4, bucket):
@@ -49,42 +64,37 @@ def observe(
         if not bool((copied == 1.0).all()):
             wrong.append(f"broadcast of {size:,} bytes")
         times[size] = _median(lambda own=own: reduce(own), ranks.barrier, subject)  # type: ignore[misc]
-    return {
-        "wrong": wrong,
-        "latency_s": times[4],
-        "bucket": bucket,
-        "bucket_s": times[bucket],
-        "own_s": _own_speed(subject.device),
-        "host": socket.gethostname(),
-    }
+    own_s = _own_speed(subject.device)
+    return Exchange(wrong, times[4], bucket, times[bucket], own_s, socket.gethostname())
 
 
-def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
-    if not seen[0]:
+def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
+    results = [result for result in seen if result]  # a single rank exchanges nothing
+    if not results:
         return []
     found = []
-    wrong = {rank: result["wrong"] for rank, result in enumerate(seen) if result["wrong"]}
+    wrong = {rank: result.wrong for rank, result in enumerate(results) if result.wrong}
     if wrong:
         what = next(iter(wrong.values()))
         found.append(
             Finding(
                 NAME,
                 "error",
-                f"{', '.join(what)} gave wrong numbers on rank {', '.join(map(str, wrong))} of {len(seen)}",
+                f"{', '.join(what)} gave wrong numbers on rank {', '.join(map(str, wrong))} of {len(results)}",
                 "gradients are not those of all ranks: nothing that is trained so is right",
                 "look at the backend's version and network; on GPUs run nccl-tests",
             )
         )
-    fastest = min(result["own_s"] for result in seen)
-    slow = [rank for rank, result in enumerate(seen) if result["own_s"] > SLOW * fastest]
+    fastest = min(result.own_s for result in results)
+    slow = [rank for rank, result in enumerate(results) if result.own_s > SLOW * fastest]
     if slow:
-        times = ", ".join(f"{1000 * result['own_s']:.1f}" for result in seen)
+        times = ", ".join(f"{1000 * result.own_s:.1f}" for result in results)
         found.append(
             Finding(
                 NAME,
                 "warning",
-                f"the same small work takes {times} ms on ranks 0 to {len(seen) - 1}: "
-                + " and ".join(f"rank {rank} on {seen[rank]['host']}" for rank in slow)
+                f"the same small work takes {times} ms on ranks 0 to {len(results) - 1}: "
+                + " and ".join(f"rank {rank} on {results[rank].host}" for rank in slow)
                 + " is slow",
                 "every step waits for the slowest rank",
                 "look for other load, lowered clocks or another model of device there",
@@ -93,26 +103,27 @@ def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
     return found
 
 
-def figures(seen: Sequence[dict[str, Any]], case: Case) -> dict[str, str]:
+def figures(seen: Sequence[Exchange | None], case: Case) -> dict[str, str]:
     """What was measured, in words."""
-    if not seen[0]:
+    results = [result for result in seen if result]
+    if not results:
         return {}
-    latency = max(rank["latency_s"] for rank in seen)
-    bucket, seconds = seen[0]["bucket"], max(rank["bucket_s"] for rank in seen)
+    latency = max(result.latency_s for result in results)
+    bucket, seconds = results[0].bucket, max(result.bucket_s for result in results)
     rate = bucket / seconds / 1e9
     return {
         "all-reduce of a number": f"{1e6 * latency:,.0f} us",
-        f"all-reduce of {bucket / MEBI:.1f} MiB": f"{1000 * seconds:,.2f} ms, {rate:,.2f} GB/s",
+        f"all-reduce of {bucket / MIB:.1f} MiB": f"{1000 * seconds:,.2f} ms, {rate:,.2f} GB/s",
     }
 
 
 def bucket_bytes(cell: Cell, parameter_bytes: int) -> int:
     """What ddp sends at once: a bucket, or the whole gradient where that is smaller."""
-    cap = int(cell.strategy_options.get("bucket_cap_mb", 25)) * MEBI
+    cap = int(cell.strategy_options.get("bucket_cap_mb", 25)) * MIB
     return max(8, min(cap, parameter_bytes) // 4 * 4)
 
 
-def _median(work: Callable[[], Any], barrier: Callable[[], None], subject: Subject) -> float:
+def _median(work: Callable[[], object], barrier: Callable[[], None], subject: Subject) -> float:
     times = []
     for _ in range(REPEATS):
         barrier()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import permutations
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +16,12 @@ NAME = "copies arrive"
 SIZES = (1_000, 1_000_000, 16_000_000)
 """Numbers of 8 bytes; corruption on a PCIe path may show in large copies only."""
 REPEATS = 3
+Pair = tuple[str, str, str]
+"""From, to, way."""
 Move = Callable[[Tensor, torch.device], Tensor]
 
 
-def observe(subject: Subject) -> list[tuple[str, str, str]]:
+def observe(subject: Subject) -> list[Pair]:
     """(from, to, way) of each pair of this node's GPUs whose copies are not what was sent; its first rank looks."""
     if subject.device.type != "cuda" or subject.ranks.local_rank:
         return []
@@ -30,12 +31,10 @@ def observe(subject: Subject) -> list[tuple[str, str, str]]:
     return corrupt_pairs(list(dict.fromkeys(devices)), SIZES, REPEATS, directly)
 
 
-def corrupt_pairs(
-    devices: Sequence[torch.device], sizes: Sequence[int], repeats: int, move: Move
-) -> list[tuple[str, str, str]]:
+def corrupt_pairs(devices: Sequence[torch.device], sizes: Sequence[int], repeats: int, move: Move) -> list[Pair]:
     """Copies random integers between each ordered pair; ``move`` is the direct way."""
     ways: dict[str, Move] = {"directly": move, "through the host": lambda tensor, to: tensor.cpu().to(to)}
-    wrong: dict[tuple[str, str, str], None] = {}
+    wrong: dict[Pair, None] = {}
     generator = torch.Generator().manual_seed(0)
     for size in sizes:
         for source, target in permutations(devices, 2):
@@ -55,7 +54,7 @@ def directly(tensor: Tensor, to: torch.device) -> Tensor:
     return copied
 
 
-def judge(seen: Sequence[list[Any]], case: Case) -> list[Finding]:
+def judge(seen: Sequence[list[Pair]], case: Case) -> list[Finding]:
     wrong = [pair for node in seen for pair in node]
     if not wrong:
         return []

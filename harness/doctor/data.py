@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DistributedSampler
 
 from harness.doctor.check import Case, Check
+from harness.doctor.digest import digest_of
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
@@ -23,42 +21,66 @@ PROBES = 64
 DEPTH = 4
 
 
-def observe(subject: Subject) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sampler:
+    """A DistributedSampler inside a data set."""
+
+    replicas: int
+    rank: int
+    holds: int
+    """Samples of the data set that it draws from."""
+    gives: int
+    """Samples that it gives this rank."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The training set as one rank reads it."""
+
+    count: int
+    first: list[str]
+    """Digests of PROBES samples."""
+    again: list[str]
+    """Digests of the same samples, read a second time."""
+    samplers: list[Sampler]
+
+
+def observe(subject: Subject) -> Samples:
     """Lengths, digests of the same samples, read twice, and samplers that are hidden in the data set."""
     train = subject.datasets[0]
     size = len(train)
     indices = sorted({step * size // PROBES for step in range(PROBES)})
     seeded = SeededDataset(train, subject.seed)
-    first, again = ([_digest(s) for s in seeded.__getitems__([(0, index) for index in indices])] for _ in range(2))
+    first, again = ([digest_of(s) for s in seeded.__getitems__([(0, index) for index in indices])] for _ in range(2))
     samplers = [
-        {"replicas": found.num_replicas, "rank": found.rank, "holds": len(found.dataset), "gives": len(found)}  # type: ignore[arg-type]
+        Sampler(found.num_replicas, found.rank, len(found.dataset), len(found))  # type: ignore[arg-type]
         for found in _samplers(train, DEPTH)
     ]
-    return {"samples": size, "first": first, "again": again, "samplers": samplers}
+    return Samples(size, first, again, samplers)
 
 
-def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
     for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated):  # what explains the others first
         if found := list(look(seen)):
             return found
     return []
 
 
-def _sampler(seen: Sequence[dict[str, Any]], cell: Cell) -> Iterator[Finding]:
-    for sampler in seen[0]["samplers"][:1]:
-        given, holds = seen[0]["samples"], sampler["holds"]
+def _sampler(seen: Sequence[Samples], cell: Cell) -> Iterator[Finding]:
+    for sampler in seen[0].samplers[:1]:
+        given, holds = seen[0].count, sampler.holds
         yield Finding(
             NAME,
             "error",
-            f"a DistributedSampler inside the data set (rank {sampler['rank']} of {sampler['replicas']}) gives "
-            f"{sampler['gives']:,} of {holds:,} samples; the data set has a length of {given:,}, under {cell.strategy}",
+            f"a DistributedSampler inside the data set (rank {sampler.rank} of {sampler.replicas}) gives "
+            f"{sampler.gives:,} of {holds:,} samples; the data set has a length of {given:,}, under {cell.strategy}",
             f"{max(0, holds - given):,} samples are never seen, and their order never changes: nobody calls set_epoch",
             "give the whole data set: each rank gets its part of every global batch here, in a new order each epoch",
         )
 
 
-def _differing(seen: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    lengths = [rank["samples"] for rank in seen]
+def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
+    lengths = [rank.count for rank in seen]
     advice = "datasets() must give every rank the same data: no rank, time or unseeded randomness in it"
     if len(set(lengths)) > 1:
         yield Finding(
@@ -68,26 +90,26 @@ def _differing(seen: Sequence[dict[str, Any]]) -> Iterator[Finding]:
             "ranks share out different data: samples are missed or seen twice",
             advice,
         )
-    elif len(seen) > 1 and any(rank["first"] != seen[0]["first"] for rank in seen):
-        other = next(n for n, rank in enumerate(seen) if rank["first"] != seen[0]["first"])
-        differ = sum(a != b for a, b in zip(seen[0]["first"], seen[other]["first"], strict=True))
+    elif len(seen) > 1 and any(rank.first != seen[0].first for rank in seen):
+        other = next(n for n, rank in enumerate(seen) if rank.first != seen[0].first)
+        differ = sum(a != b for a, b in zip(seen[0].first, seen[other].first, strict=True))
         yield Finding(
             NAME,
             "error",
-            f"{differ} of {len(seen[0]['first'])} samples, by index, are not the same on ranks 0 and {other}",
+            f"{differ} of {len(seen[0].first)} samples, by index, are not the same on ranks 0 and {other}",
             "each rank reads its own data: what one global batch holds depends on the number of ranks",
             advice,
         )
 
 
-def _unstable(seen: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+def _unstable(seen: Sequence[Samples]) -> Iterator[Finding]:
     for rank in seen:
-        differ = sum(a != b for a, b in zip(rank["first"], rank["again"], strict=True))
+        differ = sum(a != b for a, b in zip(rank.first, rank.again, strict=True))
         if differ:
             yield Finding(
                 NAME,
                 "error",
-                f"{differ} of {len(rank['first'])} samples are others when read again: same index, epoch and seed",
+                f"{differ} of {len(rank.first)} samples are others when read again: same index, epoch and seed",
                 "which samples a rank sees is not what its share says: some are seen twice, some never",
                 "a sample must depend on its index, and its randomness on torch's or Python's generator, which are "
                 "seeded for it",
@@ -95,9 +117,9 @@ def _unstable(seen: Sequence[dict[str, Any]]) -> Iterator[Finding]:
             return
 
 
-def _repeated(seen: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    looked = len(seen[0]["first"])
-    distinct = len(set(seen[0]["first"]))
+def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
+    looked = len(seen[0].first)
+    distinct = len(set(seen[0].first))
     if looked >= 8 and distinct <= looked // 4:
         yield Finding(
             NAME,
@@ -108,7 +130,7 @@ def _repeated(seen: Sequence[dict[str, Any]]) -> Iterator[Finding]:
         )
 
 
-def _samplers(thing: Any, depth: int, seen: set[int] | None = None) -> Iterator[DistributedSampler[Any]]:
+def _samplers(thing: object, depth: int, seen: set[int] | None = None) -> Iterator[DistributedSampler[object]]:
     """Samplers in a data set's attributes, and in theirs."""
     seen = set() if seen is None else seen
     if depth < 0 or id(thing) in seen:
@@ -122,21 +144,6 @@ def _samplers(thing: Any, depth: int, seen: set[int] | None = None) -> Iterator[
     for value in [*inner, *items]:
         if not isinstance(value, Tensor | str | bytes | int | float):
             yield from _samplers(value, depth - 1, seen)
-
-
-def _digest(sample: Any) -> str:
-    digest = hashlib.sha1(usedforsecurity=False)
-    for leaf in tree_leaves(sample):
-        digest.update(_bytes(leaf))
-    return digest.hexdigest()[:12]
-
-
-def _bytes(leaf: Any) -> bytes:
-    if isinstance(leaf, Tensor):
-        return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(leaf, str | bytes | int | float | complex | None):
-        return repr(leaf).encode()
-    return type(leaf).__name__.encode()  # its repr may hold its address, which is another each time
 
 
 CHECK = Check(NAME, observe, judge)

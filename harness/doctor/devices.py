@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -23,6 +24,28 @@ MIXING = ("copy_", "_to_copy", "_pack_padded_sequence", "index", "index_put", "i
 BY_NAME = ("no nvidia driver", "not compiled with cuda", "cuda is not available", "invalid device ordinal")
 
 
+@dataclass(frozen=True)
+class Mismatch:
+    """An operator whose tensors lie on different devices."""
+
+    module: str
+    operator: str
+    tensor: str
+    own: str
+    """The device of the model and its input."""
+    elsewhere: str
+    """The device of the tensor."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What one rank saw of the devices in a forward pass."""
+
+    mismatch: Mismatch | None = None
+    by_name: str = ""
+    """The error of a workload that asks for a device by name."""
+
+
 class DeviceMismatchMode(TorchDispatchMode):
     """Sees every operator and notes the first whose tensors lie on different devices, and in which module."""
 
@@ -32,7 +55,9 @@ class DeviceMismatchMode(TorchDispatchMode):
         self.found: tuple[str, str, list[str], Tensor] | None = None
         """Module, operator, the devices, and the tensor that is elsewhere."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         name = func.__name__.split(".")[0]
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         devices = list(dict.fromkeys(str(tensor.device) for tensor in tensors if tensor.dim()))
@@ -48,14 +73,14 @@ def _main(tensors: Sequence[Tensor]) -> str:
     return next((device for device in devices if device != "cpu"), "cpu")
 
 
-def observe(subject: Subject) -> dict[str, Any]:
+def observe(subject: Subject) -> Placement:
     """Runs forward and loss once under watch; without a GPU on the "meta" device, which computes nothing."""
     try:
         torch.manual_seed(subject.seed)
         model = subject.workload.build_model()
         batch = subject.first_samples(SMALL)
     except Exception as error:
-        return {"by_name": _by_name(error)}
+        return Placement(by_name=_by_name(error))
     stand_in = subject.device if subject.device.type == "cuda" else torch.device("meta")
     hidden = hidden_tensors(model)  # .to() leaves them where they are
     model = model.to(stand_in)
@@ -67,36 +92,36 @@ def observe(subject: Subject) -> dict[str, Any]:
         except Exception as error:  # much cannot run on "meta": only what was seen before counts
             by_name = _by_name(error)
     if watch.found is None:
-        return {"by_name": by_name}
+        return Placement(by_name=by_name)
     module, operator, devices, stranger = watch.found
     own = "the model's device" if stand_in.type == "meta" else str(stand_in)
     elsewhere = next((device for device in devices if device != str(stand_in)), devices[0])
     tensor = name_of(stranger, hidden) or "a tensor made in forward"
-    return {"module": module, "operator": operator, "tensor": tensor, "own": own, "elsewhere": elsewhere}
+    return Placement(Mismatch(module, operator, tensor, own, elsewhere))
 
 
-def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+def judge(seen: Sequence[Placement], case: Case) -> list[Finding]:
     severity: Severity = "error" if case.cell.device == "cuda" else "warning"
     when = "" if case.cell.device == "cuda" else " On this machine without a GPU it goes unnoticed."
     for rank in seen:
-        if rank.get("module") is not None:
+        if found := rank.mismatch:
             return [
                 Finding(
                     NAME,
                     severity,
-                    f"{rank['tensor']} lies on {rank['elsewhere']}, the input on {rank['own']}: they meet in "
-                    f"{rank['operator']} of {rank['module']}",
+                    f"{found.tensor} lies on {found.elsewhere}, the input on {found.own}: they meet in "
+                    f"{found.operator} of {found.module}",
                     f"the forward pass fails on a GPU, or copies between devices at every step.{when}",
                     "register it (register_buffer, nn.Parameter, or a submodule in __init__), or make it with "
                     "device=x.device",
                 )
             ]
-        if rank.get("by_name"):
+        if rank.by_name:
             return [
                 Finding(
                     NAME,
                     "error",
-                    f"the workload asks for a device by name: {rank['by_name']}",
+                    f"the workload asks for a device by name: {rank.by_name}",
                     "it runs on one machine and one GPU only, whatever device a rank was given",
                     "leave out .cuda() and device='cuda:0': the harness moves model and batch; in forward take "
                     "device=x.device",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,8 @@ CHECKS: tuple[Check[Any], ...] = (
     collectives.CHECK,
 )
 """Every check, in the order in which they are observed and judged."""
+Seen = Mapping[str, Sequence[object]]
+"""The observations of all ranks by the name of the check."""
 
 
 @dataclass
@@ -116,28 +118,36 @@ def examine(subject: Subject) -> Examination:
     return found
 
 
-def _observe_alone(subject: Subject) -> tuple[dict[str, list[Any]], dict[str, str]]:
+@dataclass(frozen=True)
+class _Attempt:
+    """What one rank observed for one check, or the error that it raised."""
+
+    value: object = None
+    raised: str = ""
+
+
+def _observe_alone(subject: Subject) -> tuple[Seen, dict[str, str]]:
     """Each check's observations by rank, and what failed: check -> what it raised, on which rank."""
-    own: dict[str, Any] = {}
-    raised: dict[str, str] = {}
-    for check in CHECKS:
-        if check.observe is None or check.needs_peers:
-            continue
-        try:
-            own[check.name] = check.observe(subject.fresh())
-        except Exception as error:
-            raised[check.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        subject.advance()
-    ranks = subject.ranks.gather((own, raised))
+    own = {check.name: _attempt(check.observe, subject) for check in CHECKS if check.observe and not check.needs_peers}
+    ranks = subject.ranks.gather(own)
     failed: dict[str, str] = {}
-    for rank, (_, errors) in enumerate(ranks):
-        for name, text in errors.items():
-            failed.setdefault(name, f"{text} (rank {rank})")
-    names = [check.name for check in CHECKS if check.name in own.keys() - failed.keys()]
-    return {name: [values[name] for values, _ in ranks] for name in names}, failed
+    for rank, attempts in enumerate(ranks):
+        for name, attempt in attempts.items():
+            if attempt.raised:
+                failed.setdefault(name, f"{attempt.raised} (rank {rank})")
+    return {name: [attempts[name].value for attempts in ranks] for name in own if name not in failed}, failed
 
 
-def _judge_before_steps(found: Examination, seen: dict[str, list[Any]], case: Case) -> bool:
+def _attempt(observe: Callable[[Subject], object], subject: Subject) -> _Attempt:
+    try:
+        return _Attempt(observe(subject.fresh()))
+    except Exception as error:
+        return _Attempt(raised=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    finally:
+        subject.advance()
+
+
+def _judge_before_steps(found: Examination, seen: Seen, case: Case) -> bool:
     """Add the findings of what the ranks observed alone; return whether one of them forbids real steps."""
     stops = False
     for check in CHECKS:
@@ -169,7 +179,7 @@ def _could_not(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding
     return [Finding(RUNS, "warning", f"{text}, while looking at: {', '.join(failed)}", means, advice)]
 
 
-def _take_steps_and_judge(subject: Subject, found: Examination, seen: dict[str, list[Any]]) -> None:
+def _take_steps_and_judge(subject: Subject, found: Examination, seen: Seen) -> None:
     """Take real steps in the wrapper, which the checks after them share; then make these checks."""
     lonely = _steps_alone(subject)
     if any_error(lonely):
@@ -183,11 +193,11 @@ def _take_steps_and_judge(subject: Subject, found: Examination, seen: dict[str, 
             _judge_after_steps(check, subject, found, seen)
 
 
-def _judge_after_steps(check: Check[Any], subject: Subject, found: Examination, seen: dict[str, list[Any]]) -> None:
+def _judge_after_steps(check: Check[Any], subject: Subject, found: Examination, seen: Seen) -> None:
     ranks, case = subject.ranks, Case(subject.cell, subject.steps)
     # one answer for all ranks: with two, those that observe would wait for the others in a collective
     redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))
-    values: Sequence[Any] | None
+    values: Sequence[object] | None
     if check.observe is None:
         values = subject.steps
     elif not check.needs_peers:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.plan.cell import Cell
+from harness.plan.rows import FindingRow, TrialFacts
 from harness.plan.trial import PREFLIGHT
 
 BY_BATCH = "memory"
@@ -24,12 +24,12 @@ class SkipRule:
     reason: str
 
 
-def errors(facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def errors(facts: TrialFacts) -> Sequence[FindingRow]:
     """The errors among an examination's findings."""
     return [finding for finding in facts.get("findings", ()) if finding["severity"] == "error"]
 
 
-def skip_rules(examined: Cell, facts: Mapping[str, Any]) -> list[SkipRule]:
+def skip_rules(examined: Cell, facts: TrialFacts) -> list[SkipRule]:
     """What an examination's errors refuse."""
     found = []
     for finding in errors(facts):

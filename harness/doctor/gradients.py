@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
+from harness.train.loader import Share
 from harness.train.training import Training
 
 NAME = "loss and gradients scale"
@@ -28,31 +28,42 @@ NOISY = 0.4
 """The largest difference where loss or model draw random numbers even when the model only evaluates."""
 
 
-def observe(subject: Subject) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Products:
+    """Of each parameter's gradient g and one device's h: the products g.h, h.h and g.g. Empty but on rank 0."""
+
+    products: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    noisy: bool = False
+    """Whether some rank drew random numbers."""
+    batch: int = 0
+    """Samples of the global batch."""
+
+
+def observe(subject: Subject) -> Products:
     """Of each parameter's gradient g and one device's h: the products g.h, h.h and g.g, on rank 0.
 
     Batch statistics are frozen and dropout is off, as they may differ between a batch and its parts.
     """
     if subject.ranks.world_size == 1 and subject.replicas == 1:
-        return {}
+        return Products()
     subject = replace(subject, cell=_at_one_devices_batch(subject))
     [(_, whole)] = subject.stream(1, whole=True)
     frozen = Frozen(subject.workload, whole)
     gradients, drew = _gradients(subject.training(frozen), subject.stream(1)[0])
     noisy = any(subject.ranks.gather(drew))
     if not subject.ranks.first:
-        return {}
+        return Products()
     try:
         expected, _ = _gradients(subject.single_device_training(frozen), subject.stream(1, whole=True)[0])
     except torch.OutOfMemoryError:  # all devices' batch on one: there is no comparison
-        return {}
+        return Products()
     subject.advance()
-    products = {}
+    products: dict[str, tuple[float, float, float]] = {}
     for name, one in expected.items():
         mine = gradients.get(name)
         mine = torch.zeros_like(one) if mine is None else mine
-        products[name] = [float((a * b).sum()) for a, b in ((mine, one), (one, one), (mine, mine))]
-    return {"products": products, "noisy": noisy, "batch": subject.cell.global_batch_size}
+        products[name] = (_dot(mine, one), _dot(one, one), _dot(mine, mine))
+    return Products(products, noisy, subject.cell.global_batch_size)
 
 
 def _at_one_devices_batch(subject: Subject) -> Cell:
@@ -70,13 +81,13 @@ def _at_one_devices_batch(subject: Subject) -> Cell:
     )
 
 
-def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
     cell = case.cell
-    products: dict[str, list[float]] = seen[0].get("products", {})
+    products = seen[0].products
     if not products:
         return []
     cross, one, mine = (sum(values[i] for values in products.values()) for i in range(3))
-    if one == 0.0 or relative(cross, one, mine) <= (NOISY if seen[0]["noisy"] else ALIKE):
+    if one == 0.0 or relative(cross, one, mine) <= (NOISY if seen[0].noisy else ALIKE):
         return []
     factor = cross / one
     unlike = mine - factor * cross
@@ -87,7 +98,7 @@ def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
                 NAME,
                 "error",
                 f"{cell.strategy} on {cell.devices} devices: gradients are {times} one device's at the same global "
-                f"batch of {seen[0]['batch']} (factor {factor:.3f})",
+                f"batch of {seen[0].batch} (factor {factor:.3f})",
                 "a sum stands where a mean is meant, or the reverse: the learning rate is in effect another one for "
                 "each number of devices",
                 "loss() must return the sum over its batch and the batch's weight (samples or tokens), both unscaled",
@@ -115,11 +126,15 @@ def relative(cross: float, one: float, mine: float) -> float:
     return float(max(0.0, mine - 2 * cross + one) ** 0.5 / one**0.5)
 
 
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum())
+
+
 def _is_share(factor: float, devices: int) -> bool:
     return any(abs(factor / wanted - 1) <= SHARE for wanted in (devices, 1 / devices))
 
 
-def _gradients(training: Training, part: tuple[Any, Any]) -> tuple[dict[str, Tensor], bool]:
+def _gradients(training: Training, part: tuple[Share, object]) -> tuple[dict[str, Tensor], bool]:
     """Whole gradients by parameter, on the host in float64, and whether random numbers were drawn.
 
     Collective where fsdp spread the parameters out.

@@ -18,11 +18,11 @@ MOST, MOST_SAMPLES = 50, 64
 """Batches that are fetched at most, and samples in one of a rank."""
 
 
-def observe(subject: Subject) -> dict[str, float]:
-    """Seconds a sample of all ranks' loaders, with the cell's own settings, from the second batch on."""
+def observe(subject: Subject) -> float | None:
+    """Return seconds a sample of all ranks' loaders, from the second batch on; None if the data is on the device."""
     cell, ranks = subject.cell, subject.ranks
     if cell.data == "synthetic_device":
-        return {}
+        return None
     batch = min(cell.global_batch_size, MOST_SAMPLES * ranks.world_size)
     shares = endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size)
     collate = getattr(subject.workload, "collate", None)
@@ -43,13 +43,14 @@ def observe(subject: Subject) -> dict[str, float]:
         last = now
         if now - start > SECONDS and len(times) >= 3:
             break
-    return {"sample_s": statistics.median(times) / batch}
+    return statistics.median(times) / batch
 
 
-def judge(seen: Sequence[dict[str, float]], case: Case) -> list[Finding]:
-    if not seen[0]:
+def judge(seen: Sequence[float | None], case: Case) -> list[Finding]:
+    rates = [sample_s for sample_s in seen if sample_s is not None]
+    if not rates:
         return []
-    loader = max(rank["sample_s"] for rank in seen)
+    loader = max(rates)
     model = _step_s(case) / case.cell.global_batch_size
     if loader <= model:
         return []
@@ -66,11 +67,11 @@ def judge(seen: Sequence[dict[str, float]], case: Case) -> list[Finding]:
     ]
 
 
-def figures(seen: Sequence[dict[str, float]], case: Case) -> dict[str, str]:
+def figures(seen: Sequence[float | None], case: Case) -> dict[str, str]:
     """What was measured, in words."""
     told = {"model alone": f"{case.cell.global_batch_size / _step_s(case):,.0f} samples/s"}
-    if seen[0]:
-        told["loader alone"] = f"{1 / max(rank['sample_s'] for rank in seen):,.0f} samples/s"
+    if rates := [sample_s for sample_s in seen if sample_s is not None]:
+        told["loader alone"] = f"{1 / max(rates):,.0f} samples/s"
     return told
 
 

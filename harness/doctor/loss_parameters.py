@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -43,12 +42,13 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
     """The leaf tensors whose gradients a backward pass would accumulate."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
-        node: Any = waiting.pop()
+        node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            yield variable
         waiting += [following for following, _ in node.next_functions]
 
 

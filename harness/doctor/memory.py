@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -13,52 +13,65 @@ from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
+from harness.system.units import GIB, MIB
 
 NAME = "memory"
 FEW, MORE = 2, 4
-GIB = 2**30
 STATES = {"SGD": 1, "Adam": 2, "AdamW": 2, "RMSprop": 1, "Adagrad": 1}
 """Tensors the size of a parameter that an optimizer may keep, at most; others are taken to keep two."""
 
 
-def observe(subject: Subject) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Needs:
+    """What one rank needs and has. Numbers are bytes."""
+
+    parameters: int
+    fixed: int
+    """Activations that do not grow with the batch."""
+    per_sample: int
+    has: int
+    node: int
+    micro_batches: int
+
+
+def observe(subject: Subject) -> Needs:
     """Bytes of parameters, of activations a sample, and what the rank's device has."""
     model = subject.bare_model()
     kept = [_kept(subject, model, count) for count in (FEW, MORE)]
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    return {
-        "parameters": parameters,
-        "fixed": max(0, 2 * kept[0] - kept[1]),
-        "per_sample": max(0, kept[1] - kept[0]) // (MORE - FEW),
-        "has": _memory(subject.device),
-        "node": subject.ranks.node_rank,
-        "micro_batches": subject.micro_batches,
-    }
+    return Needs(
+        parameters,
+        fixed=max(0, 2 * kept[0] - kept[1]),
+        per_sample=max(0, kept[1] - kept[0]) // (MORE - FEW),
+        has=_memory(subject.device),
+        node=subject.ranks.node_rank,
+        micro_batches=subject.micro_batches,
+    )
 
 
-def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+def judge(seen: Sequence[Needs], case: Case) -> list[Finding]:
     cell = case.cell
     shared = cell.device == "cpu"  # ranks on one node share its memory; each GPU has its own
-    needs: dict[Any, int] = {}
-    there: dict[Any, int] = {}
+    needs: dict[int, int] = {}
+    there: dict[int, int] = {}
     for number, rank in enumerate(seen):
-        place = rank["node"] if shared else number
+        place = rank.node if shared else number
         needs[place] = needs.get(place, 0) + estimate(rank, cell)
-        there[place] = rank["has"]
+        there[place] = rank.has
     tightest = max(needs, key=lambda place: needs[place] / there[place])
     together, has = needs[tightest], there[tightest]
     if together <= has:
         return []
     most = int(cell.per_device_batch_size * has / together) if cell.per_device_batch_size else 0
     where = "the node" if shared else "a device"
-    parts = seen[0]["micro_batches"]
+    parts = seen[0].micro_batches
     kind = "micro-batch" if parts > 1 else "batch"
     return [
         Finding(
             NAME,
             "error",
             f"a {kind} of {cell.per_device_batch_size} per device needs about {together / GIB:.1f} GiB "
-            f"({seen[0]['per_sample'] / 2**20:.2f} MiB of activations a sample); {where} has {has / GIB:.1f} GiB",
+            f"({seen[0].per_sample / MIB:.2f} MiB of activations a sample); {where} has {has / GIB:.1f} GiB",
             "it will run out of memory",
             f"a batch of {most * parts} may fit; or accumulate gradients, use bf16, or shard with fsdp"
             if most
@@ -67,13 +80,13 @@ def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
     ]
 
 
-def estimate(rank: dict[str, Any], cell: Cell) -> int:
+def estimate(rank: Needs, cell: Cell) -> int:
     """Bytes that one rank needs: parameters, gradients, optimizer state, activations of its part of the batch."""
     copies = 2 + STATES.get(str(cell.optimizer.get("name")), 2)
     on_one_device = cell.traits.replicates and cell.device == "cpu"
     samples = cell.global_batch_size if on_one_device else -(-cell.global_batch_size // cell.devices)
-    state = copies * rank["parameters"] // (cell.devices if cell.traits.shards_parameters else 1)
-    return int(state + rank["fixed"] + samples * rank["per_sample"])
+    state = copies * rank.parameters // (cell.devices if cell.traits.shards_parameters else 1)
+    return int(state + rank.fixed + samples * rank.per_sample)
 
 
 def _kept(subject: Subject, model: torch.nn.Module, samples: int) -> int:

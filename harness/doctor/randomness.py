@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 from harness.doctor.check import Case, Check
+from harness.doctor.digest import digest_of
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject
 from harness.plan.checks.finding import Finding, join_names
@@ -15,10 +15,7 @@ NAME = "randomness"
 
 def observe(subject: Subject) -> dict[str, str]:
     """A digest of each parameter as this rank builds it from the seed that all ranks share."""
-    return {
-        name: hashlib.sha1(parameter.detach().cpu().double().numpy().tobytes(), usedforsecurity=False).hexdigest()[:12]
-        for name, parameter in subject.bare_model().named_parameters()
-    }
+    return {name: digest_of(parameter) for name, parameter in subject.bare_model().named_parameters()}
 
 
 def judge(seen: Sequence[Mapping[str, str]], case: Case) -> list[Finding]:

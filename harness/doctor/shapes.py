@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,25 @@ NAME = "shapes survive"
 Shapes = list[tuple[int, ...]]
 
 
-def observe(subject: Subject) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Outputs:
+    """Shapes of the model's outputs on one device and on each replica, and what is wrong with them."""
+
+    whole: Shapes = field(default_factory=list)
+    parts: list[Shapes] = field(default_factory=list)
+    loss: tuple[int, ...] = ()
+    """The shape of a loss that is not a single number."""
+    failed: str = ""
+    """The error of a replica's forward pass."""
+
+
+def observe(subject: Subject) -> Outputs:
     """Shapes of the model's outputs on a small batch, and on each replica's part of it."""
     if not subject.cell.traits.replicates or subject.replicas < 2:
-        return {}
+        return Outputs()
     model = subject.bare_model()
     batch = subject.first_samples(SMALL * subject.replicas)
-    calls: list[Any] = []
+    calls: list[tuple[tuple[object, ...], dict[str, object], object]] = []
     hook = model.register_forward_hook(
         lambda module, args, kwargs, output: calls.append((args, kwargs, output)), with_kwargs=True
     )
@@ -32,33 +44,33 @@ def observe(subject: Subject) -> dict[str, Any]:
         subject.workload.loss(model, batch)
         hook.remove()
         if not calls:
-            return {}
+            return Outputs()
         args, kwargs, whole = calls[0]
         try:
             parts = [_shapes(model(*part[0], **part[1])) for part in scatter((args, kwargs), subject.replicas)]
         except Exception as error:
-            return {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
-    return {"whole": _shapes(whole), "parts": parts, "loss": _loss_shape(subject, model, batch, parts)}
+            return Outputs(failed=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    return Outputs(_shapes(whole), parts, _loss_shape(subject, model, batch, parts))
 
 
-def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
+def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
     shapes = seen[0]
-    if "failed" in shapes:
+    if shapes.failed:
         return [
             Finding(
                 NAME,
                 "error",
-                f"forward fails on a replica's part of the batch: {shapes['failed']}",
+                f"forward fails on a replica's part of the batch: {shapes.failed}",
                 "dp splits every tensor that goes into forward along its first dimension, and passes the rest on whole",
                 "give forward tensors whose first dimension is the batch; make states, as of an RNN, inside forward",
             )
         ]
-    if shapes.get("loss"):
+    if shapes.loss:
         return [
             Finding(
                 NAME,
                 "error",
-                f"under dp the loss has the shape {tuple(shapes['loss'])}: forward returns a single number",
+                f"under dp the loss has the shape {shapes.loss}: forward returns a single number",
                 "gather makes a vector of the replicas' numbers, and backward needs one",
                 "compute the loss outside the model, or add up what forward returns: model(...).sum()",
             )
@@ -66,13 +78,12 @@ def judge(seen: Sequence[dict[str, Any]], case: Case) -> list[Finding]:
     return _gathered(shapes)
 
 
-def _gathered(shapes: dict[str, Any]) -> list[Finding]:
+def _gathered(outputs: Outputs) -> list[Finding]:
     """Whether the replicas' outputs can be joined along their first dimension."""
-    if not shapes or len(shapes["parts"]) < 2:
+    parts = outputs.parts
+    if len(parts) < 2:
         return []
-    parts: list[Shapes] = shapes["parts"]
-    whole: Shapes = shapes["whole"]
-    for position, shape in enumerate(whole):
+    for position, shape in enumerate(outputs.whole):
         column = [part[position] if position < len(part) else () for part in parts]
         told = " and ".join(str(tuple(item)) for item in dict.fromkeys(map(tuple, column)))
         if len({tuple(item[1:]) for item in column}) > 1:
@@ -99,7 +110,7 @@ def _gathered(shapes: dict[str, Any]) -> list[Finding]:
     return []
 
 
-def _loss_shape(subject: Subject, model: nn.Module, batch: Any, parts: Sequence[Shapes]) -> tuple[int, ...]:
+def _loss_shape(subject: Subject, model: nn.Module, batch: object, parts: Sequence[Shapes]) -> tuple[int, ...]:
     """The shape of the loss where the replicas give single numbers; empty where it is one number, as it must be."""
     if not any(shape == () for part in parts for shape in part):
         return ()
@@ -107,7 +118,7 @@ def _loss_shape(subject: Subject, model: nn.Module, batch: Any, parts: Sequence[
     return tuple(total.shape)
 
 
-def _shapes(outputs: Any) -> Shapes:
+def _shapes(outputs: object) -> Shapes:
     return [tuple(leaf.shape) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 

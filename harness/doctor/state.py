@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def judge(seen: Sequence[dict[str, bool]], case: Case) -> list[Finding]:
     ]
 
 
-def _state(model: nn.Module) -> dict[str, Any]:
+def _state(model: nn.Module) -> Mapping[str, object]:
     """Every parameter, buffer and attribute by its full name; batch statistics are known to be the first replica's."""
     state: dict[str, Any] = {}
     for path, module in model.named_modules():
@@ -71,13 +72,13 @@ def _state(model: nn.Module) -> dict[str, Any]:
     return state
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return type(value)(value) if type(value) in (list, dict, set) else value
+    return copy.copy(value) if type(value) in (list, dict, set) else value
 
 
-def _same(before: Any, after: Any) -> bool:
+def _same(before: object, after: object) -> bool:
     if isinstance(before, Tensor) and isinstance(after, Tensor):
         return before.shape == after.shape and torch.equal(before, after)
     if before is after:

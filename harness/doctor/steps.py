@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from harness.doctor.digest import digest_of
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
 from harness.train.training import Training
@@ -81,7 +81,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
         hook.remove()
     seen.step_s = min(times)
     after = torch.get_rng_state()
-    seen.draws, seen.random_state = not torch.equal(state, after), _digest(after)
+    seen.draws, seen.random_state = not torch.equal(state, after), digest_of(after)
     seen.trainable = len(before)
     for name, parameter in inner.named_parameters():
         if name in before and torch.equal(before[name], _local(parameter).detach()):
@@ -89,7 +89,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
             if kind != "some" or not _is_rounding(parameter, training.optimizer):
                 seen.unmoved[name] = kind
     if not subject.cell.traits.shards_parameters:
-        seen.digests = {name: _digest(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
+        seen.digests = {name: digest_of(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
     return seen
 
 
@@ -126,11 +126,11 @@ def _own_wrapper(training: Training) -> str:
     return found[0] if found else ""
 
 
-def _count_calls(model: nn.Module, inner: nn.Module, seen: Steps) -> list[Any]:
-    def outer_called(*_: Any) -> None:
+def _count_calls(model: nn.Module, inner: nn.Module, seen: Steps) -> list[RemovableHandle]:
+    def outer_called(*_: object) -> None:
         seen.calls += 1
 
-    def inner_called(*_: Any) -> None:
+    def inner_called(*_: object) -> None:
         seen.inner_calls += 1
 
     return [model.register_forward_hook(outer_called), inner.register_forward_hook(inner_called)]
@@ -156,10 +156,3 @@ def _is_rounding(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> b
 def _local(tensor: Tensor) -> Tensor:
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local else tensor
-
-
-def _digest(tensor: Tensor) -> str:
-    data = tensor.detach().cpu().contiguous()
-    if data.dtype == torch.bfloat16:
-        data = data.float()
-    return hashlib.sha1(data.numpy().tobytes(), usedforsecurity=False).hexdigest()[:12]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -17,6 +17,7 @@ from harness.plan.comparison import base_cell
 from harness.train.loader import Share, batches, copier, endless_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+from harness.train.workloads import Workload
 
 if TYPE_CHECKING:
     from harness.doctor.steps import Steps
@@ -46,7 +47,7 @@ class Subject:
     """``advance`` tells that something moves; the workload's data sets are read already."""
 
     cell: Cell
-    workload: Any
+    workload: Workload
     datasets: Sequence[Any]
     seed: int
     ranks: Ranks
@@ -71,7 +72,7 @@ class Subject:
         return len(self.datasets[0])
 
     @property
-    def to_device(self) -> Callable[[Any], Any]:
+    def to_device(self) -> Callable[[object], object]:
         """Brings a batch to this rank's first device."""
         return copier(self.device, {})
 
@@ -81,22 +82,22 @@ class Subject:
         model: nn.Module = self.workload.build_model()
         return model.to(self.device)
 
-    def training(self, workload: Any | None = None) -> Training:
+    def training(self, workload: Workload | None = None) -> Training:
         """The cell's training as a trial makes it."""
         return Training(self.cell, workload or self.workload, self.seed, self.ranks)
 
-    def single_device_training(self, workload: Any | None = None) -> Training:
+    def single_device_training(self, workload: Workload | None = None) -> Training:
         """The same on one device, by this rank alone; at the rate that goes with the cell's own global batch."""
         cell = replace(base_cell(self.cell), global_batch_size=self.cell.global_batch_size)
         ranks = replace(self.ranks, rank=0, world_size=1, local_rank=0, node_rank=0, devices=self.ranks.devices[:1])
         return Training(cell, workload or self.workload, self.seed, ranks)
 
-    def first_samples(self, count: int) -> Any:
+    def first_samples(self, count: int) -> object:
         """A batch of the first samples, on the device."""
         keys = tuple((0, index % self.training_samples) for index in range(count))
         return self.to_device(next(self._batches([Share(keys, count, count)])))
 
-    def stream(self, steps: int, *, whole: bool = False) -> list[tuple[Share, Any]]:
+    def stream(self, steps: int, *, whole: bool = False) -> list[tuple[Share, object]]:
         """This rank's shares of the first steps and their batches on the device; ``whole``: the global batches."""
         rank, world_size = (0, 1) if whole else (self.ranks.rank, self.ranks.world_size)
         shares = endless_shares(self.training_samples, self.cell.global_batch_size, self.seed, rank, world_size)
@@ -108,7 +109,7 @@ class Subject:
         """How many devices this rank drives."""
         return len(self.ranks.devices)
 
-    def _batches(self, shares: Sequence[Share]) -> Any:
+    def _batches(self, shares: Sequence[Share]) -> Iterator[object]:
         collate = getattr(self.workload, "collate", None)
         return batches(
             self.datasets[0], shares, seed=self.seed, device=self.device, options={"pin_memory": False}, collate=collate

@@ -25,15 +25,16 @@ from harness.doctor import (
     wrapper,
 )
 from harness.doctor.check import Case
+from harness.doctor.digest import digest_of
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, as_examined
 from harness.plan.cell import Cell
 from harness.plan.checks import batches, links, versions
 from harness.plan.checks.finding import join_names
+from harness.system.units import GIB
 from harness.train.ranks import Ranks
 from tests.doctor.faulty import Healthy
 
-GIB = 2**30
 CPU = torch.device("cpu")
 
 
@@ -180,9 +181,9 @@ def test_divergence_of_one_strategy_alone_is_its_own_fault() -> None:
 # -- gradients
 
 
-def products(factor: float, unlike: float = 0.0) -> list[dict[str, Any]]:
+def products(factor: float, unlike: float = 0.0, *, noisy: bool = False) -> list[gradients.Products]:
     """One parameter whose gradient is ``factor`` times one device's, and ``unlike`` beside it."""
-    return [{"products": {"w": [factor, 1.0, factor**2 + unlike**2]}, "noisy": False, "batch": 64}]
+    return [gradients.Products({"w": (factor, 1.0, factor**2 + unlike**2)}, noisy, 64)]
 
 
 def test_a_factor_of_n_is_a_sum_for_a_mean() -> None:
@@ -199,9 +200,8 @@ def test_other_gradients_are_named_by_parameter() -> None:
 
 
 def test_noise_in_the_loss_widens_the_bound_but_not_beyond_a_factor() -> None:
-    noisy = [{**products(1.0, 0.3)[0], "noisy": True}]
-    assert gradients.judge(noisy, case()) == []
-    assert gradients.judge([{**products(2.0)[0], "noisy": True}], case())
+    assert gradients.judge(products(1.0, 0.3, noisy=True), case()) == []
+    assert gradients.judge(products(2.0, noisy=True), case())
 
 
 def test_the_relative_difference_of_nothing() -> None:
@@ -212,19 +212,19 @@ def test_the_relative_difference_of_nothing() -> None:
 # -- data
 
 
-def seen(**more: Any) -> dict[str, Any]:
+def seen(**more: Any) -> data.Samples:
     names = [str(index) for index in range(16)]
-    return {"samples": 256, "first": names, "again": names, "samplers": [], **more}
+    return replace(data.Samples(256, names, names, []), **more)
 
 
 def test_a_sample_of_things_without_numbers_is_the_same_when_it_is_read_again() -> None:
     one, other = [object(), torch.ones(2), "a"], [object(), torch.ones(2), "a"]
-    assert data._digest(one) == data._digest(other) != data._digest([object(), torch.ones(2), "b"])
+    assert digest_of(one) == digest_of(other) != digest_of([object(), torch.ones(2), "b"])
 
 
 def test_data_that_ranks_do_not_share() -> None:
     assert data.judge([seen(), seen()], case()) == []
-    (finding,) = data.judge([seen(), seen(samples=128)], case())
+    (finding,) = data.judge([seen(), seen(count=128)], case())
     assert "256, 128 samples on ranks 0 to 1" in finding.seen
     other = ["x"] * 16
     (finding,) = data.judge([seen(), seen(first=other, again=other)], case())
@@ -232,8 +232,8 @@ def test_data_that_ranks_do_not_share() -> None:
 
 
 def test_a_sampler_inside_says_what_is_never_seen() -> None:
-    sampler = {"replicas": 4, "rank": 0, "holds": 1000, "gives": 250}
-    (finding,) = data.judge([seen(samples=250, samplers=[sampler])], case("dp"))
+    sampler = data.Sampler(replicas=4, rank=0, holds=1000, gives=250)
+    (finding,) = data.judge([seen(count=250, samplers=[sampler])], case("dp"))
     assert "750 samples are never seen" in finding.means and "under dp" in finding.seen
 
 
@@ -241,22 +241,15 @@ def test_a_sampler_inside_says_what_is_never_seen() -> None:
 
 
 def test_a_loader_that_limits_is_told_with_both_rates() -> None:
-    (finding,) = loader.judge([{"sample_s": 0.01}] * 2, case(steps=[steps(step_s=0.064), steps(step_s=0.032)]))
+    (finding,) = loader.judge([0.01] * 2, case(steps=[steps(step_s=0.064), steps(step_s=0.032)]))
     assert "gives 100 samples/s" in finding.seen and "takes 1,000" in finding.seen
-    assert loader.judge([{"sample_s": 0.0001}], case(steps=[steps(step_s=0.064)])) == []
-    assert loader.judge([{}], case(steps=[steps(step_s=0.064)])) == []
+    assert loader.judge([0.0001], case(steps=[steps(step_s=0.064)])) == []
+    assert loader.judge([None], case(steps=[steps(step_s=0.064)])) == []
 
 
-def memory_seen(**more: Any) -> dict[str, Any]:
-    return {
-        "parameters": GIB,
-        "fixed": 0,
-        "per_sample": GIB // 8,
-        "has": 16 * GIB,
-        "node": 0,
-        "micro_batches": 1,
-        **more,
-    }
+def memory_seen(**more: Any) -> memory.Needs:
+    made = memory.Needs(parameters=GIB, fixed=0, per_sample=GIB // 8, has=16 * GIB, node=0, micro_batches=1)
+    return replace(made, **more)
 
 
 def test_memory_on_a_cpu_is_shared_by_the_ranks_of_a_node() -> None:
@@ -301,15 +294,15 @@ def test_one_device_is_compared_at_the_rate_of_the_whole_batch() -> None:
 
 
 def test_threads_beyond_the_processors() -> None:
-    rank = {"threads": 1, "processors": 2, "node": 0}
+    rank = threads.Threads(threads=1, processors=2, node=0)
     assert threads.judge([rank, rank], case()) == []
     (finding,) = threads.judge([rank, rank], case(loader={"workers": 2}))
     assert "4 loader workers" in finding.seen and "fewer loader.workers" in finding.advice
-    (finding,) = threads.judge([{**rank, "threads": 8}] * 2, case())
+    (finding,) = threads.judge([replace(rank, threads=8)] * 2, case())
     assert "16 computing threads" in finding.seen
-    assert threads.judge([{**rank, "threads": 8}] * 2, case(oversubscribe=True)) == []
-    assert threads.judge([rank, {**rank, "node": 1}, {**rank, "node": 1}], case(devices=3, batch=63)) == []
-    (finding,) = threads.judge([rank, {**rank, "node": 1, "threads": 4}], case())  # not the first one's node
+    assert threads.judge([replace(rank, threads=8)] * 2, case(oversubscribe=True)) == []
+    assert threads.judge([rank, replace(rank, node=1), replace(rank, node=1)], case(devices=3, batch=63)) == []
+    (finding,) = threads.judge([rank, replace(rank, node=1, threads=4)], case())  # not the first one's node
     assert "4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)" in finding.seen
 
 
@@ -346,8 +339,8 @@ def test_copies_between_the_gpus_of_this_machine_arrive() -> None:
     assert copies.corrupt_pairs(gpus, copies.SIZES, 2, copies.directly) == []
 
 
-def group(**more: Any) -> dict[str, Any]:
-    return {"wrong": [], "latency_s": 1e-4, "bucket": 2**20, "bucket_s": 1e-3, "own_s": 0.001, "host": "a", **more}
+def group(**more: Any) -> collectives.Exchange:
+    return replace(collectives.Exchange([], 1e-4, bucket=2**20, bucket_s=1e-3, own_s=0.001, host="a"), **more)
 
 
 def test_wrong_sums_and_a_slow_rank_are_named() -> None:
@@ -367,9 +360,9 @@ def test_collectives_that_give_wrong_numbers_are_seen() -> None:
     ranks = Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,))
     subject = Subject(cell(), None, (), 0, ranks, steps=[steps(parameter_bytes=4000)])
     right = collectives.observe(subject, lambda t: t.fill_(3.0), lambda t, source: t.fill_(1.0))
-    assert right["wrong"] == [] and right["bucket"] == 4000
+    assert right and right.wrong == [] and right.bucket == 4000
     wrong = collectives.observe(subject, lambda t: t.fill_(2.0), lambda t, source: t.fill_(7.0))
-    assert [text.split(" of ")[0] for text in wrong["wrong"]] == ["all-reduce", "broadcast"] * 2
+    assert wrong and [text.split(" of ")[0] for text in wrong.wrong] == ["all-reduce", "broadcast"] * 2
 
 
 def test_a_bucket_is_no_larger_than_the_gradient() -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from harness.plan.checks.finding import Finding, join_names
+from harness.plan.environment import NodeEnvironment
 
 NAME = "links"
 
 
-def judge(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def judge(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
     """``nodes``: what harness.measure.environment captured on each; nodes with one GPU or none have no links."""
     return [finding for node in nodes if len((node.get("topology") or {}).get("gpus", ())) > 1 for finding in _of(node)]
 
 
-def _of(node: Mapping[str, Any]) -> list[Finding]:
+def _of(node: NodeEnvironment) -> list[Finding]:
     links = node["topology"]["links"]
     count = len(links)
     pairs = [(one, other, links[one][other]) for one in range(count) for other in range(one + 1, count)]
@@ -57,7 +57,7 @@ def _of(node: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-def _near(node: Mapping[str, Any]) -> str:
+def _near(node: NodeEnvironment) -> str:
     """Which GPUs are near which processors' memory: '; NUMA node 0 (processors 0-31) has GPU 0, 1, ...'."""
     places = node["topology"].get("numa") or ()
     processors = node.get("numa") or {}

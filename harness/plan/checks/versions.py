@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from harness.plan.checks.finding import Finding, join_names
+from harness.plan.environment import NodeEnvironment
 
 NAME = "versions"
 
 
-def judge(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def judge(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
     """``nodes``: what harness.measure.environment captured on each."""
     found = []
     for what in ("python", "cuda", "cudnn", "nccl", "driver"):
@@ -37,7 +37,7 @@ def cannot_import(failing: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     ]
 
 
-def _compare(what: str, versions: Mapping[str, Any]) -> list[Finding]:
+def _compare(what: str, versions: Mapping[str, object]) -> list[Finding]:
     if len(set(versions.values())) < 2:
         return []
     told = ", ".join(f"{version} on {host}" for host, version in versions.items())
