@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from harness.doctor.digest import digest_of
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
-from harness.train.training import Training
+from harness.train.training import Training, local_part
 
 STEPS = 4
 
@@ -62,7 +62,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
     seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     batches = subject.stream(STEPS)
     inner = training.unwrapped
-    before = {name: _local(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}
+    before = {name: local_part(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}
     state = torch.get_rng_state()
     hooks = _count_calls(training.model, inner, seen)
     with_gradient: dict[str, str] = {}
@@ -84,7 +84,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
     seen.draws, seen.random_state = not torch.equal(state, after), digest_of(after)
     seen.trainable = len(before)
     for name, parameter in inner.named_parameters():
-        if name in before and torch.equal(before[name], _local(parameter).detach()):
+        if name in before and torch.equal(before[name], local_part(parameter).detach()):
             kind = with_gradient.get(name, "none")
             if kind != "some" or not _is_rounding(parameter, training.optimizer):
                 seen.unmoved[name] = kind
@@ -140,7 +140,7 @@ def _note_gradients(model: nn.Module, noted: dict[str, str]) -> None:
     """Keeps the most that was seen of each parameter's gradient: none, zero, or some."""
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and noted.get(name) != "some":
-            noted[name] = "some" if bool(_local(parameter.grad).any()) else "zero"
+            noted[name] = "some" if bool(local_part(parameter.grad).any()) else "zero"
 
 
 def _is_rounding(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> bool:
@@ -149,10 +149,5 @@ def _is_rounding(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> b
     if parameter.grad is None or not rate or not isinstance(optimizer, torch.optim.SGD):
         return False  # other optimizers make a small gradient a large step
     number = torch.finfo(parameter.dtype)
-    digit = number.eps * _local(parameter).detach().abs().clamp_min(number.tiny)
-    return bool((rate * _local(parameter.grad).abs() <= digit).all())
-
-
-def _local(tensor: Tensor) -> Tensor:
-    to_local = getattr(tensor, "to_local", None)
-    return to_local() if to_local else tensor
+    digit = number.eps * local_part(parameter).detach().abs().clamp_min(number.tiny)
+    return bool((rate * local_part(parameter.grad).abs() <= digit).all())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from harness.plan.rows import RankFacts
-from harness.train.training import Training
+from harness.train.training import Training, local_part
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -63,8 +63,7 @@ def of_state(training: Training) -> RankFacts:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    local = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
-    return sum(tensor.numel() * tensor.element_size() for tensor in local)
+    return sum(tensor.numel() * tensor.element_size() for tensor in map(local_part, tensors))
 
 
 def _resident_peak() -> int | None:

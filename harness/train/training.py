@@ -107,7 +107,7 @@ class Training:
             scale = 1.0 / self._over_ranks(total_weight)
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
-                    _local(parameter.grad).mul_(scale)
+                    local_part(parameter.grad).mul_(scale)
         return torch.stack(losses).sum(), total_weight
 
     def evaluate(self, batch: Any, share: Share) -> dict[str, tuple[float, float]]:
@@ -161,7 +161,7 @@ class Training:
 
     def finite(self, losses: list[Tensor]) -> bool:
         """Whether these losses and every parameter on this rank are finite numbers."""
-        values = [loss.float() for loss in losses] + [_local(p).detach().sum() for p in self.model.parameters()]
+        values = [loss.float() for loss in losses] + [local_part(p).detach().sum() for p in self.model.parameters()]
         return bool(torch.isfinite(torch.stack([value.float() for value in values])).all())
 
     def _global_weight(self, weight: Tensor, share: Share) -> Tensor | float:
@@ -201,7 +201,7 @@ def _on_host(leaf: Any) -> Any:
     return leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _local(parameter: Tensor) -> Tensor:
-    """This rank's shard of a parameter that fsdp spread out; the parameter itself otherwise."""
-    to_local = getattr(parameter, "to_local", None)
-    return to_local() if to_local else parameter
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, as fsdp makes them; any other tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local else tensor

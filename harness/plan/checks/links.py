@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.plan.checks.finding import Finding, join_names
-from harness.plan.environment import NodeEnvironment
+from harness.plan.environment import NodeEnvironment, Topology
 
 NAME = "links"
 
 
 def judge(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
     """``nodes``: what harness.measure.environment captured on each; nodes with one GPU or none have no links."""
-    return [finding for node in nodes if len((node.get("topology") or {}).get("gpus", ())) > 1 for finding in _of(node)]
+    found = []
+    for node in nodes:
+        topology = node.get("topology")
+        if topology and len(topology["gpus"]) > 1:
+            found += _findings_of(node, topology)
+    return found
 
 
-def _of(node: NodeEnvironment) -> list[Finding]:
-    links = node["topology"]["links"]
+def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
+    links = topology["links"]
     count = len(links)
     pairs = [(one, other, links[one][other]) for one in range(count) for other in range(one + 1, count)]
     slow = [f"{one}-{other} {link}" for one, other, link in pairs if link and not link.startswith("NV")]
     told = ", ".join(dict.fromkeys(str(link) for _, _, link in pairs if link))
     iommu = {True: "an IOMMU is on", False: "no IOMMU is on", None: "whether an IOMMU is on cannot be read"}
     joined = f"{count} GPUs joined by {told or 'unknown links'}"
-    seen = f"{node['host']}: {joined}{_near(node)}; {iommu[node.get('iommu')]}"
-    if apart := node["topology"].get("apart"):
+    seen = f"{node['host']}: {joined}{_near(node, topology)}; {iommu[node.get('iommu')]}"
+    if apart := topology.get("apart"):
         pairs_apart = [f"{one} from {other}" for one, other in apart]
         return [
             Finding(
@@ -57,9 +62,9 @@ def _of(node: NodeEnvironment) -> list[Finding]:
     ]
 
 
-def _near(node: NodeEnvironment) -> str:
+def _near(node: NodeEnvironment, topology: Topology) -> str:
     """Which GPUs are near which processors' memory: '; NUMA node 0 (processors 0-31) has GPU 0, 1, ...'."""
-    places = node["topology"].get("numa") or ()
+    places = topology.get("numa") or ()
     processors = node.get("numa") or {}
     told = [
         f"NUMA node {place} (processors {processors.get(str(place), 'unknown')}) has GPU "
