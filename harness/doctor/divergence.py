@@ -15,7 +15,7 @@ GROWTH, LEAST = 4.0, 0.5
 
 
 def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
-    cell, losses, alone = case.cell, mean_losses(seen), seen[0].alone
+    cell, losses, alone = case.cell, mean_losses(seen), seen[0].single_device_losses
     if not diverges(losses):
         return []
     here = f"{cell.strategy} x{cell.devices}: losses {_told(losses)} at a learning rate of {seen[0].lr:g}"

@@ -27,7 +27,7 @@ from harness.doctor import (
 )
 from harness.doctor.check import Case, Check, any_error
 from harness.doctor.gate import SKIP_RULES, skip_rules
-from harness.doctor.subject import Subject, as_examined
+from harness.doctor.subject import Subject, doctor_cell
 from harness.measure.scenarios import TrialContext
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import TrialFacts
@@ -60,7 +60,7 @@ Seen = Mapping[str, Sequence[object]]
 
 
 @dataclass
-class Examination:
+class DoctorReport:
     """What was found, and what was measured on the way, in words."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -72,21 +72,21 @@ class Examination:
         return {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
 
 
-class ExaminationFailed(Exception):
+class DoctorTrialFailed(Exception):
     """The steps of an examination failed; ``facts`` has what was found before."""
 
-    def __init__(self, error: Exception, found: Examination) -> None:
+    def __init__(self, error: Exception, found: DoctorReport) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.facts = found.facts
 
 
-def run_examination(context: TrialContext) -> TrialResult:
+def run_doctor_trial(context: TrialContext) -> TrialResult:
     """The doctor's findings; where one is an error, no trial of the same kind is measured after it."""
     with context.part("build"):
         workload, datasets = context.workload()
     asked = context.trial.cell
     subject = Subject(
-        as_examined(asked),
+        doctor_cell(asked),
         workload,
         datasets,
         context.trial.seed,
@@ -102,19 +102,19 @@ def run_examination(context: TrialContext) -> TrialResult:
     return TrialResult(context.trial.id, "ok", unit=workload.unit, steps_s=context.parts["examination"], facts=facts)
 
 
-def examine(subject: Subject) -> Examination:
-    """Run every check. Raises ExaminationFailed if the real steps, or a check after them, raise."""
-    found = Examination()
+def examine(subject: Subject) -> DoctorReport:
+    """Run every check. Raises DoctorTrialFailed if the real steps, or a check after them, raise."""
+    found = DoctorReport()
     seen, failed = _observe_alone(subject)
     stops = _judge_before_steps(found, seen, Case(subject.cell))
     if failed and not any_error(found.findings):
-        found.findings += _could_not(failed, real_steps_fail=_fails_in_steps(subject))
+        found.findings += _did_not_run(failed, real_steps_fail=_fails_in_steps(subject))
     if stops or (failed and any_error(found.findings)):
         return found
     try:
         _take_steps_and_judge(subject, found, seen)
     except Exception as error:
-        raise ExaminationFailed(error, found) from error
+        raise DoctorTrialFailed(error, found) from error
     return found
 
 
@@ -147,7 +147,7 @@ def _attempt(observe: Callable[[Subject], object], subject: Subject) -> _Attempt
         subject.advance()
 
 
-def _judge_before_steps(found: Examination, seen: Seen, case: Case) -> bool:
+def _judge_before_steps(found: DoctorReport, seen: Seen, case: Case) -> bool:
     """Add the findings of what the ranks observed alone; return whether one of them forbids real steps."""
     stops = False
     for check in CHECKS:
@@ -162,13 +162,13 @@ def _fails_in_steps(subject: Subject) -> bool:
     """Whether some rank cannot take real steps, of its own part of the batch, without the others."""
     fails = False
     try:
-        steps.observe_lonely(subject.fresh())
+        steps.observe_own_part(subject.fresh())
     except Exception:
         fails = True
     return any(subject.ranks.gather(fails))
 
 
-def _could_not(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding]:
+def _did_not_run(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding]:
     """One finding for what raised: the workload does not run, or only not on the few samples of some checks."""
     check, text = next(iter(failed.items()))
     if real_steps_fail:
@@ -179,21 +179,21 @@ def _could_not(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding
     return [Finding(RUNS, "warning", f"{text}, while looking at: {', '.join(failed)}", means, advice)]
 
 
-def _take_steps_and_judge(subject: Subject, found: Examination, seen: Seen) -> None:
+def _take_steps_and_judge(subject: Subject, found: DoctorReport, seen: Seen) -> None:
     """Take real steps in the wrapper, which the checks after them share; then make these checks."""
     lonely = _steps_alone(subject)
     if any_error(lonely):
         found.findings += lonely  # wrapped it would fail, and say less
         return
     own = steps.observe(subject.fresh())
-    steps.observe_alone(subject.fresh(), own)
+    steps.add_single_device_losses(subject.fresh(), own)
     subject = replace(subject, steps=tuple(subject.ranks.gather(own)))
     for check in CHECKS:
         if check.after_steps:
             _judge_after_steps(check, subject, found, seen)
 
 
-def _judge_after_steps(check: Check[Any], subject: Subject, found: Examination, seen: Seen) -> None:
+def _judge_after_steps(check: Check[Any], subject: Subject, found: DoctorReport, seen: Seen) -> None:
     ranks, case = subject.ranks, Case(subject.cell, subject.steps)
     # one answer for all ranks: with two, those that observe would wait for the others in a collective
     redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))
@@ -218,5 +218,5 @@ def _steps_alone(subject: Subject) -> Sequence[Finding]:
     """What stands still even on one device: ddp would only say that its reduction did not finish."""
     if subject.ranks.world_size == 1:
         return []
-    own = steps.observe_lonely(subject.fresh())
+    own = steps.observe_own_part(subject.fresh())
     return parameters.still(subject.ranks.gather(own), subject.cell)

@@ -11,7 +11,7 @@ from harness.plan.trial import PREFLIGHT
 
 BY_BATCH = "memory"
 """The check whose error holds for the examined batch and larger ones; any other holds for every batch."""
-SKIP_RULES = "refusals"
+SKIP_RULES = "skip rules"
 """Where a process keeps them for its later trials (``TrialContext.cache``)."""
 
 

@@ -29,7 +29,7 @@ class Steps:
     losses: list[float] = field(default_factory=list)
     """Sum over this rank's part of the batch, each step."""
     weights: list[float] = field(default_factory=list)
-    alone: list[float] = field(default_factory=list)
+    single_device_losses: list[float] = field(default_factory=list)
     """Mean loss of the same global batches on one device, on rank 0."""
     unmoved: dict[str, str] = field(default_factory=dict)
     """Trainable parameters that are as they were: no gradient, zero gradient, or a gradient that nothing uses."""
@@ -51,7 +51,7 @@ def observe(subject: Subject) -> Steps:
     return _observed(subject, subject.training())
 
 
-def observe_lonely(subject: Subject) -> Steps:
+def observe_own_part(subject: Subject) -> Steps:
     """Trains them on this rank's part of the batches in no wrapper, without the other ranks."""
     return _observed(subject, subject.single_device_training())
 
@@ -93,7 +93,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
     return seen
 
 
-def observe_alone(subject: Subject, seen: Steps) -> None:
+def add_single_device_losses(subject: Subject, seen: Steps) -> None:
     """The same global batches on one device, by rank 0 alone, for comparison."""
     if not subject.ranks.first or (subject.ranks.world_size == 1 and subject.replicas == 1):
         return
@@ -102,10 +102,10 @@ def observe_alone(subject: Subject, seen: Steps) -> None:
         training.set_first_rate()
         for share, batch in subject.stream(STEPS, whole=True):
             loss, weight = training.step(batch, share)
-            seen.alone.append(float(loss) / max(float(weight), 1.0))
+            seen.single_device_losses.append(float(loss) / max(float(weight), 1.0))
             subject.advance()
     except torch.OutOfMemoryError:  # all devices' batch is more than one was made for: there is no comparison
-        seen.alone.clear()
+        seen.single_device_losses.clear()
 
 
 def mean_losses(seen: Sequence[Steps]) -> list[float]:

@@ -26,7 +26,7 @@ SMALL = 4
 """Samples of a batch on which only the shape of things is looked at."""
 
 
-def as_examined(cell: Cell) -> Cell:
+def doctor_cell(cell: Cell) -> Cell:
     """The cell as it is looked at: a micro-batch a step, at the rate of the whole batch, not compiled."""
     parts = cell.micro_batches
     recipe = {name: value for name, value in cell.training.items() if name != "accumulation"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harness.doctor.examine import run_examination
+from harness.doctor.examine import run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.errors import SkipTrial
 from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted
@@ -35,7 +35,7 @@ SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
     "throughput": scenarios.throughput,
     "convergence": scenarios.convergence,
     "equivalence": scenarios.equivalence,
-    "doctor": run_examination,
+    "doctor": run_doctor_trial,
 }
 """What a rank does in a trial, by ``Trial.scenario``: its result as this rank knows it, without times and ranks."""
 

@@ -53,7 +53,7 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     ]
 
 
-def examinations(trials: Iterable[Trial], seed: int) -> list[Trial]:
+def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     """The doctor's: each strategy with each model on its most devices, and each number of devices once.
 
     The ranks are the same under either launcher: where there is a choice, under Ray, which starts them once for all.

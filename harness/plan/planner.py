@@ -12,7 +12,7 @@ from harness.config.sections import Convergence, Throughput
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell, base_cells, explaining_cells
-from harness.plan.diagnostics import examinations, explaining, twins, with_checks
+from harness.plan.diagnostics import doctor_trials, explaining, twins, with_checks
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.grid import NO_TRAITS, TraitsByName, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
@@ -88,7 +88,7 @@ def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment) -> list[T
     if settings and settings.explain:
         trials += explaining(cells, settings.most_blocks, experiment.seed)
     trials = with_checks(trials, experiment.seed) if experiment.equivalence else trials
-    return trials + examinations(trials, experiment.seed) if experiment.preflight else trials
+    return trials + doctor_trials(trials, experiment.seed) if experiment.preflight else trials
 
 
 def _throughput_trials(asked: Sequence[Cell], added: Sequence[Cell], settings: Throughput, seed: int) -> list[Trial]:
@@ -169,7 +169,7 @@ def _turn(trial: Trial) -> int:
     return first.get(trial.purpose, int(trial.kind == "convergence"))
 
 
-def examined(plan: Plan) -> Plan:
+def only_doctor_trials(plan: Plan) -> Plan:
     """The examinations of a plan alone."""
     return _keeping(plan, lambda trial: trial.purpose == "doctor")
 

@@ -22,8 +22,8 @@ from harness.report.tables.findings import finding_location, group_findings, see
 from harness.report.tables.scaling import scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, plural, speed
 from harness.run.events import (
+    DoctorFinished,
     Event,
-    Examined,
     GroupReady,
     GroupStarting,
     Note,
@@ -106,9 +106,9 @@ class ConsoleSink:
             case Reported():
                 self._stop()
                 self._finish(event)
-            case Examined(findings, figures, plan):
+            case DoctorFinished(findings, figures, plan):
                 self._stop()
-                for told in diagnosis_lines(findings, figures, plan):
+                for told in doctor_lines(findings, figures, plan):
                     self._console.print(told, highlight=False, soft_wrap=True)
             case Note(text):
                 self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
@@ -269,7 +269,7 @@ def _result(line: Mapping[str, Any]) -> str:
 SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
-def diagnosis_lines(findings: Any, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
+def doctor_lines(findings: Any, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
     """What the doctor measured and found: what was seen, what it means, what to do."""
     labels = {trial.id: trial.cell.label for trial in plan.trials}
     lines = [Text("")]
@@ -282,9 +282,9 @@ def diagnosis_lines(findings: Any, figures: Mapping[str, Mapping[str, str]], pla
         lines += [Text(""), head.append(escape_control(finding_location(group)), style="bold")]
         for title, text in (("seen", seen_text(group)), ("means", first["means"]), ("do", first["advice"])):
             lines.append(Text(f"  {title:<6} {escape_control(str(text))}"))
-    return [*lines, Text(""), Text(summary_line(findings, len(labels_examined(plan))), style="bold")]
+    return [*lines, Text(""), Text(summary_line(findings, len(doctor_labels(plan))), style="bold")]
 
 
-def labels_examined(plan: Plan) -> list[str]:
+def doctor_labels(plan: Plan) -> list[str]:
     """The examinations of a plan."""
     return [trial.id for trial in plan.trials if trial.purpose == "doctor"]

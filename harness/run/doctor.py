@@ -8,10 +8,10 @@ from harness.analysis.findings import figures
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.plan.checks import versions
-from harness.plan.planner import examined, without_doctor_trials
+from harness.plan.planner import only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
-from harness.run.events import Emit, Examined, RunStarted
+from harness.run.events import DoctorFinished, Emit, RunStarted
 from harness.run.execution import Execution
 from harness.run.launchers import launcher_for, start_ray
 from harness.run.prepare import check_paths, failing_imports, prepare
@@ -28,10 +28,12 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
     with ExitStack() as stack:
         prepared = prepare(request, experiment, stack)
         whole, ray_cluster = prepared.plan, prepared.ray_cluster
-        plan = examined(whole)
+        plan = only_doctor_trials(whole)
         check_paths(plan, ray_cluster)
         if failing := versions.cannot_import(failing_imports(plan, ray_cluster)):
-            emit(Examined(FINDINGS.frame([finding.row() for finding in failing]), {}, without_doctor_trials(whole)))
+            emit(
+                DoctorFinished(FINDINGS.frame([finding.row() for finding in failing]), {}, without_doctor_trials(whole))
+            )
             return ILL
         sweep()
         folder = RunFolder.create(stack.enter_context(Scratch()), experiment, plan, "")
@@ -40,5 +42,5 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
             emit(RunStarted(None, execution.trials, 0))
             execution.run()
         results = Results(folder)
-        emit(Examined(results.findings, figures(results.lines), whole))
+        emit(DoctorFinished(results.findings, figures(results.lines), whole))
     return ILL if results.findings["severity"].eq("error").any() else HEALTHY

@@ -74,7 +74,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Examined:
+class DoctorFinished:
     """The doctor has looked at everything: findings, and figures by examination, in words."""
 
     findings: Any
@@ -82,5 +82,7 @@ class Examined:
     plan: Plan
 
 
-Event = Examined | Planned | RunStarted | GroupStarting | GroupReady | TrialStarting | TrialEnded | Note | Reported
+Event = (
+    DoctorFinished | Planned | RunStarted | GroupStarting | GroupReady | TrialStarting | TrialEnded | Note | Reported
+)
 Emit = Callable[[Event], None]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from harness.config.experiment import BUILTIN_DEFAULTS
-from harness.doctor.examine import ExaminationFailed, examine
+from harness.doctor.examine import DoctorTrialFailed, examine
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.train import workloads
@@ -54,7 +54,7 @@ def told_of(workload: Any, cell: Cell, ranks: Ranks) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         found = examine(Subject(cell, workload, workload.datasets(), 0, ranks)).facts
-    except ExaminationFailed as error:
+    except DoctorTrialFailed as error:
         found = {**error.facts, "raised": str(error)}
     torch.set_num_threads(threads)
     return {**found, "seconds": time.perf_counter() - start}

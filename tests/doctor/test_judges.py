@@ -27,7 +27,7 @@ from harness.doctor import (
 from harness.doctor.check import Case
 from harness.doctor.digest import digest_of
 from harness.doctor.steps import Steps
-from harness.doctor.subject import Subject, as_examined
+from harness.doctor.subject import Subject, doctor_cell
 from harness.plan.cell import Cell
 from harness.plan.checks import batches, links, versions
 from harness.plan.checks.finding import join_names
@@ -172,9 +172,9 @@ def test_what_counts_as_diverging(losses: list[float], *, diverges: bool) -> Non
 
 def test_divergence_of_one_strategy_alone_is_its_own_fault() -> None:
     wild = steps(losses=[64.0, 640.0, 6400.0, 64000.0], lr=0.1)
-    (finding,) = divergence.judge([replace(wild, alone=[1.0, 0.9, 0.8, 0.7])] * 2, case())
+    (finding,) = divergence.judge([replace(wild, single_device_losses=[1.0, 0.9, 0.8, 0.7])] * 2, case())
     assert finding.severity == "error" and "not the learning rate" in finding.means
-    (finding,) = divergence.judge([replace(wild, alone=[1.0, 10.0, 100.0, 1000.0])] * 2, case())
+    (finding,) = divergence.judge([replace(wild, single_device_losses=[1.0, 10.0, 100.0, 1000.0])] * 2, case())
     assert finding.severity == "warning" and "0.1" in finding.seen
 
 
@@ -277,12 +277,12 @@ def test_memory_of_shards_and_replicas() -> None:
 def test_a_cell_is_examined_a_micro_batch_at_a_time_at_its_own_rate() -> None:
     scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32, "warmup_epochs": 2}
     asked = replace(cell("ddp", 2, 128), compile=True, training={**scaled, "accumulation": 4, "clip_grad_norm": 1.0})
-    seen = as_examined(asked)
+    seen = doctor_cell(asked)
     assert (seen.micro_batches, seen.compile, seen.per_device_batch_size, seen.global_batch_size) == (1, False, 16, 32)
     assert seen.lr_factor == asked.lr_factor == 4.0
     assert (seen.training["clip_grad_norm"], seen.training["warmup_epochs"]) == (1.0, 2)
     plain = cell("ddp", 2, 128)
-    assert as_examined(plain) == plain
+    assert doctor_cell(plain) == plain
 
 
 def test_one_device_is_compared_at_the_rate_of_the_whole_batch() -> None:

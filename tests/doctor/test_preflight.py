@@ -14,8 +14,8 @@ import harness
 from harness.analysis.findings import static_findings
 from harness.config.experiment import Experiment
 from harness.launch.inline import InlineLauncher
-from harness.plan.diagnostics import examinations
-from harness.plan.planner import examined, make_plan, without_doctor_trials
+from harness.plan.diagnostics import doctor_trials
+from harness.plan.planner import make_plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.report.tables.findings import finding_location, findings_table
@@ -202,10 +202,10 @@ def test_what_torchrun_alone_starts_is_examined_there(make_experiment: Make, lau
 
 def test_a_plan_and_its_examinations_are_told_apart(make_experiment: Make) -> None:
     plan = make_plan(make_experiment({"per_device_batch_size": 8}, preflight=True), laptop())
-    assert {trial.purpose for trial in examined(plan).trials} == {"doctor"}
+    assert {trial.purpose for trial in only_doctor_trials(plan).trials} == {"doctor"}
     assert "doctor" not in {trial.purpose for trial in without_doctor_trials(plan).trials}
-    assert len(examined(plan).trials) + len(without_doctor_trials(plan).trials) == len(plan.trials)
-    assert examinations([], seed=0) == []
+    assert len(only_doctor_trials(plan).trials) + len(without_doctor_trials(plan).trials) == len(plan.trials)
+    assert doctor_trials([], seed=0) == []
 
 
 def doctor(folder: Path, workload: str, *more: str) -> subprocess.CompletedProcess[str]:
