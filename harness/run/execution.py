@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
-from harness.analysis.sample_size import needed_blocks
-from harness.doctor.gate import SkipRule, skip_reason, skip_rules
 from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
-from harness.plan.cell import Cell
 from harness.plan.planner import Plan
-from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult, WorkerGroup
+from harness.plan.rows import Circumstances
+from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.record.recorder import Recorder
 from harness.record.rows import Record
+from harness.run.attempts import Attempts
 from harness.run.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
 from harness.run.resume import attempts, out_of_memory, pending
+from harness.run.skip_policy import Lines, SkipPolicy
 from harness.system.signals import deferred_interrupts
 
 PATIENCE_S = 1.0
@@ -31,20 +30,14 @@ class Execution:
         self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
         lines = folder.lines()
         self._recorder = Recorder(folder)
-        self._attempts = attempts(lines)
+        self._attempts = Attempts(attempts(lines), plan.experiment.limits.attempts)
+        self._policy = SkipPolicy(plan, out_of_memory(plan, lines), self._recorded_lines)
         recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)
         self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
         self._pending = pending(plan, lines)
         self.running: str | None = None
         """The trial that is being measured."""
-        self._settled: set[str] = set()
-        self._out_of_memory = out_of_memory(plan, lines)
-        self._lost: dict[str, int] = {}
-        self._refusals: list[SkipRule] = []
-        self._needed: dict[str, int] | None = None
         self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
-        wall = plan.experiment.limits.wall
-        self._deadline = time.time() + wall if wall else None
 
     @property
     def trials(self) -> int:
@@ -74,45 +67,27 @@ class Execution:
         for group in self._pending:
             left = self._startable(group)
             while left.trials:
-                recorded = sum(self._attempts.values())
+                before = self._attempts.total
                 self._launch(left)
                 first, left = left.trials[0], self._startable(group)
-                if left.trials and sum(self._attempts.values()) == recorded:
-                    self._record(first, _silent(first), group, position=0)
+                if left.trials and self._attempts.total == before:
+                    self._record(first, _without_result(first), group, position=0)
                     left = self._startable(group)
 
     def _startable(self, group: WorkerGroup) -> WorkerGroup:
-        """The group with the trials that still have no final outcome, after skipping what need not start."""
-        left = [trial for trial in group.trials if trial.id not in self._settled]
-        for trial in left:
-            reason = self._reason_to_skip(trial)
-            if reason:
-                self._record(trial, TrialResult(trial.id, "skipped", reason), group, position=None)
-        return replace(group, trials=tuple(t for t in left if t.id not in self._settled))
+        """Return the group with the trials that have no final outcome yet, after recording those that are skipped."""
+        for trial in self._unsettled(group):
+            if skipped := self._policy.skipped(trial):
+                self._record(trial, skipped, group, position=None)
+        return replace(group, trials=self._unsettled(group))
 
-    def _reason_to_skip(self, trial: Trial) -> str | None:
-        if self._deadline is not None and time.time() >= self._deadline:
-            return TIME_IS_UP
-        if trial.purpose != "doctor" and (refused := skip_reason(self._refusals, trial.cell)):
-            return refused
-        if reason := self._precise_enough(trial):
-            return reason
-        for cell in self._out_of_memory:
-            if _needs_no_less(trial.cell, cell):
-                batch = cell.per_device_batch_size
-                return f"a batch of {batch} per device {PRUNED}"
-        return None
+    def _unsettled(self, group: WorkerGroup) -> tuple[Trial, ...]:
+        return tuple(trial for trial in group.trials if not self._attempts.is_settled(trial.id))
 
-    def _precise_enough(self, trial: Trial) -> str | None:
-        """Set once, when the pilot's blocks are over: looking again after each block would make intervals lie."""
-        rule = self._plan.experiment.throughput.rule if self._plan.experiment.throughput else None
-        if rule is None or not trial.timed or trial.block < rule.at_least:
-            return None
-        if self._needed is None:
-            self._tell_all()
-            self._needed = needed_blocks(self._plan.trials, self._folder.lines(), rule)
-        needed = self._needed.get(trial.cell.id, rule.at_most)
-        return f"{PRECISE}: {needed} blocks suffice for {100 * rule.halfwidth:g} %" if trial.block >= needed else None
+    def _recorded_lines(self) -> Lines:
+        """Return every recorded line, after waiting for those that are not on disk yet."""
+        self._tell_all()
+        return self._folder.lines()
 
     def _launch(self, group: WorkerGroup) -> None:
         """One launch of a group, until it ends by itself or by its first failure."""
@@ -123,7 +98,7 @@ class Execution:
         ready: GroupStarted | None = None
         start_s = None
         try:
-            with closing(self._launcher.launch(group, deadline=self._deadline)) as messages:
+            with closing(self._launcher.launch(group, deadline=self._policy.deadline)) as messages:
                 for message in messages:
                     if isinstance(message, GroupStarted):
                         ready = message  # under torchrun each trial has its own: the last stays, the first start counts
@@ -165,31 +140,24 @@ class Execution:
 
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
         """Hands the trial's row over. A lost trial is not settled while it has attempts left."""
-        attempt = self._attempts.get(trial.id, 0) + 1
-        facts: dict[str, Any] = {
-            "attempt": attempt,
+        facts: Circumstances = {
+            "attempt": self._attempts.next_number(trial.id),
             "invocation": self.invocation,
             "group_id": group.id if group else None,
             "position": position,
         }
         with deferred_interrupts():
             self._recorder.put(Record(trial, result, facts))
-            self._attempts[trial.id] = attempt
+            self._attempts.add(trial.id, result.outcome)
             self.running = None if self.running == trial.id else self.running
-            self._lost[trial.id] = self._lost.get(trial.id, 0) + (result.outcome == "lost")
-            if result.outcome != "lost" or self._lost[trial.id] >= self._plan.experiment.limits.attempts:
-                self._settled.add(trial.id)
-        self._refusals += skip_rules(trial.cell, result.facts)
-        # an examination takes steps that the cell itself does not: it says nothing of what fits
-        if result.outcome == "oom" and trial.purpose != "doctor" and self._plan.experiment.limits.prune_oom:
-            self._out_of_memory.append(trial.cell)
+        self._policy.learn(trial, result)
 
     def _tell(self, wait_s: float | None) -> None:
         """Of the trials that came on disk since, that they are over; waits so long until all are there."""
         with deferred_interrupts():  # an interruption inside would leave some untold
             for record, line in self._recorder.written(wait_s):
                 if record.facts["group_id"]:
-                    self._emit(TrialEnded(record.trial, line, again=record.trial.id not in self._settled))
+                    self._emit(TrialEnded(record.trial, line, again=not self._attempts.is_settled(record.trial.id)))
 
     def _tell_all(self) -> None:
         """The same of all that were handed over; raises WriteError where one cannot be written."""
@@ -198,17 +166,5 @@ class Execution:
             self._tell(0.0)
 
 
-def _silent(trial: Trial) -> TrialResult:
+def _without_result(trial: Trial) -> TrialResult:
     return TrialResult(trial.id, "error", "the worker group ended without a result and without an error")
-
-
-def _needs_no_less(cell: Cell, other: Cell) -> bool:
-    """Whether a cell is the other one at the same batch or a larger one."""
-    batches = (cell.per_device_batch_size or 0, other.per_device_batch_size or 0)
-    same = replace(
-        cell,
-        per_device_batch_size=other.per_device_batch_size,
-        global_batch_size=other.global_batch_size,
-        scaling=other.scaling,
-    )
-    return batches[0] >= batches[1] and same == other

@@ -1,0 +1,79 @@
+"""The reasons for which a planned trial is not started, given the trials that were recorded before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.analysis.sample_size import needed_blocks
+from harness.doctor.gate import SkipRule, skip_reason, skip_rules
+from harness.plan.cell import Cell
+from harness.plan.planner import Plan
+from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+class SkipPolicy:
+    """Decides which trials are skipped: no time left, refused by the doctor, precise enough, too little memory.
+
+    ``out_of_memory``: cells that ran out of memory in earlier invocations. ``read_lines``: returns every recorded
+    line; called once, when the number of blocks is decided.
+    """
+
+    def __init__(self, plan: Plan, out_of_memory: Iterable[Cell], read_lines: Callable[[], Lines]) -> None:
+        self._plan, self._read_lines = plan, read_lines
+        self._out_of_memory = list(out_of_memory)
+        self._refusals: list[SkipRule] = []
+        self._needed: dict[str, int] | None = None
+        wall = plan.experiment.limits.wall
+        self.deadline = time.time() + wall if wall else None
+        """The time at which the run ends (limits.wall), in seconds since the epoch."""
+
+    def learn(self, trial: Trial, result: TrialResult) -> None:
+        """Take a trial's result into account for the trials after it."""
+        self._refusals += skip_rules(trial.cell, result.facts)
+        # an examination takes steps that the cell itself does not: its memory says nothing about the cell's
+        if result.outcome == "oom" and trial.purpose != "doctor" and self._plan.experiment.limits.prune_oom:
+            self._out_of_memory.append(trial.cell)
+
+    def skipped(self, trial: Trial) -> TrialResult | None:
+        """Return the result of a trial that is not started, with its reason; None if it is started."""
+        rules = (self._time_is_up, self._refused, self._precise_enough, self._too_large)
+        reason = next((reason for rule in rules if (reason := rule(trial))), None)
+        return TrialResult(trial.id, "skipped", reason) if reason else None
+
+    def _time_is_up(self, trial: Trial) -> str | None:
+        return TIME_IS_UP if self.deadline is not None and time.time() >= self.deadline else None
+
+    def _refused(self, trial: Trial) -> str | None:
+        return None if trial.purpose == "doctor" else skip_reason(self._refusals, trial.cell)
+
+    def _precise_enough(self, trial: Trial) -> str | None:
+        """Decide once, after the pilot's blocks: deciding again after each block would make intervals too narrow."""
+        timed = self._plan.experiment.throughput
+        rule = timed.rule if timed else None
+        if rule is None or not trial.timed or trial.block < rule.at_least:
+            return None
+        if self._needed is None:
+            self._needed = needed_blocks(self._plan.trials, self._read_lines(), rule)
+        needed = self._needed.get(trial.cell.id, rule.at_most)
+        return f"{PRECISE}: {needed} blocks suffice for {100 * rule.halfwidth:g} %" if trial.block >= needed else None
+
+    def _too_large(self, trial: Trial) -> str | None:
+        smaller = next((cell for cell in self._out_of_memory if needs_no_less(trial.cell, cell)), None)
+        return f"a batch of {smaller.per_device_batch_size} per device {PRUNED}" if smaller else None
+
+
+def needs_no_less(cell: Cell, other: Cell) -> bool:
+    """Return whether a cell needs at least the other's memory: the same cell at the same batch or a larger one."""
+    batches = (cell.per_device_batch_size or 0, other.per_device_batch_size or 0)
+    same = replace(
+        cell,
+        per_device_batch_size=other.per_device_batch_size,
+        global_batch_size=other.global_batch_size,
+        scaling=other.scaling,
+    )
+    return batches[0] >= batches[1] and same == other

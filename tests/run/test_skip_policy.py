@@ -1,0 +1,121 @@
+"""Which trials are not started, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from harness.config.experiment import Experiment
+from harness.plan.cell import Cell
+from harness.plan.planner import Plan, make_plan
+from harness.plan.rows import FindingRow, Outcome
+from harness.plan.trial import TIME_IS_UP, Trial, TrialResult
+from harness.run.skip_policy import Lines, SkipPolicy, needs_no_less
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+
+
+@pytest.fixture
+def plan(make_experiment: Make) -> Plan:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
+    return make_plan(make_experiment(grid, preflight=True, throughput={"blocks": 2}), laptop())
+
+
+def policy_of(plan: Plan, *out_of_memory: Cell) -> SkipPolicy:
+    return SkipPolicy(plan, out_of_memory, list)
+
+
+def trial_of(plan: Plan, strategy: str, batch: int, *, purpose: str = "") -> Trial:
+    return next(
+        trial
+        for trial in plan.trials
+        if (trial.cell.strategy, trial.cell.per_device_batch_size, trial.purpose) == (strategy, batch, purpose)
+    )
+
+
+def reason_of(policy: SkipPolicy, trial: Trial) -> str | None:
+    skipped = policy.skipped(trial)
+    if skipped:
+        assert (skipped.trial_id, skipped.outcome) == (trial.id, "skipped")
+    return skipped and skipped.reason
+
+
+def test_at_first_every_trial_is_started(plan: Plan) -> None:
+    policy = policy_of(plan)
+    assert policy.deadline is None
+    assert [trial for trial in plan.trials if policy.skipped(trial)] == []
+
+
+def test_after_the_deadline_no_trial_is_started(make_experiment: Make) -> None:
+    limited = make_plan(make_experiment(limits={"wall": 1e-9}), laptop())
+    policy = policy_of(limited)
+    assert policy.deadline is not None
+    assert {reason_of(policy, trial) for trial in limited.trials} == {TIME_IS_UP}
+
+
+@pytest.mark.parametrize(("kind", "prunes", "pruned"), [("", True, True), ("doctor", True, False), ("", False, False)])
+def test_a_cell_that_ran_out_of_memory_is_tried_at_smaller_batches_only(
+    plan: Plan, kind: str, prunes: bool, pruned: bool
+) -> None:
+    limits = plan.experiment.limits.model_copy(update={"prune_oom": prunes})
+    plan = replace(plan, experiment=plan.experiment.model_copy(update={"limits": limits}))
+    policy = policy_of(plan)
+    small, large = trial_of(plan, "ddp", 8), trial_of(plan, "ddp", 16)
+    policy.learn(replace(large, purpose=kind) if kind else large, TrialResult(large.id, "oom"))
+    expected = "a batch of 16 per device of the same cell ran out of memory (limits.prune_oom)" if pruned else None
+    assert (reason_of(policy, small), reason_of(policy, large)) == (None, expected)
+    assert reason_of(policy, trial_of(plan, "single", 16)) is None
+
+
+def test_what_ran_out_of_memory_before_is_known(plan: Plan) -> None:
+    small, large = trial_of(plan, "ddp", 8), trial_of(plan, "ddp", 16)
+    assert reason_of(policy_of(plan, small.cell), large)
+    assert needs_no_less(large.cell, small.cell) and not needs_no_less(small.cell, large.cell)
+
+
+def finding(check: str) -> FindingRow:
+    return {"check": check, "severity": "error", "seen": "7", "means": "m", "advice": "a"}
+
+
+@pytest.mark.parametrize("outcome", ["ok", "error"])
+def test_what_the_doctor_refuses_is_not_measured_but_examined_again(plan: Plan, outcome: Outcome) -> None:
+    policy = policy_of(plan)
+    examination = next(trial for trial in plan.trials if trial.purpose == "doctor")
+    policy.learn(examination, TrialResult(examination.id, outcome, facts={"findings": [finding("gradients")]}))
+    refused = {trial.purpose for trial in plan.trials if reason_of(policy, trial) == "preflight: gradients: 7"}
+    assert "" in refused and "doctor" not in refused
+
+
+def test_the_number_of_blocks_is_decided_once_after_the_pilot(make_experiment: Make) -> None:
+    rule = {"at_least": 3, "at_most": 5, "halfwidth": 0.1}
+    plan = make_plan(make_experiment(throughput={"blocks": rule}), laptop())
+    calls: list[int] = []
+
+    def read_lines() -> Lines:
+        calls.append(1)
+        return [
+            {
+                "trial_id": trial.id,
+                "cell_id": trial.cell.id,
+                "block": trial.block,
+                "kind": trial.kind,
+                "purpose": trial.purpose,
+                "outcome": "ok",
+                "invocation": 0,
+                "facts": {},
+                "windows": [
+                    {"rank": 0, "window": 0, "window_kind": "timed", "duration_s": 1.0, "weight": 9.0, "steps": 1}
+                ],
+            }
+            for trial in plan.trials
+            if trial.block < 3
+        ]
+
+    policy = SkipPolicy(plan, (), read_lines)
+    reasons = {trial.block: reason_of(policy, trial) for trial in plan.trials if trial.timed}
+    assert [reasons[block] for block in (0, 1, 2)] == [None] * 3
+    assert reasons[3] == reasons[4] == "precise enough: 3 blocks suffice for 10 %"
+    assert calls == [1]
