@@ -126,6 +126,18 @@ class Experiment(Strict):
         return self.workload not in BUILTIN_WORKLOADS
 
     @property
+    def own_strategies(self) -> tuple[str, ...]:
+        """The strategies of the user's own, as ``package.module:ClassName``."""
+        grids = (*((self.grid,) if self.grid else ()), *self.cells)
+        names = dict.fromkeys(name for grid in grids for name in grid.strategy)
+        return tuple(name for name in names if name not in BUILTIN_TRAITS)
+
+    @property
+    def own_code(self) -> bool:
+        """Whether code of the user's own runs: a workload or a strategy, found beside the experiment file."""
+        return self.own_workload or bool(self.own_strategies)
+
+    @property
     def explains(self) -> bool:
         """Whether what explains a cell is measured beside it."""
         return self.throughput is not None and self.throughput.explain

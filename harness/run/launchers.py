@@ -21,7 +21,7 @@ def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager
 
 def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:
     """Starts each worker group as its cells say. Idle, Ray takes no part in what torchrun starts."""
-    own = str(home) if plan.experiment.own_workload else None
+    own = str(home) if plan.experiment.own_code else None
     torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own)
     if ray_cluster is None:
         return torchrun

@@ -25,6 +25,7 @@ from harness.run.validation import (
     data_paths,
     download_data,
     missing_data,
+    own_traits,
 )
 from harness.train import workloads
 
@@ -48,7 +49,7 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepa
     if request.resume:
         stack.enter_context(nullcontext() if request.plans_only else RunFolder.open(request.resume).locked())
         folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
-    stack.enter_context(import_path(home) if experiment.own_workload else nullcontext())
+    stack.enter_context(import_path(home) if experiment.own_code else nullcontext())
     ray_cluster = connect(request, experiment, home, stack)
     return Prepared(make_checked_plan(request, experiment, ray_cluster), ray_cluster, folder)
 
@@ -57,13 +58,13 @@ def connect(request: Request, experiment: Experiment, home: Path, stack: ExitSta
     """The cluster at the address, where one is given; an assumed one needs none."""
     if request.address is None or request.assumed:
         return None
-    return stack.enter_context(cluster.connect(request.address, home if experiment.own_workload else None))
+    return stack.enter_context(cluster.connect(request.address, home if experiment.own_code else None))
 
 
 def make_checked_plan(request: Request, experiment: Experiment, ray_cluster: Cluster | None) -> Plan:
     """The part of the plan that is asked for, what it names looked at; raises HarnessError."""
     inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
-    plan = make_plan(experiment, inventory)
+    plan = make_plan(experiment, inventory, own_traits(experiment))
     plan = filter_plan(plan, request.only) if request.only else plan
     plan = plan if request.preflight else without_doctor_trials(plan)
     check_workloads(plan)
@@ -88,6 +89,7 @@ def failing_imports(plan: Plan, ray_cluster: Cluster | None) -> dict[str, dict[s
     if ray_cluster is None:
         return {}
     modules = {workloads.module_of(trial.cell.workload) for trial in plan.trials}
+    modules |= {name.partition(":")[0] for name in plan.experiment.own_strategies}
     return ray_cluster.failing_imports(["harness.launch.worker", *sorted(modules)], _used(plan))
 
 

@@ -39,7 +39,7 @@ def invocation_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
         "blocks": timed and timed.most_blocks,
         "git_commit": home and git_commit(home),
         "harness": f"{package_version('harness') or 'not installed'}, source {_digest(python_files(PACKAGE_FOLDER))}",
-        "workload_code": _own_code(home) if home and plan.experiment.own_workload else None,
+        "workload_code": _own_code(home) if home and plan.experiment.own_code else None,
         "python": sys.version.split()[0],
         "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},
         "driver": f"{platform.node()}, {cpu_model()}",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.experiment import BUILTIN_WORKLOADS, Experiment, load_experiment
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import as_axis
 from harness.errors import ExperimentError
 from harness.plan.inventory import Inventory
@@ -55,6 +56,9 @@ def check_no_user_code(experiment: Experiment, file: Path) -> None:
     if experiment.own_workload:
         allowed = f"--no-user-code allows built-in workloads only: {', '.join(BUILTIN_WORKLOADS)}"
         problems.append(f"workload: got {experiment.workload!r}; {allowed}")
+    if experiment.own_strategies:
+        allowed = f"--no-user-code allows built-in strategies only: {', '.join(BUILTIN_TRAITS)}"
+        problems.append(f"grid.strategy: got {', '.join(map(repr, experiment.own_strategies))}; {allowed}")
     if experiment.checkpoint and experiment.checkpoint.folder:
         folder = experiment.checkpoint.folder
         problems.append(f"checkpoint.folder: got {folder!r}; with --no-user-code checkpoints stay in the run folder")

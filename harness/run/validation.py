@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from harness.config.experiment import Experiment
+from harness.config.strategy_traits import NoOptions, StrategyTraits
 from harness.errors import WorkloadError, nearest
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.train import workloads
 from harness.train.optimizers import make_optimizer, make_schedule, rejected
+from harness.train.strategies import load_strategy_class
 from harness.train.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
+
+
+def own_traits(experiment: Experiment) -> dict[str, StrategyTraits]:
+    """Import the user's own strategies and return their traits, for the planner; raise WorkloadError.
+
+    Without the class of their options, which the processes that the plan is handed to need not be able to import.
+    """
+    classes = {name: load_strategy_class(name) for name in experiment.own_strategies}
+    return {name: replace(found.traits, options=NoOptions) for name, found in classes.items()}
 
 
 def check_workloads(plan: Plan) -> None:

@@ -15,10 +15,11 @@ from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
 from harness.analysis.results import Results
 from harness.analysis.waterfall import waterfall
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, WATERFALL
 from harness.report.figures import FIGURES, Drawing, style
-from harness.report.figures.common import COLOURS, STRATEGIES, log2_axis
+from harness.report.figures.common import COLOURS, MARKERS, ByStrategy, log2_axis
 from harness.report.figures.phases import step_phases
 from harness.report.tables.scaling import convergence_table
 from tests.records import epochs_of, line, steps_of, with_set_ids
@@ -148,7 +149,12 @@ def test_colour_means_strategy_in_every_figure() -> None:
             if one.get_marker() == "D"
         }
         assert used == {COLOURS["ddp"]}, name
-    assert list(COLOURS) == list(STRATEGIES)
+    assert [*COLOURS][:4] == [*MARKERS][:4] == list(BUILTIN_TRAITS)
+
+
+def test_a_strategy_of_the_users_own_has_a_colour_and_a_marker_of_a_reserve() -> None:
+    looks = ByStrategy({"ddp": "D"}, ("v", "P"))
+    assert [looks[name] for name in ("mine:A", "ddp", "mine:B", "mine:A")] == ["v", "D", "P", "v"]
 
 
 def test_efficiency_is_left_out_on_one_device_count() -> None:

@@ -65,9 +65,15 @@ def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str) -> No
     draw_lines(axes, part, BATCH, value, LINES)
     for (strategy, devices, *_), group in part.groupby(["strategy", *LINES], dropna=False):
         last = group.sort_values(BATCH).iloc[-1]
-        place = {"xytext": (7, -3), "textcoords": "offset points", "color": COLOURS[str(strategy)], "fontsize": 8}
         if not pd.isna(last[value]):
-            axes.annotate(str(devices), (float(last[BATCH]), float(last[value])), **place)
+            axes.annotate(
+                str(devices),
+                (float(last[BATCH]), float(last[value])),
+                xytext=(7, -3),
+                textcoords="offset points",
+                color=COLOURS[str(strategy)],
+                fontsize=8,
+            )
     for batch in sorted(lost[BATCH].dropna().unique()):
         axes.plot(batch, 0, marker="x", color="crimson", markersize=8, clip_on=False, zorder=5)
     highest = part[value].max()

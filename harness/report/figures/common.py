@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 
@@ -19,11 +20,27 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.analysis.results import Results
+from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
 from harness.report.labels import settings, shown_strategy
 
-STRATEGIES = ("single", "dp", "ddp", "fsdp")
-COLOURS = dict(zip(STRATEGIES, sns.color_palette("colorblind", len(STRATEGIES)), strict=True))
-MARKERS = {"single": "o", "dp": "s", "ddp": "D", "fsdp": "^"}
+Colour = tuple[float, float, float]
+Value = TypeVar("Value")
+
+
+class ByStrategy(dict[str, Value]):
+    """A value for each built-in strategy; others get those of a reserve, in the order in which they are drawn."""
+
+    def __init__(self, values: Mapping[str, Value], reserve: Sequence[Value]) -> None:
+        super().__init__(values)
+        self._reserve = itertools.cycle(reserve)
+
+    def __missing__(self, strategy: str) -> Value:
+        return self.setdefault(strategy, next(self._reserve))
+
+
+PALETTE: Sequence[Colour] = sns.color_palette("colorblind")
+COLOURS = ByStrategy(dict(zip(BUILTIN_TRAITS, PALETTE, strict=False)), PALETTE[len(BUILTIN_TRAITS) :])
+MARKERS = ByStrategy({name: traits.marker for name, traits in BUILTIN_TRAITS.items()}, ("v", "P", "X", "h", "<", ">"))
 MOST_FACETS = 12
 MOST_TICKS = 16
 PANEL = (4.6, 3.1)
@@ -106,7 +123,7 @@ def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
 def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
     """Legend entries of the strategies that are in the rows, those set apart with a hollow mark."""
     entries = []
-    for strategy in STRATEGIES:
+    for strategy in sorted(rows["strategy"].unique(), key=strategy_order):
         part = rows[rows["strategy"] == strategy]
         marks = part["emulated"].astype(bool) | part["oversubscribed"].astype(bool)
         for apart in (False, True):

@@ -10,11 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from harness.analysis.results import Results
+from harness.config.strategy_traits import strategy_order
 from harness.record.frames import records
 from harness.report.figures import captions
 from harness.report.figures.common import (
     COLOURS,
-    STRATEGIES,
     Drawing,
     facets_of,
     is_apart,
@@ -78,5 +78,5 @@ def _label(row: Mapping[Hashable, Any]) -> str:
 
 
 def _in_order(values: pd.Series[Any]) -> pd.Series[Any]:
-    """Strategies in the order of the palette, device counts by size."""
-    return values.map(STRATEGIES.index) if values.name == "strategy" else values
+    """Strategies in the order of tables, device counts by size."""
+    return values.map(strategy_order) if values.name == "strategy" else values
