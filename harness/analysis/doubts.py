@@ -1,10 +1,11 @@
-"""What speaks against a number, by name: each with the threshold that it crosses."""
+"""What speaks against a number, by name: each doubt with its threshold, its meaning and the function that judges."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -16,22 +17,6 @@ from harness.record.frames import records
 WIDE_SPREAD = 0.10
 SLOW_RANK = 1.20
 FOREIGN_CORES = 0.25
-DOUBTS: dict[str, str] = {
-    "no steady state": "the warm-up came to its limit before the medians of two rounds of steps, and the ends of the "
-    f"last one's trend, were within {100 * STEADY_CHANGE:.0f} % (within their noise up to {100 * STEADY_NOISE:.0f} %)",
-    "wide spread": f"the interquartile range of the timed steps is over {100 * WIDE_SPREAD:.0f} % of their median",
-    "slow rank": f"that rank's own step, without gradient exchange, takes over {SLOW_RANK:g} times the median rank's "
-    "(looked at where throughput.explain times ddp's steps alone)",
-    "foreign load": f"other processes kept over {FOREIGN_CORES:g} cores of a node busy while steps were timed",
-    "foreign load on the GPU": "other processes computed on a GPU while steps were timed",
-    "memory swapped": "the node swapped memory while steps were timed",
-    "clocks throttled": "heat or power held a GPU's clocks down for over a hundredth of the time, or at its end",
-    "threads differ from the base's": "not as many threads a device as its base had",
-    "other devices than the base's": "other models of devices",
-    "other hosts than the base's": "not on the machine that its base ran on",
-    "environment differs from the base's": "other versions, settings or hardware than in its base's worker group",
-}
-"""'slow rank' is followed by the rank's number."""
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Those that name what a worker group was given, and so differ between groups rightly."""
@@ -54,6 +39,124 @@ Key = tuple[Hashable, ...]
 """(trial id, attempt)."""
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What the doubts of one trial are judged by; None if a value is not known.
+
+    ``spread``: interquartile range of its timed steps over their median. ``slow_rank``: the rank that is slower than
+    SLOW_RANK allows. ``nodes``: its worker group's nodes and their settings, as text to compare.
+    """
+
+    steady: bool | None
+    spread: float | None
+    slow_rank: int | None
+    ranks: Rows
+    nodes: str | None
+
+    def values(self, name: str) -> set[Any]:
+        """Return the known values of a column of its ranks."""
+        return {rank[name] for rank in self.ranks if not pd.isna(rank[name])}
+
+
+class Doubt(NamedTuple):
+    """``own`` judges a trial by itself, ``beside`` a trial against its base in the same block and invocation."""
+
+    meaning: str
+    own: Callable[[Evidence], bool] = lambda trial: False
+    beside: Callable[[Evidence, Evidence], bool] = lambda trial, base: False
+
+
+def _unsteady(trial: Evidence) -> bool:
+    return trial.steady is False
+
+
+def _wide_spread(trial: Evidence) -> bool:
+    return trial.spread is not None and trial.spread > WIDE_SPREAD
+
+
+def _slow_rank(trial: Evidence) -> bool:
+    return trial.slow_rank is not None
+
+
+def _foreign_load(trial: Evidence) -> bool:
+    nodes: dict[Any, list[Row]] = {}
+    for rank in trial.ranks:
+        nodes.setdefault(rank["node_rank"], []).append(rank)
+    return any((foreign_cores(node) or 0.0) > FOREIGN_CORES for node in nodes.values())
+
+
+def _swapped(trial: Evidence) -> bool:
+    return any(swapped > 0 for swapped in trial.values("swapped_bytes"))
+
+
+def _throttled(trial: Evidence) -> bool:
+    return any(trial.values("throttled"))
+
+
+def _foreign_gpu_load(trial: Evidence) -> bool:
+    return any(processes > 0 for processes in trial.values("foreign_gpu_processes"))
+
+
+def _other_threads(trial: Evidence, base: Evidence) -> bool:
+    return _both_known(trial, base) and trial.values("threads") != base.values("threads")
+
+
+def _other_devices(trial: Evidence, base: Evidence) -> bool:
+    return _both_known(trial, base) and trial.values("device_model") != base.values("device_model")
+
+
+def _other_hosts(trial: Evidence, base: Evidence) -> bool:
+    """A cell on several nodes may use more hosts than its base, whose own must be among them."""
+    return _both_known(trial, base) and not base.values("host") <= trial.values("host")
+
+
+def _other_environment(trial: Evidence, base: Evidence) -> bool:
+    return trial.nodes is not None and base.nodes is not None and trial.nodes != base.nodes
+
+
+def _both_known(trial: Evidence, base: Evidence) -> bool:
+    return bool(trial.ranks and base.ranks)
+
+
+DOUBTS: Mapping[str, Doubt] = {
+    "no steady state": Doubt(
+        "the warm-up came to its limit before the medians of two rounds of steps, and the ends of the last one's "
+        f"trend, were within {100 * STEADY_CHANGE:.0f} % (within their noise up to {100 * STEADY_NOISE:.0f} %)",
+        own=_unsteady,
+    ),
+    "wide spread": Doubt(
+        f"the interquartile range of the timed steps is over {100 * WIDE_SPREAD:.0f} % of their median",
+        own=_wide_spread,
+    ),
+    "slow rank": Doubt(
+        f"that rank's own step, without gradient exchange, takes over {SLOW_RANK:g} times the median rank's "
+        "(looked at where throughput.explain times ddp's steps alone)",
+        own=_slow_rank,
+    ),
+    "foreign load": Doubt(
+        f"other processes kept over {FOREIGN_CORES:g} cores of a node busy while steps were timed",
+        own=_foreign_load,
+    ),
+    "memory swapped": Doubt("the node swapped memory while steps were timed", own=_swapped),
+    "clocks throttled": Doubt(
+        "heat or power held a GPU's clocks down for over a hundredth of the time, or at its end",
+        own=_throttled,
+    ),
+    "foreign load on the GPU": Doubt(
+        "other processes computed on a GPU while steps were timed",
+        own=_foreign_gpu_load,
+    ),
+    "threads differ from the base's": Doubt("not as many threads a device as its base had", beside=_other_threads),
+    "other devices than the base's": Doubt("other models of devices", beside=_other_devices),
+    "other hosts than the base's": Doubt("not on the machine that its base ran on", beside=_other_hosts),
+    "environment differs from the base's": Doubt(
+        "other versions, settings or hardware than in its base's worker group",
+        beside=_other_environment,
+    ),
+}
+"""In the order in which a trial's doubts are named; 'slow rank' is followed by the rank's number."""
+
+
 def doubts(
     trials: pd.DataFrame,
     times: StepTimes,
@@ -61,31 +164,55 @@ def doubts(
     ranks: pd.DataFrame,
     environment: Mapping[str, Any],
 ) -> pd.Series[str]:
-    """For each row of ``trials`` its doubts, joined by '; '; empty where there are none."""
-    ok = trials[trials["outcome"] == "ok"]
-    spread = _spread(times)
-    slow = slow_ranks(windows)
-    by_trial: dict[Key, list[Row]] = {}
-    for rank in records(ranks[[*RANK_COLUMNS]]):
-        by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
-    machines = {key: _machine(rows) for key, rows in by_trial.items()}
-    settings = _environments(environment)
-    own = {(row["cell_id"], row["block"], row["invocation"]): row for row in records(ok) if not row["purpose"]}
+    """Return for each row of ``trials`` its doubts, joined by '; '; empty if there are none."""
+    evidence = _evidence(trials, times, windows, ranks, environment)
+    ok = records(trials[trials["outcome"] == "ok"])
+    measured_in = {(row["cell_id"], row["block"], row["invocation"]): row for row in ok if not row["purpose"]}
     bases = bases_of(by_cell(measured(trials)))
     found: list[str] = []
     for row in records(trials):
-        key = (row["trial_id"], row["attempt"])
         names: list[str] = []
         if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
-            names += _own(row, spread.get(key), slow.get(key), by_trial.get(key))
-            base = own.get((bases.get(row["cell_id"], row["base_id"]), row["block"], row["invocation"]))
-            if base is not None and base["trial_id"] != row["trial_id"]:
-                names += _beside(machines.get(key), machines.get((base["trial_id"], base["attempt"])))
-                mine, other = (settings.get((one["group_id"], one["invocation"])) for one in (row, base))
-                if mine and other and mine != other:
-                    names.append("environment differs from the base's")
+            base_id = bases.get(row["cell_id"], row["base_id"])
+            base = measured_in.get((base_id, row["block"], row["invocation"]))
+            is_other = base is not None and base["trial_id"] != row["trial_id"]
+            names += _named(evidence[_key(row)], evidence[_key(base)] if base is not None and is_other else None)
         found.append("; ".join(names))
     return pd.Series(found, index=trials.index, dtype="string")
+
+
+def _named(trial: Evidence, base: Evidence | None) -> Iterator[str]:
+    for name, doubt in DOUBTS.items():
+        if doubt.own(trial) or (base is not None and doubt.beside(trial, base)):
+            yield f"{name} {trial.slow_rank}" if doubt.own is _slow_rank else name
+
+
+def _evidence(
+    trials: pd.DataFrame,
+    times: StepTimes,
+    windows: pd.DataFrame,
+    ranks: pd.DataFrame,
+    environment: Mapping[str, Any],
+) -> dict[Key, Evidence]:
+    """Return the evidence of each trial, by its id and attempt."""
+    spread, slow, nodes = _spread(times), slow_ranks(windows), _environments(environment)
+    by_trial: dict[Key, list[Row]] = {}
+    for rank in records(ranks[[*RANK_COLUMNS]]):
+        by_trial.setdefault(_key(rank), []).append(rank)
+    return {
+        _key(row): Evidence(
+            None if pd.isna(row["steady"]) else bool(row["steady"]),
+            spread.get(_key(row)),
+            slow.get(_key(row)),
+            by_trial.get(_key(row), []),
+            nodes.get((row["group_id"], row["invocation"])),
+        )
+        for row in records(trials)
+    }
+
+
+def _key(row: Row) -> Key:
+    return (row["trial_id"], row["attempt"])
 
 
 def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
@@ -95,36 +222,6 @@ def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
     by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(["trial_id", "attempt"])
     slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # never so with one rank
     return {(trial_id, attempt): int(rank) for trial_id, attempt, rank in by_trial.idxmax()[slow]}
-
-
-def _own(row: Mapping[Hashable, Any], spread: float | None, slow: int | None, ranks: Rows | None) -> list[str]:
-    """What a trial's own record says against it."""
-    names = []
-    if not pd.isna(row["steady"]) and not row["steady"]:
-        names.append("no steady state")
-    if spread is not None and spread > WIDE_SPREAD:
-        names.append("wide spread")
-    if slow is not None:
-        names.append(f"slow rank {slow}")
-    if ranks is not None:
-        names += _of_load(ranks)
-    return names
-
-
-def _of_load(ranks: Rows) -> list[str]:
-    names = []
-    nodes: dict[Any, list[Row]] = {}
-    for rank in ranks:
-        nodes.setdefault(rank["node_rank"], []).append(rank)
-    if any((foreign_cores(node) or 0.0) > FOREIGN_CORES for node in nodes.values()):
-        names.append("foreign load")
-    if any(not pd.isna(rank["swapped_bytes"]) and rank["swapped_bytes"] > 0 for rank in ranks):
-        names.append("memory swapped")
-    if any(rank["throttled"] for rank in ranks if not pd.isna(rank["throttled"])):
-        names.append("clocks throttled")
-    if any(rank["foreign_gpu_processes"] > 0 for rank in ranks if not pd.isna(rank["foreign_gpu_processes"])):
-        names.append("foreign load on the GPU")
-    return names
 
 
 def foreign_cores(node: Rows) -> float | None:
@@ -138,25 +235,6 @@ def foreign_cores(node: Rows) -> float | None:
     return max(0.0, busy / seconds)
 
 
-def _beside(mine: Mapping[str, Any] | None, base: Mapping[str, Any] | None) -> list[str]:
-    """What differs between a trial's machines and its base's."""
-    if mine is None or base is None:
-        return []
-    names = []
-    if mine["threads"] != base["threads"]:
-        names.append("threads differ from the base's")
-    if mine["models"] != base["models"]:
-        names.append("other devices than the base's")
-    if not base["hosts"] <= mine["hosts"]:
-        names.append("other hosts than the base's")
-    return names
-
-
-def _machine(ranks: Rows) -> dict[str, set[Any]]:
-    names = {"threads": "threads", "models": "device_model", "hosts": "host"}
-    return {key: {rank[name] for rank in ranks if not pd.isna(rank[name])} for key, name in names.items()}
-
-
 def _environments(environment: Mapping[str, Any]) -> dict[tuple[str, int], str]:
     """What each worker group's nodes were like and how they were set, as text to compare."""
     return {
@@ -164,10 +242,6 @@ def _environments(environment: Mapping[str, Any]) -> dict[tuple[str, int], str]:
         for group in environment.get("groups", [])
         if group.get("nodes")
     }
-
-
-def _key(index: Any) -> Key:
-    return tuple(index)
 
 
 def _signature(node: Mapping[str, Any]) -> str:
@@ -187,4 +261,4 @@ def _spread(times: StepTimes) -> dict[Key, float]:
     """The interquartile range of each trial's timed steps over their median."""
     by_trial = times.by_trial
     spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["median_s"]
-    return {_key(key): float(value) for key, value in spread.items()}
+    return {tuple(key): float(value) for key, value in spread.items()}

@@ -29,7 +29,7 @@ def as_markdown() -> str:
     """The page: where things are, then every table with its columns, units and meanings."""
     parts = [HEAD, "\n## Recorded\n", *map(_section, RECORDED), "\n## Derived\n", *map(_section, DERIVED)]
     parts += ["\n## Doubts\n\n| doubt | what it means |\n|---|---|\n"]
-    parts += [f"| {name} | {meaning} |\n" for name, meaning in DOUBTS.items()]
+    parts += [f"| {name} | {doubt.meaning} |\n" for name, doubt in DOUBTS.items()]
     return "".join(parts)
 
 

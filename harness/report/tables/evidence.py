@@ -104,8 +104,8 @@ def doubt_table(trials: pd.DataFrame) -> TextTable:
     names = [name for text in timed["doubts"].fillna("") for name in str(text).split("; ") if name]
     rows = []
     for name, count in Counter(names).most_common():
-        known = next((doubt for doubt in sorted(DOUBTS, key=len, reverse=True) if name.startswith(doubt)), name)
-        rows.append(Line((name, f"{count} of {len(timed)}", DOUBTS.get(known, ""))))
+        known = next((doubt for doubt in sorted(DOUBTS, key=len, reverse=True) if name.startswith(doubt)), None)
+        rows.append(Line((name, f"{count} of {len(timed)}", DOUBTS[known].meaning if known else "")))
     return TextTable((Heading("doubt"), Heading("timed trials", True), Heading("what it means")), tuple(rows))
 
 
