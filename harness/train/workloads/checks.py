@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
-
-from torch.utils.data import Dataset, Subset
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from harness.errors import WorkloadError, nearest
 
 T = TypeVar("T")
 SYNTHETIC = ("synthetic", "synthetic_device")
-"""Names of made-up data; of the second the harness keeps one batch on the device."""
+"""Names of synthetic data; of the second the harness keeps one batch on the device."""
 
 
 def whole_number(name: str, value: object, most: int) -> int:
@@ -34,12 +32,3 @@ def data_named(data: object, names: Sequence[str], *, folder: bool = False) -> s
         path = ", or a folder's path, with a slash" if folder else ""
         raise WorkloadError(f"grid.data: got {data!r}; {nearest(str(data), names)}{path}")
     return str(data)
-
-
-def made_up(make: Callable[[int], Dataset[Any]], samples: int) -> tuple[Dataset[Any], Dataset[Any]]:
-    """A synthetic training set, and for validation a tenth as many samples that are none of it.
-
-    ``make``: the set of so many samples, each drawn from its own index.
-    """
-    held = max(1, samples // 10)
-    return make(samples), Subset(make(samples + held), range(samples, samples + held))

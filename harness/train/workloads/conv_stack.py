@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.train.workloads.checks import SYNTHETIC, data_named, made_up, size_named, whole_number
+from harness.train.workloads import Datasets
+from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
 from harness.train.workloads.image_data import read_digits, split_digits
+from harness.train.workloads.synthetic import synthetic_datasets
 
 CHANNELS = {"small": (16, 32), "medium": (64, 128), "large": (128, 256, 256)}
 """Of the layers between 3 channels and 3 channels: 5,955, 79,107 and 895,747 parameters."""
@@ -61,14 +62,19 @@ class ConvStack:
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+    def datasets(self) -> Datasets:
         if self.data == "digits":
             train, validation = _clean_digits(self.image_size)
             return Noisy(train, self.noise), Noisy(validation, self.noise, fixed=True)
-        shape = (3, self.image_size, self.image_size)
-        return made_up(lambda samples: _Synthetic(samples, shape, self.noise), self.samples)
+        return synthetic_datasets(self.draw, self.samples)
 
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return an image of random pixels with noise on it, and the image."""
+        shape = (3, self.image_size, self.image_size)
+        clean = torch.rand(shape, generator=generator)
+        return clean + self.noise * torch.randn(shape, generator=generator), clean
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The squared error of each image, its mean over pixels and channels, summed over the batch."""
         noisy, clean = batch
         total = (model(noisy) - clean).square().mean(dim=(1, 2, 3)).sum()
@@ -94,21 +100,6 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
         # without a generator: from torch's own, which the harness seeds from (seed, epoch, index)
         generator = torch.Generator().manual_seed(index) if self.fixed else None
         return clean + self.noise * torch.randn(clean.shape, generator=generator), clean
-
-
-class _Synthetic(Dataset[tuple[Tensor, Tensor]]):
-    """Images of random pixels, each drawn from its own index when asked for."""
-
-    def __init__(self, samples: int, shape: tuple[int, ...], noise: float) -> None:
-        self.samples, self.shape, self.noise = samples, shape, noise
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(index)
-        clean = torch.rand(self.shape, generator=generator)
-        return clean + self.noise * torch.randn(self.shape, generator=generator), clean
 
 
 @lru_cache(maxsize=4)

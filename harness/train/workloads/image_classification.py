@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError, nearest
-from harness.train.workloads import image_data
+from harness.train.workloads import Datasets, image_data
 from harness.train.workloads.checks import whole_number
 
 DEPTHS = {f"resnet{6 * n + 2}": n for n in (1, 2, 3, 5, 7, 9)}
@@ -132,16 +130,16 @@ class ImageClassification:
             model.maxpool = nn.Identity()
         return model
 
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+    def datasets(self) -> Datasets:
         return image_data.load(self.data, self.source)
 
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         images, labels = batch
         logits = model(images)
         total = cross_entropy(logits, labels, reduction="sum")
         return total, torch.full((), len(labels), device=total.device)
 
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Tensor, int]]:
+    def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
         images, labels = batch
         correct = (model(images).argmax(dim=1) == labels).sum()
         return {"accuracy": (correct, len(labels))}

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.train.workloads.checks import made_up
+from harness.train.workloads import Datasets
+from harness.train.workloads.synthetic import synthetic_datasets
 
-Split = tuple[Dataset[Any], Dataset[Any]]
 NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")
 DIGITS, DIGITS_VALIDATION = 1797, 360
 CIFAR10_HINT = (
@@ -38,6 +38,10 @@ class Source:
     folder: str | None = None
     download: bool = False
 
+    def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, int]:
+        """Return an image of noise and a label."""
+        return torch.randn(3, self.image_size, self.image_size, generator=generator), index % self.classes
+
 
 class Images(Dataset[tuple[Tensor, int]]):
     """Images of shape (n, 3, side, side) in memory, with their labels."""
@@ -52,24 +56,9 @@ class Images(Dataset[tuple[Tensor, int]]):
         return self.images[index], int(self.labels[index])
 
 
-class SyntheticImages(Dataset[tuple[Tensor, int]]):
-    """Images of noise, each drawn from its own index, made when asked for: nothing is held in memory."""
-
-    def __init__(self, samples: int, source: Source) -> None:
-        self.samples, self.source = samples, source
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        generator = torch.Generator().manual_seed(index)
-        side = self.source.image_size
-        return torch.randn(3, side, side, generator=generator), index % self.source.classes
-
-
-def load(name: str, source: Source) -> Split:
+def load(name: str, source: Source) -> Datasets:
     """Training and validation data by name, or from a folder with train/ and val/; raises WorkloadError."""
-    loaders: dict[str, Callable[[Source], Split]] = {
+    loaders: dict[str, Callable[[Source], Datasets]] = {
         "digits": lambda s: _digits(s.image_size),
         "cifar10": _cifar10,
         "synthetic": _synthetic,
@@ -79,7 +68,7 @@ def load(name: str, source: Source) -> Split:
 
 
 @lru_cache(maxsize=4)
-def _digits(image_size: int) -> Split:
+def _digits(image_size: int) -> Datasets:
     """scikit-learn's digits in three equal channels, standardised."""
     images, labels = read_digits(image_size)
     images = ((images - images.mean()) / images.std()).expand(-1, 3, -1, -1).contiguous()
@@ -117,11 +106,11 @@ def _digits_table() -> np.ndarray:
     return np.column_stack(load_digits(return_X_y=True))
 
 
-def _synthetic(source: Source) -> Split:
-    return made_up(lambda samples: SyntheticImages(samples, source), source.synthetic_samples)
+def _synthetic(source: Source) -> Datasets:
+    return synthetic_datasets(source.draw, source.synthetic_samples)
 
 
-def _cifar10(source: Source) -> Split:
+def _cifar10(source: Source) -> Datasets:
     """torchvision's CIFAR-10 from ``data_folder``; downloaded only where ``download: true`` says so."""
     from torchvision.datasets import CIFAR10
 
@@ -147,7 +136,7 @@ def count_classes(data: str) -> int:
     return len(folders) or 1000
 
 
-def _folder(path: Path, source: Source) -> Split:
+def _folder(path: Path, source: Source) -> Datasets:
     """train/ and val/ with one folder of images a class, as torchvision's ImageFolder reads them."""
     from torchvision.datasets import ImageFolder
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,9 @@ from torch.nn.functional import cross_entropy, gelu, linear, scaled_dot_product_
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.train.workloads.checks import SYNTHETIC, data_named, made_up, size_named, whole_number
+from harness.train.workloads import Datasets
+from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
+from harness.train.workloads.synthetic import synthetic_datasets
 from harness.train.workloads.text_data import STDLIB, read_texts
 
 INITIAL_STD = 0.02
@@ -132,14 +133,17 @@ class LanguageModel:
     def build_model(self) -> nn.Module:
         return Gpt(self.shape)
 
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        length = self.shape.context + 1
+    def datasets(self) -> Datasets:
         if self.data in SYNTHETIC:
-            return made_up(lambda samples: _Synthetic(samples, length), self.samples)
+            return synthetic_datasets(self.draw, self.samples)
         train, validation = _texts(self.data, self.text_bytes)
         return self._windows(train, "training"), self._windows(validation, "validation")
 
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def draw(self, index: int, generator: torch.Generator) -> Tensor:
+        """Return random bytes."""
+        return torch.randint(BYTES, (self.shape.context + 1,), generator=generator)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor]:
         """``batch``: tokens of shape (samples, context + 1); each is to be told from those before it."""
         wanted = batch[:, 1:]
         total = cross_entropy(model(batch[:, :-1]).flatten(0, 1), wanted.flatten(), reduction="sum")
@@ -152,7 +156,7 @@ class LanguageModel:
         except OverflowError:
             return {"perplexity": math.inf}
 
-    def _windows(self, text: Tensor, purpose: str) -> Dataset[Any]:
+    def _windows(self, text: Tensor, purpose: str) -> Windows:
         windows = Windows(text, self.shape.context)
         if not len(windows):
             raise WorkloadError(
@@ -176,19 +180,6 @@ class Windows(Dataset[Tensor]):
             raise IndexError(index)
         start = index * self.context
         return self.text[start : start + self.context + 1].long()
-
-
-class _Synthetic(Dataset[Tensor]):
-    """Random bytes, each sample drawn from its own index when asked for."""
-
-    def __init__(self, samples: int, length: int) -> None:
-        self.samples, self.length = samples, length
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.randint(BYTES, (self.length,), generator=torch.Generator().manual_seed(index))
 
 
 @lru_cache(maxsize=4)

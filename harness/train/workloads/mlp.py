@@ -10,22 +10,22 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from harness.train.workloads.checks import SYNTHETIC, data_named, made_up, size_named, whole_number
+from harness.train.workloads import Datasets
+from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
 from harness.train.workloads.image_data import read_digits, split_digits
+from harness.train.workloads.synthetic import synthetic_datasets
 
 SIZES = {"small": (20, 200), "medium": (50, 1_250), "large": (100, 5_000)}
 """Side of the image, whose square is the number of inputs, and hidden units: 400 inputs and 200 units (122,410
 parameters), 2,500 and 1,250 (4,702,510), 10,000 and 5,000 (75,060,010)."""
 CLASSES = 10
 NAMES = ("digits", *SYNTHETIC)
-Split = tuple[Dataset[Any], Dataset[Any]]
 
 
 class Dense(nn.Module):
@@ -61,41 +61,32 @@ class Mlp:
             layers += [Dense(inputs, outputs), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
-    def datasets(self) -> Split:
+    def datasets(self) -> Datasets:
         if self.data == "digits":
             return _digits(self.side)
-        return made_up(lambda samples: _Synthetic(samples, self.side**2), self.samples)
+        return synthetic_datasets(self.draw, self.samples)
+
+    def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, int]:
+        """Return random numbers and a label."""
+        return torch.randn(self.side**2, generator=generator), index % CLASSES
 
     def shard_units(self, model: nn.Module) -> list[nn.Module]:
         """The layers that hold parameters."""
         return [layer for layer in model.modules() if isinstance(layer, Dense)]
 
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         rows, labels = batch
         total = cross_entropy(model(rows), labels, reduction="sum")
         return total, torch.full((), len(labels), device=total.device)
 
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Tensor, int]]:
+    def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
         rows, labels = batch
         correct = (model(rows).argmax(dim=1) == labels).sum()
         return {"accuracy": (correct, len(labels))}
 
 
-class _Synthetic(Dataset[tuple[Tensor, int]]):
-    """Random numbers, each sample drawn from its own index when asked for."""
-
-    def __init__(self, samples: int, inputs: int) -> None:
-        self.samples, self.inputs = samples, inputs
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.randn(self.inputs, generator=torch.Generator().manual_seed(index)), index % CLASSES
-
-
 @lru_cache(maxsize=2)
-def _digits(side: int) -> Split:
+def _digits(side: int) -> Datasets:
     images, labels = read_digits(side)
     rows = images.flatten(1)
     rows = rows.sub_(rows.mean()).div_(rows.std())

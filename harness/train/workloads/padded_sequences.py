@@ -11,10 +11,10 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.train.workloads.checks import SYNTHETIC, data_named, made_up, size_named, whole_number
+from harness.train.workloads import Datasets
+from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
+from harness.train.workloads.synthetic import synthetic_datasets
 from harness.train.workloads.text_data import STDLIB, read_texts
 
 TAGS = ("space", "keyword", "name", "number", "string", "comment", "operator")
@@ -109,10 +111,17 @@ class PaddedSequences:
     def build_model(self) -> nn.Module:
         return Tagger(self.size)
 
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+    def datasets(self) -> Datasets:
         if self.data in SYNTHETIC:
-            return made_up(lambda samples: _Synthetic(samples, self.longest), self.samples)
+            return synthetic_datasets(self.draw, self.samples)
         return _passages(self.data, self.text_bytes, self.longest)
+
+    def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return random bytes, labelled by their remainder; lengths are spread evenly on a log scale."""
+        shortest = min(SHORTEST, self.longest)
+        spread = float(torch.rand((), generator=generator)) * math.log((self.longest + 1) / shortest)
+        tokens = torch.randint(BYTES, (int(shortest * math.exp(spread)),), generator=generator)
+        return tokens, tokens % len(TAGS)
 
     def collate(self, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and labels of shape (samples, longest of them), padded, and the lengths between them."""
@@ -121,13 +130,13 @@ class PaddedSequences:
         padded = pad_sequence(list(labels), batch_first=True, padding_value=IGNORED)
         return pad_sequence(list(tokens), batch_first=True), lengths, padded
 
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         tokens, lengths, labels = batch
         logits = model(tokens, lengths)
         total = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return total, lengths.sum()
 
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         tokens, lengths, labels = batch
         correct = (model(tokens, lengths).argmax(dim=2) == labels).sum()
         return {"accuracy": (correct, lengths.sum())}
@@ -142,7 +151,7 @@ class MovedOnceLstm(nn.LSTM):
 
     _moves = False
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._moves = True
         try:
             return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
@@ -190,25 +199,8 @@ class Sequences(Dataset[tuple[Tensor, Tensor]]):
         return self.text[start:end].long(), self.labels[start:end].long()
 
 
-class _Synthetic(Dataset[tuple[Tensor, Tensor]]):
-    """Random bytes, labelled by their remainder; lengths are spread evenly on a log scale. Drawn from the index."""
-
-    def __init__(self, samples: int, longest: int) -> None:
-        self.samples, self.longest = samples, longest
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(index)
-        shortest = min(SHORTEST, self.longest)
-        spread = float(torch.rand((), generator=generator)) * math.log((self.longest + 1) / shortest)
-        tokens = torch.randint(BYTES, (int(shortest * math.exp(spread)),), generator=generator)
-        return tokens, tokens % len(TAGS)
-
-
 @lru_cache(maxsize=4)
-def _passages(data: str, most_bytes: int, longest: int) -> tuple[Dataset[Any], Dataset[Any]]:
+def _passages(data: str, most_bytes: int, longest: int) -> Datasets:
     train, validation = (_labelled(data, texts, longest) for texts in read_texts(data, most_bytes))
     return train, validation
 

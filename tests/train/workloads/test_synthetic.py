@@ -14,7 +14,7 @@ from harness.train.workloads.language_model import LanguageModel
 from harness.train.workloads.mlp import Mlp
 from harness.train.workloads.padded_sequences import PaddedSequences
 
-MADE_UP = {
+WORKLOADS = {
     "image_classification": lambda: ImageClassification(data="synthetic", model="resnet8", samples=40),
     "conv_stack": lambda: ConvStack(data="synthetic", samples=40),
     "mlp": lambda: Mlp(data="synthetic", samples=40),
@@ -28,9 +28,9 @@ def drawn(sample: Any) -> torch.Tensor:
     return next(leaf for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor))
 
 
-@pytest.mark.parametrize("name", MADE_UP)
+@pytest.mark.parametrize("name", WORKLOADS)
 def test_a_validation_sample_is_none_of_training(name: str) -> None:
-    train, validation = MADE_UP[name]().datasets()  # type: ignore[no-untyped-call]
+    train, validation = WORKLOADS[name]().datasets()  # type: ignore[no-untyped-call]
     assert (len(train), len(validation)) == (40, 4)
     known = [drawn(train[index]) for index in range(40)]
     for index in range(4):
