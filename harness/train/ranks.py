@@ -45,9 +45,9 @@ class Ranks:
         if self.world_size == 1:
             return [value]
         size = self.world_size
-        values: list[T | None] = [None] * size
+        values: list[T] = [value] * size
         dist.all_gather_object(values, value)
-        return [value for value in values if value is not None]
+        return values
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum over the ranks."""
