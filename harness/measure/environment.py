@@ -66,7 +66,7 @@ def describe_device(device: torch.device) -> DeviceFacts:
     return {
         "kind": "cuda",
         "model": properties.name,
-        "uuid": str(getattr(properties, "uuid", "")) or None,
+        "uuid": str(properties.uuid),
         "memory_bytes": properties.total_memory,
     }
 

@@ -37,7 +37,6 @@ class Reading:
     recent driver shows a container only the container's own, so that none there means none in sight.
     """
 
-    time_s: float
     energy_mj: int | None = None
     power_w: float | None = None
     utilisation: float | None = None

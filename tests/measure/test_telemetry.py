@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from harness.measure import telemetry
 from harness.measure.gpu_readings import ENERGY_LEAST_S, Reading, summarise
 from harness.measure.nvml import Nvml
-from harness.measure.telemetry import Telemetry, open_telemetry, visible_uuids
+from harness.measure.telemetry import Telemetry, open_telemetry
 
 A, B, C = "GPU-aa11", "GPU-aa22", "GPU-bb33"
 SLICE = "MIG-cc44"
@@ -37,7 +36,6 @@ class Gpu:
     """One device and its answers; an exception among them is raised."""
 
     uuid: str
-    name: str = "H100"
     energy: Any = 5_000
     power: Any = 350_000
     busy: Any = 75
@@ -49,7 +47,6 @@ class Gpu:
     old_reasons: Any = field(default_factory=FakeError)
     pids: Any = (ME,)
     mig: Any = field(default_factory=FakeError)
-    accessible: bool = True
 
 
 def answer(value: Any) -> Any:
@@ -74,22 +71,12 @@ class FakeNvml:
     def nvmlShutdown(self) -> None:
         self.users -= 1
 
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
-        gpu = self.gpus[index]
-        return gpu if gpu.accessible else answer(FakeError("Insufficient Permissions"))
-
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:
         known = {gpu.uuid: gpu for gpu in (*self.gpus, *self.slices)}
         return known[uuid] if uuid in known else answer(FakeError("Not Found"))
 
     def nvmlDeviceGetUUID(self, handle: Gpu) -> str:
         return handle.uuid
-
-    def nvmlDeviceGetName(self, handle: Gpu) -> str:
-        return handle.name
 
     def nvmlDeviceGetMigMode(self, handle: Gpu) -> Any:
         return answer(handle.mig)
@@ -133,11 +120,16 @@ def opened(
     nvml: Nvml | None,
     *devices: int,
     variables: dict[str, str] | None = None,
-    uuid_of: Callable[[torch.device], str | None] = lambda device: None,
+    uuids: Sequence[str] | None = None,
     own_pids: Sequence[int] = (),
 ) -> Telemetry | None:
-    clock = map(float, count(100)).__next__
-    return open_telemetry(cuda(*devices or (0,)), nvml, variables or {}, clock, uuid_of=uuid_of, own_pids=own_pids)
+    """Telemetry of these devices; ``uuids`` are torch's, by default NVML's in NVML's order."""
+    known = uuids or [gpu.uuid for gpu in getattr(nvml, "gpus", [Gpu(A)])]
+
+    def uuid_of(device: torch.device) -> str:
+        return known[device.index].partition("-")[2]
+
+    return open_telemetry(cuda(*devices or (0,)), nvml, variables or {}, uuid_of=uuid_of, own_pids=own_pids)
 
 
 def read(nvml: Nvml, *devices: int, **given: Any) -> tuple[Reading, ...]:
@@ -156,68 +148,30 @@ def read_temperatures(variables: dict[str, str], *devices: int, **given: Any) ->
 # which GPU
 
 
-@pytest.mark.parametrize(
-    ("variable", "expected"),
-    [
-        (None, (A, B, C)),
-        ("", ()),
-        ("0", (A,)),
-        ("2,0", (C, A)),
-        (" 1 , 2 ", (B, C)),
-        ("+1", (B,)),
-        ("1x,2", (B, C)),
-        ("-1", ()),
-        ("0,-1,2", (A,)),
-        ("0,9,1", (A,)),
-        ("0,,1", (A,)),
-        ("none", ()),
-        ("NoDevFiles", ()),
-        (f"{C},{A}", (C, A)),
-        ("GPU-b", (C,)),
-        ("GPU-aa2,GPU-bb", (B, C)),
-        ("GPU-aa", ()),
-        ("GPU-bb,GPU-aa,GPU-aa1", (C,)),
-        ("GPU-dd", ()),
-        (SLICE, (SLICE,)),
-        ("MIG-GPU-aa11/1/0", ("MIG-GPU-aa11/1/0",)),
-        ("0,0", ()),
-        ("GPU-bb,GPU-bb33", ()),
-        (f"{SLICE},{SLICE}", ()),
-    ],
-)
-def test_the_variable_is_read_as_cuda_reads_it(variable: str | None, expected: tuple[str, ...]) -> None:
-    assert visible_uuids(variable, (A, B, C), (A, B, C)) == expected
-
-
-@pytest.mark.parametrize(("variable", "expected"), [(None, ()), ("0", ()), ("GPU-bb", (C,)), (SLICE, (SLICE,))])
-def test_numbers_name_nothing_where_cudas_order_is_not_known(variable: str | None, expected: tuple[str, ...]) -> None:
-    assert visible_uuids(variable, (A, B, C), ()) == expected
-
-
-def test_without_the_variable_numbers_agree() -> None:
+def test_a_device_is_found_by_torchs_uuid() -> None:
     assert read_temperatures({}, 0, 1, 2) == [1, 2, 3]
+    assert read_temperatures({"CUDA_VISIBLE_DEVICES": "2,0"}, 0, 1, uuids=(C, A)) == [3, 1]
 
 
-@pytest.mark.parametrize("variable", ["2,0", "GPU-bb,GPU-aa1", f"{C},{A}"])
-def test_torchs_number_counts_the_visible(variable: str) -> None:
-    assert read_temperatures({"CUDA_VISIBLE_DEVICES": variable}, 0, 1) == [3, 1]
+@pytest.mark.parametrize("variable", ["0", "GPU-bb", f"{C},{A}", "9", ""])
+def test_the_variable_names_no_whole_gpu(variable: str) -> None:
+    assert read_temperatures({"CUDA_VISIBLE_DEVICES": variable}, 0, uuids=(B,)) == [2]
 
 
-def test_a_slice_is_found_by_its_name() -> None:
-    assert read_temperatures({"CUDA_VISIBLE_DEVICES": SLICE}, 0) == [4]
+@pytest.mark.parametrize("variable", [SLICE, f" {SLICE} ", f"{SLICE},0"])
+def test_a_slice_that_the_variable_names_comes_before_the_gpu_that_torch_reports(variable: str) -> None:
+    assert read_temperatures({"CUDA_VISIBLE_DEVICES": variable}, 0, uuids=(A,)) == [4]
 
 
-def test_a_named_slice_comes_before_the_gpu_that_torch_tells() -> None:
-    variables = {"CUDA_VISIBLE_DEVICES": SLICE}
-    assert read_temperatures(variables, 0, uuid_of=lambda device: A.removeprefix("GPU-")) == [4]
+def test_the_entry_of_the_variable_is_the_devices_own() -> None:
+    assert read_temperatures({"CUDA_VISIBLE_DEVICES": f"{C},{SLICE}"}, 0, 1, uuids=(C, A)) == [3, 4]
 
 
-@pytest.mark.parametrize(("uuid", "expected"), [("bb33", 3), ("cc44", 4)])
-def test_what_torch_tells_comes_before_numbers(uuid: str, expected: int) -> None:
-    assert read_temperatures({"CUDA_VISIBLE_DEVICES": "1"}, 0, uuid_of=lambda device: uuid) == [expected]
+def test_a_slice_is_found_by_torchs_uuid() -> None:
+    assert read_temperatures({"CUDA_VISIBLE_DEVICES": "0"}, 0, uuids=(SLICE,)) == [4]
 
 
-def test_torch_tells_the_uuid_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_gives_the_uuid_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="H100", uuid="bb33", total_memory=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     found = open_telemetry(cuda(0), FakeNvml(Gpu(A), Gpu(C, temperature=3)), {})
@@ -225,30 +179,9 @@ def test_torch_tells_the_uuid_by_default(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.read()[0].temperature_c == 3
 
 
-def test_a_gpu_that_torch_tells_and_nvml_does_not_know_is_not_guessed() -> None:
-    assert opened(FakeNvml(Gpu(A)), 0, uuid_of=lambda device: "ff00") is None
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, None),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, None),
-        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, None),
-        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, 1),
-        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1"}, 2),
-        ({"CUDA_VISIBLE_DEVICES": B}, 2),
-    ],
-)
-def test_numbers_of_unlike_gpus_are_trusted_in_pci_order_only(variables: dict[str, str], expected: int | None) -> None:
-    nvml = FakeNvml(Gpu(A, name="T4", temperature=1), Gpu(B, name="H100", temperature=2))
-    found = opened(nvml, 0, variables=variables)
-    assert (found and found.read()[0].temperature_c) == expected
-
-
-def test_numbers_skip_gpus_that_this_process_may_not_use() -> None:
-    nvml = FakeNvml(Gpu(A, accessible=False), Gpu(B, temperature=2))
-    assert read(nvml, 0)[0].temperature_c == 2
+def test_a_gpu_that_nvml_does_not_know_is_not_guessed() -> None:
+    assert opened(FakeNvml(Gpu(A)), 0, uuids=("GPU-ff00",)) is None
+    assert opened(FakeNvml(Gpu(A)), 0, variables={"CUDA_VISIBLE_DEVICES": "MIG-ff00"}) is None
 
 
 def test_a_shared_device_is_read_once() -> None:
@@ -282,7 +215,7 @@ def test_pynvml_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_some_of_the_devices_are_none_and_nvml_is_given_back() -> None:
     nvml = FakeNvml(Gpu(A), Gpu(B))
-    assert opened(nvml, 0, 1, variables={"CUDA_VISIBLE_DEVICES": "1"}) is None
+    assert opened(nvml, 0, 1, uuids=(A, "GPU-ff00")) is None
     assert nvml.users == 0
 
 
@@ -308,7 +241,6 @@ def test_pynvml_has_the_names_that_are_used() -> None:
 
 def test_a_reading_has_plain_units() -> None:
     assert read(FakeNvml(Gpu(A, reasons=0x4)))[0] == Reading(
-        time_s=100.0,
         energy_mj=5_000,
         power_w=350.0,
         utilisation=0.75,
@@ -324,7 +256,7 @@ def test_a_reading_has_plain_units() -> None:
 def test_a_gpu_that_tells_nothing_is_read_nevertheless(error: Exception) -> None:
     names = ("energy", "power", "busy", "clock", "max_clock", "temperature", "reasons", "old_reasons", "pids")
     gpu = Gpu(A, **dict.fromkeys(names, error))
-    assert read(FakeNvml(gpu))[0] == Reading(time_s=100.0)
+    assert read(FakeNvml(gpu))[0] == Reading()
 
 
 @pytest.mark.parametrize(
@@ -407,9 +339,8 @@ def test_a_gpu_that_could_be_divided_but_is_not_tells_its_energy() -> None:
 # columns
 
 
-BEFORE = Reading(100.0, energy_mj=1_000_000, other_pids=())
+BEFORE = Reading(energy_mj=1_000_000, other_pids=())
 AFTER = Reading(
-    120.0,
     energy_mj=7_000_000,
     power_w=300.0,
     utilisation=0.5,
@@ -471,7 +402,7 @@ def test_the_counters_of_held_clocks_are_read_by_policy() -> None:
 
 
 def test_several_gpus_are_averaged_or_the_worst_or_summed() -> None:
-    other = Reading(120.0, 3_000_000, 500.0, 0.7, 1600, 3200, 80, ("hw slowdown", "hw power brake"), ())
+    other = Reading(3_000_000, 500.0, 0.7, 1600, 3200, 80, ("hw slowdown", "hw power brake"), ())
     assert columns([BEFORE, BEFORE], [AFTER, other]) == {
         "gpu_utilisation": pytest.approx(0.6),
         "power_w": 400.0,
@@ -560,7 +491,7 @@ def test_a_counter_that_does_not_rise_tells_no_energy(counter: int) -> None:
 
 def test_the_whole_way_from_devices_to_columns() -> None:
     gpus = [Gpu(A, energy=1_000), Gpu(B, energy=2_000)]
-    found = opened(FakeNvml(*gpus), 0, 1, variables={"CUDA_VISIBLE_DEVICES": "1,0"})
+    found = opened(FakeNvml(*gpus), 0, 1)
     assert found is not None
     before = found.read()
     gpus[0].energy, gpus[1].energy = 3_001_000, 1_002_000
