@@ -1,0 +1,124 @@
+"""Strategies of the user's own: how they are named, imported, planned and refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import harness
+from harness.config.experiment import Experiment, parse_experiment
+from harness.config.strategy_traits import NoOptions
+from harness.errors import ExperimentError, WorkloadError
+from harness.plan.cell import Cell
+from harness.plan.planner import Plan, make_plan
+from harness.run.request import check_no_user_code
+from harness.run.validation import own_traits
+from harness.train.strategies import load_strategy_class
+from tests.conftest import laptop
+from tests.own_strategy import Zero1
+from tests.processes import ROOT
+
+ZERO1 = "tests.own_strategy:Zero1"
+CONTENT = {
+    "name": "own",
+    "workload": "mlp",
+    "grid": {"strategy": ["single", "ddp", ZERO1], "devices": [1, 2], "per_device_batch_size": 8},
+    "strategy_options": {ZERO1: {"bucket_cap_mb": [1, 25]}},
+}
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    return parse_experiment(CONTENT, source="f")
+
+
+@pytest.fixture
+def plan(experiment: Experiment) -> Plan:
+    return make_plan(experiment, laptop(), own_traits(experiment))
+
+
+def cells_of(plan: Plan, strategy: str) -> set[Cell]:
+    return {trial.cell for trial in plan.trials if trial.cell.strategy == strategy and trial.kind == "throughput"}
+
+
+def test_the_planner_gets_its_traits_as_values(plan: Plan) -> None:
+    cells = cells_of(plan, ZERO1)
+    assert {(cell.devices, cell.strategy_options["bucket_cap_mb"]) for cell in cells} == {
+        (n, m) for n in (1, 2) for m in (1, 25)
+    }
+    assert all(cell.traits.calls_wrapper and cell.traits.options is NoOptions for cell in cells)
+    assert {group.placement.workers for group in plan.groups for t in group.trials if t.cell in cells} == {1, 2}
+
+
+def test_its_traits_are_no_part_of_a_cell_s_identity(plan: Plan, experiment: Experiment) -> None:
+    others = {ZERO1: Zero1.traits.__class__(calls_wrapper=False)}
+    assert {c.id for c in cells_of(plan, ZERO1)} == {
+        c.id for c in cells_of(make_plan(experiment, laptop(), others), ZERO1)
+    }
+
+
+def test_it_is_checked_for_equivalence_like_any_other(plan: Plan) -> None:
+    checks = {trial.cell.strategy for trial in plan.trials if trial.purpose == "equivalence"}
+    assert checks == {"single", "ddp", ZERO1}
+    assert all(t.check_id for t in plan.trials if t.kind == "throughput" and t.cell.strategy == ZERO1)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("tests.own_strategy:Zero2", "has no class 'Zero2'; did you mean 'Zero1'?"),
+        ("tests.no_such_module:A", "importing tests.no_such_module failed with ModuleNotFoundError"),
+        ("tests.own_strategy:NoStrategy", "the class lacks unwrap, make_optimizer, gradient_sync, optimizer_state"),
+        ("tests.own_strategy:WithoutTraits", "traits: got NoneType; allowed: a StrategyTraits"),
+    ],
+)
+def test_what_is_no_strategy_is_one_error(name: str, problem: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        load_strategy_class(name)
+    assert str(caught.value).startswith(f"strategy {name!r}: ") and problem in str(caught.value)
+
+
+def test_no_user_code_refuses_it(experiment: Experiment) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        check_no_user_code(experiment, Path("f.yaml"))
+    allowed = "--no-user-code allows built-in strategies only: single, dp, ddp, fsdp"
+    assert caught.value.problems == (f"grid.strategy: got {ZERO1!r}; {allowed}",)
+
+
+def test_options_of_no_strategy_are_refused() -> None:
+    with pytest.raises(ExperimentError) as caught:
+        parse_experiment({**CONTENT, "strategy_options": {"zero 1:A": {"x": 1}}}, source="f")
+    assert caught.value.problems[0].startswith("strategy_options.zero 1:A: unknown key")
+
+
+FILE = """
+name: own
+workload: mlp
+grid: {model: [small], strategy: [single, "own_strategy:Zero1", "own_strategy:Unsynchronised"], devices: [1, 2],
+       per_device_batch_size: [8]}
+exclude: [{strategy: single, devices: 2}]
+optimizer: {name: Adam, lr: 0.001}
+throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 2, window_seconds: 0, twin: false}
+preflight: false
+"""
+
+
+@pytest.mark.slow
+def test_it_trains_on_several_ranks_and_one_that_trains_otherwise_is_found(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(FILE)
+    (tmp_path / "own_strategy.py").write_text((ROOT / "tests" / "own_strategy.py").read_text())
+    command = [sys.executable, "-m", "harness.run", str(tmp_path / "own.yaml"), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (tmp_path / "out" / "own").iterdir()
+    results = harness.load(folder)
+    assert set(results.trials["outcome"]) == {"ok"}
+    equivalent = results.equivalence.set_index(["strategy", "devices"])["equivalent"]
+    assert equivalent["own_strategy:Zero1", 2] and not equivalent["own_strategy:Unsynchronised", 2]
+    ratios = results.scaling.set_index(["strategy", "devices"])["speedup"]
+    assert ratios["own_strategy:Zero1", 2] > 0 and pd.isna(ratios["own_strategy:Unsynchronised", 2])
+    assert results.folder.report.is_file()
