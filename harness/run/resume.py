@@ -29,98 +29,104 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
-    """The worker groups with the trials that are not ok yet, and with those that these are compared with.
+    """Return the worker groups with the trials that are not ok yet, and with those that these are compared with.
 
-    Pairs form only between trials of the same invocation. So a block that is measured in two parts measures its bases
-    again in the second; and what is done, but without the base that the first part did not come to, is done again.
-    What is known to lack memory is left out.
+    Pairs form only between trials of one invocation. So a block that is measured in two parts measures its bases
+    again in the second; and a trial that was measured without its base is measured again with it. Trials that lack
+    memory are left out.
     """
-    pairs, pruned = _Pairs(plan, lines), _pruned(plan, lines)
-    missing = {trial.id for trial in plan.trials} - pairs.done - pruned
-    again = [trial for trial in plan.trials if trial.id in missing or pairs.lacks_one(trial)]
-    wanted = {trial.id for trial in again} | {partner for trial in again for partner in pairs.beside(trial)}
-    wanted -= pruned
+    recorded = _Recorded(lines, prune_oom=plan.experiment.limits.prune_oom)
+    partners = _Partners(plan, recorded)
+    settled = recorded.done | recorded.pruned
+    wanted: set[str] = set()
+    for trial in plan.trials:
+        if trial.id not in settled or recorded.is_unpaired(trial.id, partners.compared_with(trial)):
+            wanted |= {trial.id} | partners.compared_with(trial) | partners.twin_of_base(trial)
+    wanted -= recorded.pruned
     groups = (replace(g, trials=tuple(t for t in g.trials if t.id in wanted)) for g in plan.groups)
     return tuple(group for group in groups if group.trials)
 
 
 def out_of_memory(plan: Plan, lines: Lines) -> list[Cell]:
-    """The cells that ran out of memory and are not to be tried again."""
+    """Return the cells that ran out of memory and are not to be tried again."""
     if not plan.experiment.limits.prune_oom:
         return []
-    found = {line["trial_id"] for line in lines if line["outcome"] == "oom"}
-    return list(dict.fromkeys(t.cell for t in plan.trials if t.id in found and t.purpose != "doctor"))
+    ids = {line["trial_id"] for line in lines if line["outcome"] == "oom"}
+    return list(dict.fromkeys(t.cell for t in plan.trials if t.id in ids and t.purpose != "doctor"))
 
 
 def attempts(lines: Lines) -> dict[str, int]:
-    """How often each trial was recorded so far."""
+    """Return the number of recorded attempts at each trial."""
     counts: dict[str, int] = {}
     for line in lines:
         counts[line["trial_id"]] = max(counts.get(line["trial_id"], 0), int(line["attempt"]))
     return counts
 
 
-class _Pairs:
-    """Which trials of a block are compared with each other, and in which invocations they were measured."""
+class _Recorded:
+    """The recorded state of each trial, as sets of trial ids.
 
-    def __init__(self, plan: Plan, lines: Lines) -> None:
-        self._plan = plan
-        self._invocations: dict[str, set[int]] = {}
+    ``invocations``: those in which a trial was ok; a cell that the doctor refused is examined again.
+    ``spared``: skipped because its cell was precise enough. ``done``: ok or spared.
+    ``failed``: would likely fail again. ``pruned``: ran out of memory, or a smaller batch did, and is not tried again.
+    """
+
+    def __init__(self, lines: Lines, *, prune_oom: bool) -> None:
+        self.invocations: dict[str, set[int]] = {}
         for line in lines:
-            # what the doctor refused may have been mended since: it looks again
             if line["outcome"] == "ok" and not errors(line.get("facts", {})):
-                self._invocations.setdefault(line["trial_id"], set()).add(int(line.get("invocation", 0)))
-        self.done = {*self._invocations, *(line["trial_id"] for line in lines if _is_skipped(line, PRECISE))}
-        self._failed = {line["trial_id"] for line in lines if _failed(line)} - self.done
-        self._twins = {(trial.block, trial.cell): trial.id for trial in plan.trials if trial.purpose == "twin"}
+                self.invocations.setdefault(line["trial_id"], set()).add(int(line.get("invocation", 0)))
+        precise = {line["trial_id"] for line in lines if _is_skipped(line, PRECISE)}
+        self.done = precise | self.invocations.keys()
+        self.spared = precise - self.invocations.keys()
+        self.failed = {line["trial_id"] for line in lines if _failed(line)} - self.done
+        last = {line["trial_id"]: line for line in lines if prune_oom}
+        self.pruned = {trial_id for trial_id, line in last.items() if line["outcome"] == "oom" or _is_pruned(line)}
+
+    def is_unpaired(self, trial_id: str, partners: set[str]) -> bool:
+        """Return whether the trial was measured, but in no invocation together with some partner that it needs."""
+        own = self.invocations.get(trial_id, set())
+        needed = partners - self.failed - self.spared
+        return bool(own) and any(own.isdisjoint(self.invocations.get(partner, ())) for partner in needed)
+
+
+class _Partners:
+    """The trials of its block that each trial is compared with; plan/comparison.py defines which cells these are."""
+
+    def __init__(self, plan: Plan, recorded: _Recorded) -> None:
+        self._explains, self._failed = plan.experiment.explains, recorded.failed
+        self._twins = {(t.block, t.cell): t.id for t in plan.trials if t.purpose == "twin"}
         self._by_cell = {(t.block, t.cell): t.id for t in plan.trials if t.timed and t.purpose != "twin"}
-        self._stand_ins: dict[tuple[int, str | None], str] = {}
-        for trial in sorted(plan.trials, key=lambda t: t.cell.devices, reverse=True):
-            if trial.kind == "throughput" and trial.id in self._invocations:
-                self._stand_ins[trial.block, _family(trial.cell)] = trial.id
+        measured = [t for t in plan.trials if t.kind == "throughput" and t.id in recorded.invocations]
+        fewest_last = sorted(measured, key=lambda trial: trial.cell.devices, reverse=True)
+        self._stand_ins = {(t.block, _family_id(t.cell)): t.id for t in fewest_last}
 
-    def of(self, trial: Trial) -> set[str]:
-        """The other trials of its block that a trial is compared with.
+    def compared_with(self, trial: Trial) -> set[str]:
+        """Return the ids of the base, of the trials that explain this one, and of the same cell by other launchers.
 
-        Where a base failed, its stand-in: the smallest device count of the same strategy that was measured.
+        If the base failed, its stand-in: the smallest device count of the same strategy that was measured.
         """
         if not trial.timed or not comparable(trial.cell):
             return set()
         base = self._by_cell.get((trial.block, base_cell(trial.cell)))
         if base in self._failed:
-            base = self._stand_ins.get((trial.block, _family(trial.cell)))
-        partners = other_launcher_cells(trial.cell)
-        if self._plan.experiment.explains:
-            partners += [single_device_cell(trial.cell), wrapped_single_device_cell(trial.cell)]
-        found = {base, *(self._by_cell.get((trial.block, cell)) for cell in partners)}
-        return {trial_id for trial_id in found if trial_id and trial_id != trial.id}
+            base = self._stand_ins.get((trial.block, _family_id(trial.cell)))
+        cells = other_launcher_cells(trial.cell)
+        if self._explains:
+            cells += [single_device_cell(trial.cell), wrapped_single_device_cell(trial.cell)]
+        ids = {base, *(self._by_cell.get((trial.block, cell)) for cell in cells)}
+        return {trial_id for trial_id in ids if trial_id and trial_id != trial.id}
 
-    def beside(self, trial: Trial) -> set[str]:
-        """What is measured again where this trial is: what it is compared with, and the twin of its base."""
-        has_twin = trial.timed and comparable(trial.cell)
-        twin = self._twins.get((trial.block, base_cell(trial.cell))) if has_twin else None
-        return self.of(trial) | ({twin} if twin else set())
-
-    def lacks_one(self, trial: Trial) -> bool:
-        """Whether no invocation holds both this trial, which was measured, and another that it needs."""
-        mine = self._invocations.get(trial.id)
-        if not mine:
-            return False
-        needed = (partner for partner in self.of(trial) if partner not in self._failed)
-        return any(not mine & self._invocations.get(partner, set()) for partner in needed if not self._spared(partner))
-
-    def _spared(self, trial_id: str) -> bool:
-        return trial_id in self.done and trial_id not in self._invocations
+    def twin_of_base(self, trial: Trial) -> set[str]:
+        """Return the id of the twin of the trial's base, which is measured beside the base; empty if it has none."""
+        if not trial.timed or not comparable(trial.cell):
+            return set()
+        twin = self._twins.get((trial.block, base_cell(trial.cell)))
+        return {twin} if twin else set()
 
 
 def _is_skipped(line: Mapping[str, Any], reason: str) -> bool:
     return line["outcome"] == "skipped" and str(line.get("reason", "")).startswith(reason)
-
-
-def _pruned(plan: Plan, lines: Lines) -> set[str]:
-    """The trials of which it was seen last that they lack memory; none where they are to be tried again."""
-    last = {line["trial_id"]: line for line in lines if plan.experiment.limits.prune_oom}
-    return {trial_id for trial_id, line in last.items() if line["outcome"] == "oom" or _is_pruned(line)}
 
 
 def _is_pruned(line: Mapping[str, Any]) -> bool:
@@ -128,11 +134,11 @@ def _is_pruned(line: Mapping[str, Any]) -> bool:
 
 
 def _failed(line: Mapping[str, Any]) -> bool:
-    """Whether a trial is likely to fail again; one that was lost, or had no time left, may yet go well."""
+    """Return whether a trial would likely fail again; one that was lost, or had no time left, may yet be ok."""
     return line["outcome"] not in ("ok", "lost") and not _is_skipped(line, TIME_IS_UP)
 
 
-def _family(cell: Cell) -> str | None:
+def _family_id(cell: Cell) -> str | None:
     return set_ids(axes_of(cell))["family_id"]
 
 
