@@ -58,15 +58,15 @@ def died(rank: int, how: str | None = None) -> str:
     return f"a worker process died (rank {rank}{f': {how}' if how else ''})"
 
 
-def explained(row: TrialResult, watch: Watchdog) -> TrialResult:
+def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
     """The row with what its rank left behind: whether the host killed it for memory, and what it printed last."""
     rank = row.error_rank
-    facts = {**row.facts, "freed_s": time.time() - watch.failed_at} if watch.failed_at else row.facts
+    facts = {**row.facts, "freed_s": time.time() - watchdog.failed_at} if watchdog.failed_at else row.facts
     if rank is None:
         return replace(row, facts=facts)
-    printed = watch.printed(rank)
+    printed = watchdog.printed(rank)
     was_killed = (row.outcome == "lost" and not _ended_otherwise(row.reason, printed)) or LOADER_KILLED in row.reason
-    if was_killed and watch.killed_for_memory(rank):
+    if was_killed and watchdog.killed_for_memory(rank):
         row = replace(row, outcome="oom", reason=f"the host's memory ran out: {row.reason}")
     detail = f"{row.detail}\n\nrank {rank} printed last:\n{printed}" if printed else row.detail
     return replace(row, facts=facts, detail=detail)

@@ -17,7 +17,8 @@ from harness.launch.failures import (
     primary,
 )
 from harness.launch.postmortem import ProcessOutput
-from harness.launch.watchdog import Registration, Watchdog
+from harness.launch.startup import Registration
+from harness.launch.watchdog import Watchdog
 from harness.launch.worker import failure, outcome_of
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult

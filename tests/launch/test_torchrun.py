@@ -24,14 +24,14 @@ import torch
 
 from harness.config.experiment import Experiment
 from harness.launch.failures import from_exit
-from harness.launch.protocol import ByLauncher, GroupStarted, Launcher, Message, TrialStarted
+from harness.launch.protocol import ByLauncher, GroupStarted, Job, Launcher, Message, TrialStarted
+from harness.launch.rank import devices_of
 from harness.launch.ray import cluster
-from harness.launch.torchrun import launcher
+from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
 from harness.launch.torchrun.launcher import TorchrunLauncher, ask_here
 from harness.launch.torchrun.mailbox import SocketMailbox
 from harness.launch.torchrun.processes import command
-from harness.launch.torchrun.worker import devices_of
-from harness.launch.watchdog import Registration, ResourcesRequested, StartupTimer, Watchdog
+from harness.launch.watchdog import Ending, Verdict, Watchdog
 from harness.plan.comparison import base_cell
 from harness.plan.placement import Placement
 from harness.plan.planner import Plan, make_plan
@@ -145,12 +145,14 @@ def test_a_worker_takes_the_first_devices(
     placement: Placement, device: str, local_rank: int, gpus: int, devices: list[str]
 ) -> None:
     group = replace(GROUP, placement=placement, device=device)
-    assert devices_of(group, local_rank, gpus) == tuple(map(torch.device, devices))
+    visible = [torch.device("cuda", number) for number in range(gpus)]
+    first = local_rank * placement.devices_per_worker
+    assert devices_of(group, local_rank, visible, first) == tuple(map(torch.device, devices))
 
 
 def test_a_group_for_gpus_that_are_gone_says_so() -> None:
     with pytest.raises(RuntimeError, match="no GPU is visible"):
-        devices_of(replace(GROUP, device="cuda"), 0, 0)
+        devices_of(replace(GROUP, device="cuda"), 0, [])
 
 
 @pytest.mark.parametrize(
@@ -256,17 +258,17 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     watch = Watchdog(ask, limit_s=8.0)
     now[0] = 100.0
-    assert not watch.hangs() and not asked  # nobody is there yet
+    assert watch.poll() is None and not asked  # no process has registered yet
     watch.add(process(1, connected=False))
     watch.add(process(0, connected=False))
-    watch.saw_progress()
+    watch.record_progress()
     seen = []
     for now[0] in (102.0, 104.0, 106.0, 110.0, 112.0, 114.5):
         counts[1] += now[0] <= 104.0
-        seen.append(watch.hangs())
-    assert seen == [False] * 5 + [True]
-    watch.end()
-    assert watch.stacks == {0: "", 1: "here"}
+        seen.append(watch.poll())
+    assert seen == [None] * 5 + [Verdict(Ending.HUNG, {0: "", 1: "here"})]
+    assert seen[-1].was_cut_short and watch.failed_at is not None
+    watch.kill()
     assert asked[-1] == ("kill", [("n0", (101, ("count-1", "stack-1"))), ("n0", (100, ("count-0", "stack-0")))])
 
 
@@ -278,24 +280,43 @@ def test_who_died_without_a_word_is_asked_while_the_rank_that_tells_lives() -> N
         ([False, True, False], [True, True, True], None),
     ):
         answers = iter((before, after))
-        watch = Watchdog(lambda question, things, answers=answers: next(answers), limit_s=8.0)  # type: ignore[misc]
+        ask = lambda question, things, answers=answers: next(answers)  # type: ignore[misc]  # noqa: E731
+        watch = Watchdog(ask, limit_s=8.0, grace_s=0.0)
         for rank in range(3):
             watch.add(process(rank, connected=True))
-        watch.saw_end(TrialResult("t", "diverged", error_rank=0))
-        assert watch.failed_at is None and not watch.failed_for(-1.0)
-        watch.saw_end(TrialResult("t", "error", error_rank=0))
-        assert watch.silent == silent and watch.failed_for(-1.0) and not watch.failed_for(60.0)
+        watch.record_result(TrialResult("t", "diverged", error_rank=0))
+        assert watch.failed_at is None and watch.poll() is None
+        watch.record_result(TrialResult("t", "error", error_rank=0))
+        assert watch.silent == silent and watch.failed_at is not None
+        time.sleep(0.001)
+        assert watch.poll() == Verdict(Ending.AFTER_FAILURE)
+
+
+def test_a_group_whose_processes_never_register_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = Watchdog(lambda question, things: [1] * len(things), limit_s=800.0, start_s=120.0)
+    now[0] = 119.0
+    assert watch.poll() is None
+    now[0] = 121.0
+    assert watch.poll() == Verdict(Ending.NEVER_STARTED) and watch.failed_at is None
+    watch.add(process(0, connected=False))
+    assert watch.poll() is None
 
 
 def test_coming_up_is_told_in_parts() -> None:
     coming_up = StartupTimer(10.0, "torchrun")
-    coming_up.saw(process(0, created_at=12.0, connected=False), 15.0)
+    coming_up.record(process(0, created_at=12.0, connected=False), 15.0)
     assert coming_up.parts(20.0) == {}
-    coming_up.saw(process(1, created_at=11.0, connected=False), 16.0)
-    coming_up.saw(process(0, connected=True), 16.5)
-    coming_up.saw(process(1, connected=True), 17.0)
+    assert replace(coming_up, before={"torchrun": 4.0}).parts(20.0) == {"torchrun": 4.0}
+    coming_up.record(process(1, created_at=11.0, connected=False), 16.0)
+    coming_up.record(process(0, connected=True), 16.5)
+    coming_up.record(process(1, connected=True), 17.0)
     assert coming_up.parts(18.0) == {"torchrun": 1.0, "worker start": 5.0, "process group": 0.5, "first word": 1.5}
-    coming_up.saw(ResourcesRequested(10.25), 10.5)
+    coming_up.record(ResourcesRequested(10.25), 10.5)
+    earlier = replace(coming_up, before={"torchrun": 4.0, "worker start": 1.0})
+    both = earlier.parts(18.0)
+    assert (both["torchrun"], both["resources"], sum(both.values())) == (4.25, 0.75, 13.0)
     told = coming_up.parts(18.0)
     assert list(told.items())[:3] == [("torchrun", 0.25), ("resources", 0.75), ("worker start", 5.0)]
     assert sum(told.values()) == 8.0
@@ -321,17 +342,13 @@ def test_what_an_examination_finds_wrong_is_not_measured_by_the_later_processes_
     plan = make_plan(experiment, laptop())
     ran: list[str] = []
 
-    @contextlib.contextmanager
-    def started(job: Any, deadline: float | None) -> Iterator[Any]:
-        yield job.group.trials[0]
-
-    def hear(trial: Any, watch: Watchdog, coming_up: StartupTimer) -> Iterator[Message]:
+    def run(self: TorchrunLauncher, job: Job, deadline: float | None, parts: Any) -> Iterator[Message]:
+        (trial,) = job.group.trials
         ran.append(trial.id)
         wrong = trial.purpose == "doctor" and trial.cell.strategy == "ddp"
         yield TrialResult(trial.id, "ok", facts={"findings": [ERROR] if wrong else []})
 
-    monkeypatch.setattr(launcher, "start_processes", started)
-    monkeypatch.setattr(launcher, "_hear", hear)
+    monkeypatch.setattr(TorchrunLauncher, "_run", run)
     torchrun = TorchrunLauncher(experiment, 1)
     for group in plan.groups:
         told = {message.trial_id: message for message in torchrun.launch(group, deadline=None)}  # type: ignore[union-attr]

@@ -19,8 +19,8 @@ from harness.cli.commands import parse_only
 from harness.config.experiment import Experiment, parse_experiment
 from harness.errors import ExperimentError
 from harness.launch.protocol import process_variables
+from harness.launch.rank import devices_of, gpus_by_number
 from harness.launch.ray import cluster
-from harness.launch.torchrun.worker import devices_of
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell
 from harness.plan.feasibility import reason_to_skip
@@ -202,31 +202,52 @@ def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_name
 
 
 @pytest.mark.parametrize(
-    ("visible", "ids", "places"),
+    ("buses", "ids", "places"),
     [
-        ("0,1,2,3", [1, 2], [1, 2]),
-        ("0,1,10,11,2,3,4,5,6,7,8,9", [1, 2, 10], [1, 4, 2]),  # as Ray sorts them
-        ("4,5,6,7", [0, 3], [0, 3]),
-        ("GPU-b,GPU-a", [1], [1]),
+        ([0, 1, 2, 3], [1, 2], [1, 2]),
+        ([0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 10], [1, 4, 2]),  # as Ray sorts their numbers
+        ([4, 5, 6, 7], [0, 3], [0, 3]),
+        ([9, 3], [1], [0]),  # in the order of the user's CUDA_VISIBLE_DEVICES
     ],
 )
-def test_torch_finds_the_named_gpus_among_those_that_ray_shows(visible: str, ids: list[int], places: list[int]) -> None:
-    from harness.launch.ray.worker import places_of
-
-    assert places_of(ids, visible) == places
-
-
-def test_a_gpu_that_was_not_given_is_named() -> None:
-    from harness.launch.ray.worker import places_of
-
-    with pytest.raises(RuntimeError, match="GPU 3 is asked for, but of its node this group was given '0,1'"):
-        places_of([0, 3], "0,1")
+def test_torch_finds_the_named_gpus_among_those_that_it_sees(
+    buses: list[int], ids: list[int], places: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see_gpus(buses, monkeypatch)
+    assert gpus_by_number(ids) == [torch.device("cuda", place) for place in places]
 
 
-def test_torchrun_takes_them_by_number() -> None:
+def see_gpus(buses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch see GPUs on these buses, in this order."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(buses))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda place: SimpleNamespace(pci_domain_id=0, pci_bus_id=buses[place], pci_device_id=0),
+    )
+
+
+def test_a_gpu_that_was_not_given_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_gpus([0, 1], monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(RuntimeError, match=r"GPU 3 is asked for, but this process sees 2 .*VISIBLE_DEVICES='0,1'"):
+        gpus_by_number([0, 3])
+
+
+def test_each_worker_takes_its_own_of_the_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_gpus([0, 1, 2, 3], monkeypatch)
+    gpus = [torch.device("cuda", number) for number in range(4)]
     ddp, dp = (group(place(replace(CELL, strategy=name))) for name in ("ddp", "dp"))
-    assert [devices_of(ddp, rank, 4) for rank in (0, 1)] == [(torch.device("cuda:1"),), (torch.device("cuda:2"),)]
-    assert devices_of(dp, 0, 4) == (torch.device("cuda:1"), torch.device("cuda:2"))
+    assert [devices_of(ddp, rank, gpus) for rank in (0, 1)] == [(torch.device("cuda:1"),), (torch.device("cuda:2"),)]
+    assert devices_of(dp, 0, gpus) == (torch.device("cuda:1"), torch.device("cuda:2"))
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_a_pci_address() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    everyone = list(range(torch.cuda.device_count()))
+    assert sorted(device.index for device in gpus_by_number(everyone)) == everyone
 
 
 def test_numbers_are_those_of_nvidia_smi() -> None:

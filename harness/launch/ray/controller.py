@@ -11,7 +11,6 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-import psutil
 import ray
 from ray.runtime_context import get_runtime_context
 from ray.train import get_context
@@ -19,9 +18,8 @@ from ray.train.backend import Backend, BackendConfig
 
 from harness.launch.agent import lead_a_process_group
 from harness.launch.host import interface_of
-from harness.launch.postmortem import output_of_this_process
 from harness.launch.ray import private
-from harness.launch.watchdog import Registration, ResourcesRequested
+from harness.launch.startup import Registration, ResourcesRequested, register_process
 from harness.system.scratch import Scratch, shared_memory
 
 LOOPBACK = "127.0.0.1"
@@ -78,17 +76,8 @@ class RankConfig(BackendConfig):
 def register(*, connected: bool = False) -> Registration:
     """This process: where it counts its steps, and where it writes down where it stands."""
     folder = _scratch().path
-    return Registration(
-        rank=get_context().get_world_rank(),
-        node_id=get_runtime_context().get_node_id(),
-        pid=os.getpid(),
-        counter=str(folder / "steps"),
-        stack=str(folder / "stack"),
-        created_at=psutil.Process().create_time(),
-        connected=connected,
-        folder=str(folder),
-        traces=output_of_this_process(),
-    )
+    rank, node_id = get_context().get_world_rank(), get_runtime_context().get_node_id()
+    return register_process(rank, node_id, folder / "steps", folder / "stack", connected=connected, folder=str(folder))
 
 
 @cache

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,22 +25,21 @@ from harness.launch.failures import (
     from_memory_monitor,
     primary,
 )
-from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted, process_variables
+from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.ray import private
 from harness.launch.ray.agents import ask_agents, patience
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, startup_callbacks
 from harness.launch.ray.trainer import UNUSED, Fit, free_devices
 from harness.launch.ray.worker import train
-from harness.launch.watchdog import Registration, ResourcesRequested, StartupTimer, Watchdog
+from harness.launch.startup import StartupTimer
+from harness.launch.supervision import GroupEnd, Received, supervise
+from harness.launch.watchdog import Ending, Watchdog
 from harness.plan.inventory import Machine, Node
+from harness.plan.placement import Placement
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.scratch import Scratch
 
-TAKE_S = 1.0
-"""How long one look into the mailbox waits; a message ends the wait."""
-ENDING_S = 0.05
-"""The same once the last result is there, when only the end of the group is awaited."""
 END_S = 60.0
 """How long Ray has to notice that the workers of a group were killed."""
 GIVEN_UP_S = 5.0
@@ -75,61 +74,10 @@ class RayLauncher:
         number = next(self._launches)
         _answer(self.cluster.mailbox.open.remote(number, deadline))
         fit = Fit(self._trainer(group, nodes, number))
-        watch = Watchdog(partial(ask_agents, self.cluster), self.experiment.limits.trial)
-        failures: list[TrialResult] = []
-        finished: list[str] = []
-        current: str | None = None
-        for message in self._hear(fit, watch, group.trials[-1].id):
-            if isinstance(message, TrialResult) and message.ends_group:
-                failures.append(message)  # told when the group has ended: the cause may be a peer's
-                continue
-            if isinstance(message, TrialStarted):
-                current = message.trial_id
-            elif isinstance(message, TrialResult):
-                current = None
-                finished.append(message.trial_id)
-            yield message
-        left = blamed([trial.id for trial in group.trials], finished, current, connected=watch.connected)
-        yield from (explained(row, watch) for row in _rows(left, failures, fit, watch))
-
-    def _hear(self, fit: Fit, watch: Watchdog, last: str) -> Iterator[Message]:
-        """Messages until the group has ended and all are heard; ends a group that fails, hangs or is given up."""
-        coming_up = StartupTimer(time.time(), "controller")
-        wait_s = TAKE_S
-        try:
-            while True:
-                ended = fit.ended  # before the last look, so that nothing sent until then is missed
-                for message in self._take(0.0 if ended else wait_s):
-                    watch.saw_progress()
-                    if _is_of_coming_up(message, watch, coming_up):
-                        continue
-                    if isinstance(message, GroupStarted):
-                        message = replace(message, parts=coming_up.parts(time.time()))
-                    elif isinstance(message, TrialResult):
-                        wait_s = ENDING_S if message.trial_id == last or message.ends_group else wait_s
-                        watch.saw_end(message)
-                    yield message
-                if ended:
-                    return
-                if watch.failed_for(GRACE_S) or watch.hangs():
-                    watch.cut_short()
-                    fit.join(END_S)
-                    return
-        finally:
-            if not fit.ended:  # given up: ranks that are still coming up hear it when they register
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
-                watch.end()
-                fit.join(GIVEN_UP_S)
-            elif fit.error:
-                watch.saw_failure()
-                watch.end()  # what the ranks started and left behind
-                free_devices()
-            watch.clear()
-
-    def _take(self, wait_s: float) -> list[Any]:
-        messages: list[Any] = _answer(self.cluster.mailbox.take.remote(wait_s))
-        return messages
+        watchdog = Watchdog(partial(ask_agents, self.cluster), self.experiment.limits.trial, grace_s=GRACE_S)
+        timer = StartupTimer(time.time(), "controller")
+        end = yield from supervise(RayGroup(self.cluster, fit, watchdog), watchdog, timer, group.trials[-1].id)
+        yield from (explained(row, watchdog) for row in _failed_trials(group, end, fit.error, watchdog))
 
     def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
         job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path)
@@ -185,14 +133,37 @@ class RayLauncher:
         return {name for name, answer in zip(names, answers, strict=True) if answer is not None}
 
 
-def _is_of_coming_up(message: Any, watch: Watchdog, coming_up: StartupTimer) -> bool:
-    """Notes what tells of a group that comes up, which is not for the run; False of any other message."""
-    if isinstance(message, Registration):
-        watch.add(message)
-    if isinstance(message, Registration | ResourcesRequested):
-        coming_up.saw(message, time.time())
-        return True
-    return False
+@dataclass(frozen=True)
+class RayGroup:
+    """A running fit() and its ranks, as ``supervise`` sees them."""
+
+    cluster: Cluster
+    fit: Fit
+    watchdog: Watchdog
+
+    @property
+    def ended(self) -> bool:
+        return self.fit.ended
+
+    def take(self, timeout_s: float) -> list[Received]:
+        messages: list[Received] = _answer(self.cluster.mailbox.take.remote(timeout_s))
+        return messages
+
+    def kill(self) -> None:
+        self.watchdog.kill()
+        self.fit.join(END_S)
+
+    def release(self) -> None:
+        if not self.fit.ended:  # given up: ranks that have not registered yet are refused when they do
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
+            self.watchdog.kill()
+            self.fit.join(GIVEN_UP_S)
+        elif self.fit.error:
+            self.watchdog.record_failure()
+            self.watchdog.kill()  # what the ranks started and left behind
+            free_devices()
+        self.watchdog.clear()
 
 
 def _answer(reference: Any) -> Any:
@@ -205,34 +176,58 @@ def _answer(reference: Any) -> Any:
         ) from error
 
 
-def _rows(left: Sequence[str], failures: Sequence[TrialResult], fit: Fit, watch: Watchdog) -> Iterator[TrialResult]:
-    """What is to be recorded of the trials that a group ended at."""
-    if watch.timed_out:
-        yield from from_hang(left, watch.stacks)
-    elif failures:
-        silent = watch.silent or ([] if watch.was_cut_short else ended_by_themselves(fit.error))
-        yield from_memory_monitor(primary(failures, silent), fit.error)
-    elif fit.error is not None:
-        yield from from_launch(left, fit.error)
+def _failed_trials(
+    group: WorkerGroup, end: GroupEnd, error: BaseException | None, watchdog: Watchdog
+) -> Iterator[TrialResult]:
+    """Yield a row for each trial that the end of the group cost; ``error``: what fit() raised."""
+    finished = [result.trial_id for result in end.finished]
+    left = blamed([trial.id for trial in group.trials], finished, end.current, connected=watchdog.connected)
+    if end.verdict.ending is Ending.HUNG:
+        yield from from_hang(left, end.verdict.stacks)
+    elif end.failures:
+        silent = watchdog.silent or ([] if end.verdict.was_cut_short else ended_by_themselves(error))
+        yield from_memory_monitor(primary(end.failures, silent), error)
+    elif error is not None:
+        yield from from_launch(left, error)
 
 
 def _resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]) -> dict[str, float]:
-    """What Ray reserves for one worker. Where GPUs are named, all of the node: those that are not used stay idle."""
-    placement = group.placement
-    if placement.device_ids:
-        return {
-            "CPU": machine.cpus_per_device * placement.devices_per_worker,
-            "GPU": float(nodes[0].gpus // placement.workers),
-        }
-    if not group.oversubscribe:
-        cpus = machine.cpus_per_device * placement.devices_per_worker
-        gpus = {"GPU": float(placement.devices_per_worker)} if group.device == "cuda" else {}
-        return {"CPU": cpus, **gpus}
-    cores = min(node.cores for node in nodes)
-    cpu_share = int(100 * cores / placement.workers_per_node) / 100
-    if group.device != "cuda":
-        return {"CPU": cpu_share if cpu_share < 1 else int(cpu_share)}
-    least = min(node.gpus for node in nodes)
-    sharing = -(-placement.workers_per_node // least)  # ranks on the fullest GPU
-    gpu_share = float(least) if placement.workers == 1 else 1.0 if sharing == 1 else int(10_000 / sharing) / 10_000
-    return {"CPU": cpu_share if cpu_share < 1 else int(cpu_share), "GPU": gpu_share}
+    """Return what Ray reserves for one worker."""
+    if group.placement.device_ids:
+        return resources_of_named_gpus(group.placement, machine.cpus_per_device, nodes[0].gpus)
+    if group.oversubscribe:
+        gpus = min(node.gpus for node in nodes) if group.device == "cuda" else 0
+        return shared_resources(group.placement, min(node.cores for node in nodes), gpus)
+    return own_resources(group.placement, machine.cpus_per_device, on_gpus=group.device == "cuda")
+
+
+def own_resources(placement: Placement, cpus_per_device: float, *, on_gpus: bool) -> dict[str, float]:
+    """Return the resources of a worker that shares none of its devices.
+
+    A worker that drives two GPUs, at 4 cores a device: {"CPU": 8, "GPU": 2}.
+    """
+    gpus = {"GPU": float(placement.devices_per_worker)} if on_gpus else {}
+    return {"CPU": cpus_per_device * placement.devices_per_worker, **gpus}
+
+
+def resources_of_named_gpus(placement: Placement, cpus_per_device: float, gpus: int) -> dict[str, float]:
+    """Return the resources of a worker whose GPUs are named: its part of all GPUs of its node, used or not.
+
+    Two workers on GPUs 1 and 2 of a node of 8, at 4 cores a device: {"CPU": 4, "GPU": 4}.
+    """
+    return {"CPU": cpus_per_device * placement.devices_per_worker, "GPU": float(gpus // placement.workers)}
+
+
+def shared_resources(placement: Placement, cores: int, gpus: int) -> dict[str, float]:
+    """Return the resources of a worker that shares the devices of its node; ``gpus`` is 0 on CPU slots.
+
+    Four workers on a node of 2 cores: {"CPU": 0.5}; of 8 cores and 2 GPUs: {"CPU": 2, "GPU": 0.5}.
+    """
+    share = int(100 * cores / placement.workers_per_node) / 100
+    cpus = {"CPU": share if share < 1 else int(share)}
+    if not gpus:
+        return cpus
+    ranks = -(-placement.workers_per_node // gpus)  # on the GPU with the most
+    if placement.workers == 1:
+        return {**cpus, "GPU": float(gpus)}
+    return {**cpus, "GPU": 1.0 if ranks == 1 else int(10_000 / ranks) / 10_000}

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import pickle
-import signal
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 
-from harness.launch.heartbeat import StepCounter
-from harness.launch.postmortem import output_of_this_process
 from harness.launch.protocol import Job
+from harness.launch.rank import devices_of, run_rank
+from harness.launch.startup import register_process
 from harness.launch.torchrun.mailbox import DriverLine
-from harness.launch.watchdog import Registration
-from harness.launch.worker import TrialFailed, failure, run_group
-from harness.plan.trial import WorkerGroup
+from harness.launch.worker import TrialFailed, failure
 from harness.system.process import die_with_parent
 from harness.train.ranks import Ranks
 
@@ -38,47 +32,21 @@ def main(job_file: Path) -> int:
     key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))  # what the workload starts need not know it
     line = DriverLine(folder / SOCKET, key)
     job: Job = pickle.loads(job_file.read_bytes())  # ours: the folder is closed to others
-    counter_file, stack_file = folder / f"steps-{rank}", folder / f"stack-{rank}"
-    with stack_file.open("w") as stack, StepCounter(counter_file) as counter:
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-        made = psutil.Process().create_time()
-        files = (str(counter_file), str(stack_file))
-        process = Registration(
-            rank, NODE_ID, os.getpid(), *files, made, connected=False, traces=output_of_this_process()
-        )
-        if not line.send(process):
-            return 1  # given up while this process came up
-        try:
-            ranks = _join(job, folder)
-            line.send(replace(process, connected=True))
-            run_group(job, ranks, line.send, counter.advance)
-        except TrialFailed:
-            return 1
-        except BaseException as error:  # before the trial: then too it is the trial that failed
-            line.send(failure(job.group.trials[0].id, rank, error))
-            return 1
-    return 0
-
-
-def devices_of(group: WorkerGroup, local_rank: int, gpus: int) -> tuple[torch.device, ...]:
-    """The devices of one worker: those that are named, or the first that this machine shows.
-
-    A GPU that is shared stands several times.
-    """
-    count = group.placement.devices_per_worker
-    if group.device == "cpu":
-        return tuple(torch.device("cpu") for _ in range(count))
-    if not gpus:
-        raise RuntimeError("no GPU is visible to torch in this process")
-    if ids := group.placement.ids_of(local_rank):
-        return tuple(torch.device("cuda", number) for number in ids)
-    return tuple(torch.device("cuda", (local_rank * count + i) % gpus) for i in range(count))
+    process = register_process(rank, NODE_ID, folder / f"steps-{rank}", folder / f"stack-{rank}", connected=False)
+    try:
+        return 0 if run_rank(job, process, line.send, lambda: _join(job, folder)) else 1
+    except TrialFailed:
+        return 1
+    except BaseException as error:  # before the trial: then too it is the trial that failed
+        line.send(failure(job.group.trials[0].id, rank, error))
+        return 1
 
 
 def _join(job: Job, folder: Path) -> Ranks:
     """Connects the ranks as Ray Train does, but over a file: the store of torchrun listens to every network."""
     rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    devices = devices_of(job.group, local_rank, torch.cuda.device_count())
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    devices = devices_of(job.group, local_rank, gpus, local_rank * job.group.placement.devices_per_worker)
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
     dist.init_process_group(

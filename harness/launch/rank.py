@@ -1,0 +1,75 @@
+"""What every rank of a worker group runs, whichever launcher started it: registration, connection, trials."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.launch.heartbeat import StepCounter
+from harness.launch.protocol import Job, Message
+from harness.launch.startup import Registration
+from harness.launch.worker import run_group
+from harness.plan.trial import WorkerGroup
+from harness.train.ranks import Ranks
+
+SendFromRank = Callable[[Message | Registration], bool]
+
+
+def run_rank(job: Job, process: Registration, send: SendFromRank, connect: Callable[[], Ranks]) -> bool:
+    """Register this process, connect it to the other ranks, run the group's trials; return False if refused."""
+    with Path(process.stack).open("w") as stack, StepCounter(Path(process.counter)) as counter:
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        try:
+            if not send(process):
+                return False  # the run was given up while this process started
+            ranks = connect()
+            if not process.connected:
+                send(replace(process, connected=True))
+            run_group(job, ranks, send, counter.advance)
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+    return True
+
+
+def devices_of(
+    group: WorkerGroup, local_rank: int, gpus: Sequence[torch.device], first: int = 0
+) -> tuple[torch.device, ...]:
+    """Return the devices of one worker of a node: the GPUs that are named, or the next of ``gpus`` from the first on.
+
+    A GPU that is shared occurs several times.
+    """
+    count = group.placement.devices_per_worker
+    if group.device == "cpu":
+        return tuple(torch.device("cpu") for _ in range(count))
+    if not gpus:
+        raise RuntimeError("no GPU is visible to torch in this process")
+    if ids := group.placement.ids_of(local_rank):
+        return tuple(gpus_by_number(ids))
+    return tuple(gpus[(first + i) % len(gpus)] for i in range(count))
+
+
+def gpus_by_number(numbers: Sequence[int]) -> list[torch.device]:
+    """Return the GPUs of these numbers of the node, all of which are visible, in whatever order Ray lists them.
+
+    nvidia-smi numbers GPUs by their PCI address. Raise RuntimeError if one is not visible.
+    """
+    places = range(torch.cuda.device_count())
+    by_address = sorted(places, key=_pci_address)
+    if max(numbers) >= len(by_address):
+        raise RuntimeError(
+            f"GPU {max(numbers)} is asked for, but this process sees {len(by_address)} of its node "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r})"
+        )
+    return [torch.device("cuda", by_address[number]) for number in numbers]
+
+
+def _pci_address(place: int) -> tuple[int, int, int]:
+    properties: Any = torch.cuda.get_device_properties(place)  # whose type stub lacks these three
+    return properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id

@@ -1,0 +1,96 @@
+"""How the processes of a worker group register with the driver, and where the time of their start goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+from harness.launch.postmortem import ProcessOutput, output_of_this_process
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A rank's process, before it joins the others: enough to watch it and to end it."""
+
+    rank: int
+    node_id: str
+    pid: int
+    counter: str
+    """The file of its step counter."""
+    stack: str
+    """The file that it writes its stack to on SIGUSR1."""
+    created_at: float
+    """When the process was created (unix time)."""
+    connected: bool
+    """Whether the ranks' process group exists by now."""
+    folder: str = ""
+    """Its scratch folder, if it has one of its own."""
+    traces: ProcessOutput = field(default_factory=ProcessOutput)
+
+
+@dataclass(frozen=True)
+class ResourcesRequested:
+    """The launcher's own process requests resources for the ranks (unix time)."""
+
+    at: float
+
+
+def register_process(
+    rank: int, node_id: str, counter: Path, stack: Path, *, connected: bool, folder: str = ""
+) -> Registration:
+    """Return the registration of this process."""
+    return Registration(
+        rank=rank,
+        node_id=node_id,
+        pid=os.getpid(),
+        counter=str(counter),
+        stack=str(stack),
+        created_at=psutil.Process().create_time(),
+        connected=connected,
+        folder=folder,
+        traces=output_of_this_process(),
+    )
+
+
+@dataclass
+class StartupTimer:
+    """Timestamps of a worker group's start-up (unix time): launch, process creation, imports, process group."""
+
+    launched_at: float
+    starter: str
+    """The part that the time until resources are requested counts as; without that request, until the first process."""
+    before: Mapping[str, float] = field(default_factory=dict)
+    """The parts of earlier start-ups of the same group."""
+    asked_at: float | None = None
+    created_at: float | None = None
+    imported_at: float | None = None
+    connected_at: float | None = None
+
+    def record(self, event: Registration | ResourcesRequested, now: float) -> None:
+        if isinstance(event, ResourcesRequested):
+            self.asked_at = self.asked_at or event.at
+            return
+        if event.connected:
+            self.connected_at = self.connected_at or now
+            return
+        self.created_at = min(self.created_at or event.created_at, event.created_at)
+        self.imported_at = now
+
+    def parts(self, now: float) -> dict[str, float]:
+        """Seconds until resources are requested, a process exists, all have imported, are connected, until now.
+
+        Includes the parts before; only those if a timestamp is missing.
+        """
+        asked = {"resources": self.asked_at} if self.asked_at else {}
+        ends = {"worker start": self.created_at, "process group": self.imported_at, "first word": self.connected_at}
+        begins = {self.starter: self.launched_at, **asked, **ends}
+        known = [*(t for t in begins.values() if t is not None), now]
+        if len(known) < len(begins) + 1:
+            return dict(self.before)
+        spent = {name: max(0.0, end - start) for name, (start, end) in zip(begins, pairwise(known), strict=True)}
+        return {name: self.before.get(name, 0.0) + spent.get(name, 0.0) for name in {**self.before, **spent}}

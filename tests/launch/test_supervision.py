@@ -1,0 +1,117 @@
+"""The supervision that both launchers share, over a group that is a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from harness.launch.protocol import GroupStarted, Message, TrialStarted
+from harness.launch.startup import Registration, StartupTimer
+from harness.launch.supervision import ENDING_S, TAKE_S, GroupEnd, Received, supervise
+from harness.launch.watchdog import Ending, Verdict, Watchdog
+from harness.plan.trial import TrialResult
+
+FAILURE = TrialResult("b", "error", "ValueError on rank 0", error_rank=0)
+
+
+@dataclass
+class Script:
+    """A group that sends these batches of messages, and ends with the last."""
+
+    batches: list[list[Received]]
+    ends: bool = True
+    events: list[str] = field(default_factory=list)
+    timeouts: list[float] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.ends and not self.batches
+
+    def take(self, timeout_s: float) -> Sequence[Received]:
+        self.timeouts.append(timeout_s)
+        return self.batches.pop(0) if self.batches else []
+
+    def kill(self) -> None:
+        self.events.append("kill")
+
+    def release(self) -> None:
+        self.events.append("release")
+
+
+def watchdog(**limits: float) -> Watchdog:
+    return Watchdog(lambda question, things: [True] * len(things), 800.0, **limits)
+
+
+def registration(*, connected: bool) -> Registration:
+    return Registration(0, "n0", 1, "", "", 10.0, connected)
+
+
+def supervised(script: Script, dog: Watchdog) -> tuple[list[Message], GroupEnd]:
+    generator = supervise(script, dog, StartupTimer(9.0, "starter"), last="b")
+    messages: list[Message] = []
+    try:
+        while True:
+            messages.append(next(generator))
+    except StopIteration as stop:
+        end: GroupEnd = stop.value
+        return messages, end
+
+
+def test_messages_come_in_order_and_registrations_stay_inside() -> None:
+    done = TrialResult("a", "ok")
+    ups: list[Received] = [registration(connected=False), registration(connected=True), GroupStarted((), ())]
+    script = Script([ups, [TrialStarted("a"), done, TrialStarted("b")]])
+    messages, end = supervised(script, watchdog())
+    started, *rest = messages
+    assert isinstance(started, GroupStarted)
+    assert list(started.parts) == ["starter", "worker start", "process group", "first word"]
+    assert rest == [TrialStarted("a"), done, TrialStarted("b")]
+    assert end == GroupEnd(Verdict(Ending.BY_ITSELF), (done,), (), "b")
+    assert script.events == ["release"]
+
+
+def test_after_the_last_result_the_end_is_awaited_in_short_looks() -> None:
+    script = Script([[TrialStarted("b")], [TrialResult("b", "ok")], []])
+    assert supervised(script, watchdog())[1].current is None
+    assert script.timeouts == [TAKE_S, TAKE_S, ENDING_S, 0.0]
+
+
+def test_failures_are_kept_until_the_end_is_known() -> None:
+    script = Script([[TrialStarted("b"), FAILURE]])
+    messages, end = supervised(script, watchdog())
+    assert messages == [TrialStarted("b")]
+    assert (end.failures, end.current, end.finished) == ((FAILURE,), "b", ())
+
+
+def test_ranks_that_outlive_a_failure_are_killed() -> None:
+    script = Script([[TrialStarted("b"), FAILURE]], ends=False)
+    _, end = supervised(script, watchdog(grace_s=-1.0))
+    assert end.verdict == Verdict(Ending.AFTER_FAILURE) and end.verdict.was_cut_short
+    assert script.events == ["kill", "release"]
+
+
+def test_a_group_that_never_starts_is_killed() -> None:
+    script = Script([], ends=False)
+    assert supervised(script, watchdog(start_s=-1.0))[1].verdict == Verdict(Ending.NEVER_STARTED)
+    assert script.events == ["kill", "release"]
+
+
+def test_closing_the_generator_releases_the_group() -> None:
+    script = Script([[TrialStarted("a")]], ends=False)
+    generator = supervise(script, watchdog(), StartupTimer(9.0, "starter"), last="b")
+    assert next(generator) == TrialStarted("a")
+    generator.close()
+    assert script.events == ["release"]
+
+
+def test_an_error_while_messages_are_taken_releases_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(self: Script, timeout_s: float) -> Sequence[Received]:
+        raise RuntimeError("the mailbox is gone")
+
+    monkeypatch.setattr(Script, "take", lost)
+    script = Script([], ends=False)
+    with pytest.raises(RuntimeError, match="is gone"):
+        supervised(script, watchdog())
+    assert script.events == ["release"]
