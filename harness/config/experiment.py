@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     BeforeValidator,
@@ -35,21 +35,25 @@ from harness.errors import ExperimentError, nearest
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
 
-BUILTIN_WORKLOADS: Mapping[str, str] = {
-    "image_classification": "harness.train.workloads.image_classification:ImageClassification",
-    "conv_stack": "harness.train.workloads.conv_stack:ConvStack",
-    "mlp": "harness.train.workloads.mlp:Mlp",
-    "padded_sequences": "harness.train.workloads.padded_sequences:PaddedSequences",
-    "language_model": "harness.train.workloads.language_model:LanguageModel",
+
+class BuiltinWorkload(NamedTuple):
+    """A built-in workload: ``module:ClassName``, and its data and model if the grid names none."""
+
+    location: str
+    data: str
+    model: str
+
+
+BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
+    "image_classification": BuiltinWorkload(
+        "harness.train.workloads.image_classification:ImageClassification", "digits", "resnet18"
+    ),
+    "conv_stack": BuiltinWorkload("harness.train.workloads.conv_stack:ConvStack", "digits", "small"),
+    "mlp": BuiltinWorkload("harness.train.workloads.mlp:Mlp", "digits", "medium"),
+    "padded_sequences": BuiltinWorkload("harness.train.workloads.padded_sequences:PaddedSequences", "stdlib", "small"),
+    "language_model": BuiltinWorkload("harness.train.workloads.language_model:LanguageModel", "stdlib", "nano"),
 }
-BUILTIN_DEFAULTS: Mapping[str, Mapping[str, str]] = {
-    "image_classification": {"data": "digits", "model": "resnet18"},
-    "conv_stack": {"data": "digits", "model": "small"},
-    "mlp": {"data": "digits", "model": "medium"},
-    "padded_sequences": {"data": "stdlib", "model": "small"},
-    "language_model": {"data": "stdlib", "model": "nano"},
-}
-"""What a built-in workload trains where the grid names no data or model; a user's own class has its own."""
+"""The workloads by name: a new one is its file and a line here. A user's own class has its own defaults."""
 
 
 def _workload(value: object) -> object:

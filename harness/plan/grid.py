@@ -8,7 +8,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any
 
-from harness.config.experiment import BUILTIN_DEFAULTS, Experiment
+from harness.config.experiment import BUILTIN_WORKLOADS, Experiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import as_axis, leaves
@@ -86,15 +86,16 @@ def _axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]]:
 
 
 def _fixed_axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]]:
-    defaults = BUILTIN_DEFAULTS.get(experiment.workload, {})
+    builtin = BUILTIN_WORKLOADS.get(experiment.workload)
     return {
-        "data": grid.data or (defaults.get("data"),),
-        "model": grid.model or (defaults.get("model"),),
+        "data": grid.data or (builtin.data if builtin else None,),
+        "model": grid.model or (builtin.model if builtin else None,),
         "strategy": grid.strategy,
         "device_ids": grid.device_ids or ((),),
         "devices": (None,) if grid.device_ids else grid.devices,  # they are as many as the ids
         "nodes": grid.nodes or (None,),
-        "batch": grid.per_device_batch_size or grid.global_batch_size or (),
+        "per_device_batch_size": grid.per_device_batch_size or (None,),  # a grid has one of the two
+        "global_batch_size": grid.global_batch_size or (None,),
         "precision": grid.precision,
         "compile": grid.compile,
         "launcher": experiment.launcher,
@@ -119,28 +120,26 @@ def _weight(grid: Grid, experiment: Experiment) -> int:
 
 def _cells(grid: Grid, experiment: Experiment, machine: Machine, own_traits: TraitsByName) -> Iterator[Cell]:
     fixed, options = _fixed_axes(grid, experiment), _axes(grid, experiment)
-    weak = grid.per_device_batch_size is not None
     sections = [_sections(dict(zip(options, values, strict=True))) for values in product(*options.values())]
     for values in product(*fixed.values()):
         point = dict(zip(fixed, values, strict=True))
         own = own_traits.get(point["strategy"])
         for chosen in sections:
-            yield _cell(point, chosen, weak, experiment, machine, own)
+            yield _cell(point, chosen, experiment, machine, own)
 
 
 def _cell(
     point: Mapping[str, Any],
     options: Mapping[str, Options],
-    weak: bool,
     experiment: Experiment,
     machine: Machine,
     own: StrategyTraits | None,
 ) -> Cell:
-    strategy, batch, ids = point["strategy"], point["batch"], point["device_ids"]
+    strategy, ids = point["strategy"], point["device_ids"]
     devices = len(ids) or point["devices"]
     traits = own or BUILTIN_TRAITS[strategy]
     nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point["nodes"], experiment, machine)
-    share = batch if weak else share_of(batch, devices)
+    per_device, total = point["per_device_batch_size"], point["global_batch_size"]
     return Cell(
         workload=experiment.workload,
         data=point["data"],
@@ -149,9 +148,9 @@ def _cell(
         device=machine.device,
         devices=devices,
         nodes=nodes,
-        scaling="weak" if weak else "strong",
-        per_device_batch_size=share,
-        global_batch_size=batch * devices if weak else batch,
+        scaling="strong" if per_device is None else "weak",
+        per_device_batch_size=share_of(total, devices) if per_device is None else per_device,
+        global_batch_size=total if per_device is None else per_device * devices,
         precision=point["precision"],
         compile=point["compile"],
         oversubscribe=oversubscribed,

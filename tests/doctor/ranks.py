@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from harness.config.experiment import BUILTIN_DEFAULTS
+from harness.config.experiment import BUILTIN_WORKLOADS
 from harness.doctor.examine import DoctorTrialFailed, examine
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
@@ -64,7 +64,7 @@ def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size:
     """The same of a built-in workload, at a batch of 4 for each device."""
     devices = 2 if strategy == "dp" else world_size
     cell = replace(cell_for(strategy, devices, 4 * devices), workload=name, model=model)
-    cell = replace(cell, data=BUILTIN_DEFAULTS[name]["data"], optimizer={"name": "SGD", "lr": 0.01})
+    cell = replace(cell, data=BUILTIN_WORKLOADS[name].data, optimizer={"name": "SGD", "lr": 0.01})
     ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
     return told_of(workloads.build(cell), cell, ranks)
 

@@ -57,13 +57,17 @@ def collate_of(workload: Workload) -> Collate | None:
 
 def module_of(name: str) -> str:
     """The module of a built-in workload or of ``package.module:ClassName``."""
-    return BUILTIN_WORKLOADS.get(name, name).partition(":")[0]
+    return _location(name).partition(":")[0]
+
+
+def _location(name: str) -> str:
+    return BUILTIN_WORKLOADS[name].location if name in BUILTIN_WORKLOADS else name
 
 
 def load_class(name: str) -> type[Any]:
     """The class of a built-in workload or of ``package.module:ClassName``; raises WorkloadError."""
     hint = "" if name in BUILTIN_WORKLOADS else " (the experiment file's folder is on the import path)"
-    found = load_user_class(f"workload {name!r}", BUILTIN_WORKLOADS.get(name, name), hint)
+    found = load_user_class(f"workload {name!r}", _location(name), hint)
     missing = [method for method in ("build_model", "datasets", "loss") if not callable(getattr(found, method, None))]
     if missing:
         raise WorkloadError(f"workload {name!r}: the class lacks {', '.join(missing)}; see README, 'Your own workload'")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +12,14 @@ from typing import Any
 import pytest
 
 from harness.analysis.results import load
-from harness.config.experiment import BUILTIN_DEFAULTS, BUILTIN_WORKLOADS, Experiment
+from harness.config.experiment import BUILTIN_WORKLOADS, Experiment
 from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.tables.scaling import convergence_table
 from harness.run.execution import Execution
 from harness.run.validation import check_optimizers, check_target, check_workloads
+from harness.train import workloads
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -34,9 +38,27 @@ METRICS = {
 }
 
 
-def test_every_workload_has_its_defaults_and_stands_here() -> None:
-    assert BUILTIN_WORKLOADS.keys() == BUILTIN_DEFAULTS.keys()
-    assert BUILTIN_WORKLOADS.keys() - {"image_classification"} == SMALL.keys() == METRICS.keys()
+def test_every_workload_is_trained_here() -> None:
+    wanted = BUILTIN_WORKLOADS.keys() - {"image_classification"}
+    assert wanted == SMALL.keys() == METRICS.keys(), f"SMALL and METRICS in {__file__} need {sorted(wanted)}"
+
+
+def test_every_workload_class_has_its_line() -> None:
+    found = set()
+    for module_info in pkgutil.iter_modules(workloads.__path__, "harness.train.workloads."):
+        module = importlib.import_module(module_info.name)
+        classes = [value for value in vars(module).values() if isinstance(value, type)]
+        own = [value for value in classes if value.__module__ == module.__name__ and hasattr(value, "build_model")]
+        found |= {f"{module.__name__}:{value.__name__}" for value in own}
+    named = {builtin.location for builtin in BUILTIN_WORKLOADS.values()}
+    assert found == named, "BUILTIN_WORKLOADS in harness/config/experiment.py names other classes"
+
+
+@pytest.mark.parametrize("name", BUILTIN_WORKLOADS)
+def test_a_workloads_line_has_the_defaults_of_its_class(name: str) -> None:
+    parameters = inspect.signature(workloads.load_class(name)).parameters
+    builtin = BUILTIN_WORKLOADS[name]
+    assert (parameters["data"].default, parameters["model"].default) == (builtin.data, builtin.model)
 
 
 @pytest.mark.parametrize("workload", SMALL)
