@@ -15,7 +15,7 @@ from harness.measure.phase_timers import marks_for
 from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
-from harness.train.loader import Share, batches, copier, endless_shares, resident_batch
+from harness.train.loader import Share, batches, copier, endless_shares, part_of, resident_batch
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.workloads import Collate, SizedDataset
@@ -101,7 +101,8 @@ def _full_share(dataset: SizedDataset, cell: Cell, ranks: Ranks) -> Share:
     available = len(dataset)
     if cell.global_batch_size > available:
         raise SkipTrial(f"global batch {cell.global_batch_size} exceeds the {available} training samples")
-    return Share((), cell.global_batch_size // ranks.world_size, cell.global_batch_size)
+    samples = len(part_of(cell.global_batch_size, ranks.rank, ranks.world_size))
+    return Share((), samples, cell.global_batch_size)
 
 
 def _check_weight(weight: float, expected: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise, repeat
+from itertools import count, repeat
 from typing import Any
 
 import torch
@@ -31,9 +31,14 @@ class Share:
     global_samples: int
 
     def split(self, parts: int) -> tuple[Share, ...]:
-        """Contiguous parts for micro-batches; they differ by one sample at most, and an empty one is as a share is."""
-        ends = [part * self.samples // parts for part in range(parts + 1)]
-        return tuple(Share(self.keys[a:b] or self.keys[:1], b - a, self.global_samples) for a, b in pairwise(ends))
+        """Return contiguous parts for micro-batches; an empty part still has one key, as an empty share has."""
+        places = [part_of(self.samples, part, parts) for part in range(parts)]
+        return tuple(Share(self.keys[p.start : p.stop] or self.keys[:1], len(p), self.global_samples) for p in places)
+
+
+def part_of(size: int, part: int, parts: int) -> range:
+    """Return the places of one of several contiguous parts; their sizes differ by one at most."""
+    return range(part * size // parts, (part + 1) * size // parts)
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
@@ -41,27 +46,28 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(samples, generator=torch.Generator().manual_seed(_mix(seed, epoch, 0)))
 
 
-def share_of(codes: Tensor, samples: int, rank: int, world_size: int) -> Share:
-    """A rank's contiguous part of a global batch; the parts differ by one sample at most.
+def rank_share(codes: Tensor, samples: int, rank: int, world_size: int) -> Share:
+    """Return a rank's part of a global batch.
 
     ``codes``: epoch times ``samples`` plus index, for each sample of the batch.
     """
     size = len(codes)
-    mine = codes[rank * size // world_size : (rank + 1) * size // world_size].tolist()
-    keys = tuple(divmod(code, samples) for code in mine or codes[:1].tolist())
-    return Share(keys, len(mine), size)
+    places = part_of(size, rank, world_size)
+    own = codes[places.start : places.stop].tolist()
+    keys = tuple(divmod(code, samples) for code in own or codes[:1].tolist())
+    return Share(keys, len(own), size)
 
 
 def epoch_shares(samples: int, batch: int, seed: int, epoch: int, rank: int, world_size: int) -> Iterator[Share]:
     """A rank's shares of one epoch; the last global batch holds what is left."""
     codes = epoch * samples + epoch_order(samples, seed, epoch)
-    return (share_of(codes[i : i + batch], samples, rank, world_size) for i in range(0, samples, batch))
+    return (rank_share(codes[i : i + batch], samples, rank, world_size) for i in range(0, samples, batch))
 
 
 def evaluation_shares(samples: int, batch: int, rank: int, world_size: int) -> Iterator[Share]:
     """A rank's shares of a data set in its own order, each sample exactly once."""
     codes = torch.arange(samples)
-    return (share_of(codes[i : i + batch], samples, rank, world_size) for i in range(0, samples, batch))
+    return (rank_share(codes[i : i + batch], samples, rank, world_size) for i in range(0, samples, batch))
 
 
 def endless_shares(samples: int, batch: int, seed: int, rank: int, world_size: int) -> Iterator[Share]:
@@ -71,7 +77,7 @@ def endless_shares(samples: int, batch: int, seed: int, rank: int, world_size: i
         codes = torch.cat([codes[start:], epoch * samples + epoch_order(samples, seed, epoch)])
         start = 0
         while len(codes) - start >= batch:
-            yield share_of(codes[start : start + batch], samples, rank, world_size)
+            yield rank_share(codes[start : start + batch], samples, rank, world_size)
             start += batch
 
 

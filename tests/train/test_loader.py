@@ -22,7 +22,7 @@ from harness.train.loader import (
     epoch_order,
     epoch_shares,
     evaluation_shares,
-    share_of,
+    rank_share,
     to_device,
 )
 
@@ -63,9 +63,9 @@ def test_an_epoch_holds_each_sample_once_and_the_last_batch_what_is_left() -> No
 
 def test_a_rank_without_a_sample_still_takes_a_step() -> None:
     codes = torch.tensor([1 * 7 + 5])  # epoch 1 of 7 samples, sample 5
-    empty = share_of(codes, 7, rank=0, world_size=2)
+    empty = rank_share(codes, 7, rank=0, world_size=2)
     assert (empty.samples, empty.global_samples, empty.keys) == (0, 1, ((1, 5),))
-    assert share_of(codes, 7, rank=1, world_size=2).samples == 1
+    assert rank_share(codes, 7, rank=1, world_size=2).samples == 1
 
 
 def test_epochs_are_shuffled_anew_and_seeds_differ() -> None:
