@@ -7,7 +7,7 @@ HarnessError
 ├── ClusterLostError    the cluster was lost in mid-run           (exit code 1, what is recorded is kept)
 ├── RunFolderError      a run folder cannot be made, read or resumed  (exit code 2, nothing was started)
 ├── WriteError          a file of the run cannot be written: a full disk  (exit code 1, what is recorded is kept)
-└── SkipTrial           a trial that cannot run here, with its reason (a row, never an exit code)
+└── SkipTrial           in plan/trial.py: a trial that cannot run here, with its reason (a row, never an exit code)
 
 Each message says where, what was got, what is allowed and what to do. The command prints the message of a
 HarnessError without a traceback; anything else that escapes is a bug of ours and keeps its traceback.
@@ -55,10 +55,6 @@ class RunFolderError(HarnessError):
 
 class WriteError(HarnessError):
     """A file cannot be written in mid-run: the disk is full, or the folder became read-only."""
-
-
-class SkipTrial(HarnessError):
-    """Raised on every rank alike where a trial cannot run; its message is the row's reason."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.plan.cell import Cell
-from harness.plan.rows import FindingRow, TrialFacts
-from harness.plan.trial import PREFLIGHT
+from harness.plan.rows import FindingRow, SkipCode, TrialFacts
+from harness.plan.trial import SkipReason
 
 BY_BATCH = "memory"
 """The check whose error holds for the examined batch and larger ones; any other holds for every batch."""
@@ -21,7 +21,7 @@ class SkipRule:
 
     workload_key: tuple[str, ...]
     least_batch: int
-    reason: str
+    reason: SkipReason
 
 
 def errors(facts: TrialFacts) -> Sequence[FindingRow]:
@@ -34,11 +34,13 @@ def skip_rules(examined: Cell, facts: TrialFacts) -> list[SkipRule]:
     found = []
     for finding in errors(facts):
         least = (examined.per_device_batch_size or 0) if finding["check"] == BY_BATCH else 0
-        found.append(SkipRule(examined.workload_key, least, f"{PREFLIGHT}: {finding['check']}: {finding['seen']}"))
+        code: SkipCode = "doctor_memory" if finding["check"] == BY_BATCH else "doctor"
+        reason = SkipReason(code, f"preflight: {finding['check']}: {finding['seen']}")
+        found.append(SkipRule(examined.workload_key, least, reason))
     return found
 
 
-def skip_reason(found: Iterable[SkipRule], cell: Cell) -> str | None:
+def skip_reason(found: Iterable[SkipRule], cell: Cell) -> SkipReason | None:
     """Why a cell is not measured; None where nothing refuses it."""
     batch = cell.per_device_batch_size or 0
     return next(

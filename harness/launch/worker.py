@@ -17,13 +17,12 @@ import torch
 
 from harness.doctor.examine import run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
-from harness.errors import SkipTrial
 from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted
 from harness.measure import environment, memory, scenarios, topology
 from harness.measure.scenarios import TrialContext, with_times
 from harness.plan.environment import GroupRank
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
-from harness.plan.trial import Trial, TrialResult
+from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
 from harness.system import sanitize
 from harness.train.ranks import Ranks
 
@@ -56,7 +55,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
                 return
             result = _run_trial(TrialContext(trial, job.experiment, ranks, advance, cache))
         except SkipTrial as skip:
-            result = TrialResult(trial.id, "skipped", str(skip))
+            result = skipped(trial, skip.reason)
         except BaseException as error:
             send(failure(trial.id, ranks.rank, error))
             raise TrialFailed(f"{trial.id} on rank {ranks.rank}: {type(error).__name__}") from None

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.config.sections import Convergence
-from harness.errors import SkipTrial
 from harness.measure.divergence import Divergence, earliest, first_in
 from harness.measure.phase_timers import marks_for
 from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import WindowRow
+from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Share, batches, copier, epoch_shares, evaluation_shares
 from harness.train.optimizers import WarmUp, fast_forward, make_schedule
@@ -44,7 +44,8 @@ class EpochData:
 
     def __post_init__(self) -> None:
         if self.cell.global_batch_size > self.samples:
-            raise SkipTrial(f"global batch {self.cell.global_batch_size} exceeds the {self.samples} training samples")
+            reason = f"global batch {self.cell.global_batch_size} exceeds the {self.samples} training samples"
+            raise SkipTrial(SkipReason("too_few_samples", reason))
 
     @property
     def samples(self) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.errors import SkipTrial
 from harness.plan.cell import Cell
+from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share, batches, copier, endless_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -70,7 +70,8 @@ def measure_update(
     """This cell's update after STEPS steps. Raises SkipTrial where the data is too small or steps draw at random."""
     samples = len(dataset)
     if cell.global_batch_size > samples:
-        raise SkipTrial(f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples")
+        reason = f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples"
+        raise SkipTrial(SkipReason("too_few_samples", reason))
     collate, device = collate_of(workload), ranks.devices[0]
 
     def stream(rank: int, world_size: int) -> Iterator[tuple[Share, object]]:
@@ -89,7 +90,8 @@ def measure_update(
         drew = drew or drawn()
         advance()
     if any(ranks.gather(drew)):
-        raise SkipTrial("loss or model draw random numbers even when the model only evaluates: no two runs are alike")
+        reason = "loss or model draw random numbers even when the model only evaluates: no two runs are alike"
+        raise SkipTrial(SkipReason("random_evaluation", reason))
     end = _flat(training.model, keep=ranks.first)
     sketch = fold([after.sub_(before) for after, before in zip(end, start, strict=True)])
     finite = ranks.broadcast(all(math.isfinite(value) for value in sketch))

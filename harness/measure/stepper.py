@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import SkipTrial, WorkloadError
+from harness.errors import WorkloadError
 from harness.measure.phase_timers import marks_for
 from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
+from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share, batches, copier, endless_shares, part_of, resident_batch
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -100,7 +101,8 @@ class Stepper:
 def _full_share(dataset: SizedDataset, cell: Cell, ranks: Ranks) -> Share:
     available = len(dataset)
     if cell.global_batch_size > available:
-        raise SkipTrial(f"global batch {cell.global_batch_size} exceeds the {available} training samples")
+        reason = f"global batch {cell.global_batch_size} exceeds the {available} training samples"
+        raise SkipTrial(SkipReason("too_few_samples", reason))
     samples = len(part_of(cell.global_batch_size, ranks.rank, ranks.world_size))
     return Share((), samples, cell.global_batch_size)
 

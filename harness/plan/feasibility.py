@@ -7,100 +7,114 @@ from collections.abc import Callable
 from harness.plan.cell import Cell
 from harness.plan.inventory import Machine
 from harness.plan.placement import place
+from harness.plan.trial import SkipReason
 
-Rule = Callable[[Cell, Machine], str | None]
+Rule = Callable[[Cell, Machine], SkipReason | None]
 
 
-def reason_to_skip(cell: Cell, machine: Machine) -> str | None:
+def reason_to_skip(cell: Cell, machine: Machine) -> SkipReason | None:
     """The first rule that forbids the cell, or None where it can run."""
     return next((reason for rule in RULES if (reason := rule(cell, machine))), None)
 
 
-def _strategy_applies(cell: Cell, machine: Machine) -> str | None:
+def _strategy_applies(cell: Cell, machine: Machine) -> SkipReason | None:
     most = cell.traits.most_devices
     if most is not None and max(cell.devices, cell.nodes) > most:
-        return f"{cell.strategy} trains on {'one device' if most == 1 else f'{most} devices at most'}"
+        text = f"{cell.strategy} trains on {'one device' if most == 1 else f'{most} devices at most'}"
+        return SkipReason("strategy_devices", text)
     if cell.nodes > 1 and not cell.traits.spans_nodes:
-        return f"{cell.strategy} drives its devices from one process and cannot span nodes"
+        text = f"{cell.strategy} drives its devices from one process and cannot span nodes"
+        return SkipReason("strategy_nodes", text)
     return None
 
 
-def _launcher_applies(cell: Cell, machine: Machine) -> str | None:
+def _launcher_applies(cell: Cell, machine: Machine) -> SkipReason | None:
     """torchrun takes the devices of the driver's machine; a cluster's scheduler would not know that they are taken."""
     if cell.launcher == "torchrun" and cell.nodes > 1:
-        return f"torchrun, the control, runs on one node, not on {cell.nodes}"
+        return SkipReason("launcher_nodes", f"torchrun, the control, runs on one node, not on {cell.nodes}")
     if cell.launcher == "torchrun" and not machine.single_machine:
-        return "torchrun, the control, runs on this machine alone, not in a cluster"
+        return SkipReason("launcher_cluster", "torchrun, the control, runs on this machine alone, not in a cluster")
     return None
 
 
-def _splits_evenly(cell: Cell, machine: Machine) -> str | None:
+def _splits_evenly(cell: Cell, machine: Machine) -> SkipReason | None:
     if cell.devices % cell.nodes:
-        return f"{cell.devices} devices do not split evenly over {cell.nodes} nodes"
+        return SkipReason("uneven_nodes", f"{cell.devices} devices do not split evenly over {cell.nodes} nodes")
     return None
 
 
-def _named_devices(cell: Cell, machine: Machine) -> str | None:
+def _named_devices(cell: Cell, machine: Machine) -> SkipReason | None:
     """A group on named GPUs takes its whole node, so that nobody works on the others."""
     if not cell.device_ids:
         return None
     if machine.device != "cuda":
-        return "device_ids names GPUs; CPU slots have no numbers"
+        return SkipReason("device_ids_on_cpu", "device_ids names GPUs; CPU slots have no numbers")
     gpus = next((gpus for gpus in machine.devices_per_node if gpus > max(cell.device_ids)), None)
     if gpus is None:
         have = " + ".join(str(n) for n in machine.devices_per_node)
-        return f"too few devices: needs GPU {max(cell.device_ids)} of one node, counted from 0, has {have} GPUs"
+        return SkipReason(
+            "too_few_devices",
+            f"too few devices: needs GPU {max(cell.device_ids)} of one node, counted from 0, has {have} GPUs",
+        )
     workers = place(cell).workers
     if cell.launcher == "ray" and gpus % workers:
-        return (
+        return SkipReason(
+            "device_ids_uneven",
             f"a worker group with device_ids takes every GPU of its node, and {gpus} GPUs do not split evenly "
-            f"over {workers} workers"
+            f"over {workers} workers",
         )
     return None
 
 
-def _enough_devices(cell: Cell, machine: Machine) -> str | None:
+def _enough_devices(cell: Cell, machine: Machine) -> SkipReason | None:
     per_node = place(cell).devices_per_node
     if cell.oversubscribe or machine.holds(cell.nodes, per_node):
         return None
     kind = "GPUs" if machine.device == "cuda" else "CPU slots"
     have = " + ".join(str(n) for n in machine.devices_per_node) or "0"
     where = f"{per_node} devices on each of {cell.nodes} nodes" if cell.nodes > 1 else f"{per_node} on one node"
-    return f"too few devices: needs {where}, has {have} {kind}"
+    return SkipReason("too_few_devices", f"too few devices: needs {where}, has {have} {kind}")
 
 
-def _batch_divides(cell: Cell, machine: Machine) -> str | None:
+def _batch_divides(cell: Cell, machine: Machine) -> SkipReason | None:
     if cell.per_device_batch_size is None:
-        return f"global batch {cell.global_batch_size} does not divide by {cell.devices} devices"
+        return SkipReason(
+            "batch_indivisible", f"global batch {cell.global_batch_size} does not divide by {cell.devices} devices"
+        )
     return None
 
 
-def _micro_batches_divide(cell: Cell, machine: Machine) -> str | None:
+def _micro_batches_divide(cell: Cell, machine: Machine) -> SkipReason | None:
     batch, parts = cell.per_device_batch_size, cell.micro_batches
     if batch is not None and batch % parts:
-        return f"per-device batch {batch} does not divide into {parts} micro-batches (training.accumulation)"
-    if parts > 1 and cell.strategy_options.get("static_graph"):
-        return "static_graph does not go with training.accumulation: DDP fails at a backward pass without an exchange"
-    return None
-
-
-def _compiles(cell: Cell, machine: Machine) -> str | None:
-    if cell.compile and not cell.traits.compiles:
-        return f"compile does not apply to {cell.strategy}" + ": its replicas are made anew at each step" * (
-            cell.traits.replicates
+        return SkipReason(
+            "micro_batch_indivisible",
+            f"per-device batch {batch} does not divide into {parts} micro-batches (training.accumulation)",
         )
-    if cell.compile and not machine.compiler:
-        return "compile needs a C++ compiler on every node"
+    if parts > 1 and cell.strategy_options.get("static_graph"):
+        return SkipReason(
+            "static_graph",
+            "static_graph does not go with training.accumulation: DDP fails at a backward pass without an exchange",
+        )
     return None
 
 
-def _needs_cuda(cell: Cell, machine: Machine) -> str | None:
+def _compiles(cell: Cell, machine: Machine) -> SkipReason | None:
+    if cell.compile and not cell.traits.compiles:
+        why = ": its replicas are made anew at each step" if cell.traits.replicates else ""
+        return SkipReason("strategy_compile", f"compile does not apply to {cell.strategy}{why}")
+    if cell.compile and not machine.compiler:
+        return SkipReason("no_compiler", "compile needs a C++ compiler on every node")
+    return None
+
+
+def _needs_cuda(cell: Cell, machine: Machine) -> SkipReason | None:
     if machine.device == "cuda":
         return None
     if cell.precision == "tf32":
-        return "tf32 is a mode of CUDA devices"
+        return SkipReason("needs_cuda", "tf32 is a mode of CUDA devices")
     if cell.strategy_options.get("sync_batch_norm"):
-        return "sync_batch_norm is a CUDA operator"
+        return SkipReason("needs_cuda", "sync_batch_norm is a CUDA operator")
     return None
 
 

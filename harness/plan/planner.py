@@ -72,7 +72,7 @@ def make_plan(experiment: Experiment, inventory: Inventory, own_traits: TraitsBy
     if experiment.convergence:
         trials += _convergence_trials(cells.asked, experiment.convergence, machine)
     reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}
-    skips = tuple(Skip(trial, reason) for trial in trials if (reason := reasons[trial.cell]))
+    skips = tuple(Skip(trial, reason.text, reason.code) for trial in trials if (reason := reasons[trial.cell]))
     runnable = [trial for trial in trials if reasons[trial.cell] is None]
     runnable = _with_diagnostics(runnable, experiment)
     return Plan(experiment, inventory, machine, _worker_groups(runnable, experiment.seed), skips)

@@ -14,6 +14,31 @@ Kind = Literal["throughput", "convergence", "diagnostic"]
 Purpose = Literal["", "twin", "explain", "equivalence", "doctor"]
 """The purpose of a diagnostic trial: A/A test of the base, part of the waterfall, equivalence check, examination."""
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
+SkipCode = Literal[
+    "strategy_devices",
+    "strategy_nodes",
+    "launcher_nodes",
+    "launcher_cluster",
+    "uneven_nodes",
+    "device_ids_on_cpu",
+    "device_ids_uneven",
+    "too_few_devices",
+    "batch_indivisible",
+    "micro_batch_indivisible",
+    "static_graph",
+    "strategy_compile",
+    "no_compiler",
+    "needs_cuda",
+    "too_few_samples",
+    "random_evaluation",
+    "doctor",
+    "doctor_memory",
+    "out_of_memory",
+    "precise",
+    "time_up",
+]
+"""Why a trial was skipped: its cell cannot run on this machine or data, the doctor found an error, a smaller batch ran
+out of memory, the interval is narrow enough, or limits.wall was reached. The reason beside it has the numbers."""
 WindowKind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
 """Only timed windows enter a throughput."""
 Severity = Literal["error", "warning", "note"]
@@ -160,6 +185,9 @@ class TrialColumns(TrialAxes):
     check_id: str | None
     alone_id: str | None
     wrapped_id: str | None
+    family_id: str | None
+    launchers_id: str | None
+    strategies_id: str | None
     kind: Kind
     purpose: Purpose
     block: int
@@ -171,6 +199,7 @@ class SkippedTrial(TrialColumns):
     """A planned trial that will not be started, in plan.json."""
 
     reason: str
+    skip_code: SkipCode
 
 
 class Circumstances(TypedDict):
@@ -187,6 +216,7 @@ class RecordedTrial(TrialColumns, Circumstances):
 
     outcome: Outcome
     reason: str
+    skip_code: SkipCode | None
     error_type: str | None
     error_rank: int | None
     started_at: float | None

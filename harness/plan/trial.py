@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
+from harness.errors import HarnessError
 from harness.plan.cell import Cell
 from harness.plan.placement import Placement
-from harness.plan.rows import Kind, Outcome, Purpose, RankRow, TrialFacts, WindowRow
+from harness.plan.rows import Kind, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
 
 
 @dataclass(frozen=True)
@@ -71,22 +72,30 @@ class WorkerGroup:
         return str(self.placement) + (f" by {self.launcher}" if self.launcher != "ray" else "")
 
 
+class SkipReason(NamedTuple):
+    """Why a trial is skipped, as a code and in words and numbers."""
+
+    code: SkipCode
+    text: str
+
+
+class SkipTrial(HarnessError):
+    """Raised on every rank alike if a trial cannot run; its message is the row's reason."""
+
+    def __init__(self, reason: SkipReason) -> None:
+        self.reason = reason
+        super().__init__(reason.text)
+
+
 @dataclass(frozen=True)
 class Skip:
     """A trial that will not be started, and why."""
 
     trial: Trial
     reason: str
+    skip_code: SkipCode
 
 
-PRECISE = "precise enough"
-"""How the reason begins of a trial that its cell's interval no longer needs."""
-PREFLIGHT = "preflight"
-"""The same of a trial that the doctor's findings forbid."""
-TIME_IS_UP = "time is up: limits.wall was reached"
-"""The reason of a trial that was not started for want of time."""
-PRUNED = "of the same cell ran out of memory (limits.prune_oom)"
-"""How the reason ends of a trial that would need no less memory than one that ran out of it."""
 Columns = Mapping[str, Sequence[Any] | npt.NDArray[Any]]
 
 
@@ -110,6 +119,7 @@ class TrialResult:
     steps_s: float | None = None
     unit: str | None = None
     parameters: int | None = None
+    skip_code: SkipCode | None = None
     facts: TrialFacts = field(default_factory=TrialFacts)
     parts: Mapping[str, float] = field(default_factory=dict)
     ranks: tuple[RankRow, ...] = ()
@@ -122,3 +132,8 @@ class TrialResult:
     def ends_group(self) -> bool:
         """Whether its processes are no good for a further trial."""
         return self.outcome not in ("ok", "diverged", "skipped")
+
+
+def skipped(trial: Trial, reason: SkipReason) -> TrialResult:
+    """Return the result of a trial that is not started."""
+    return TrialResult(trial.id, "skipped", reason.text, skip_code=reason.code)

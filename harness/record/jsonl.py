@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.errors import RunFolderError
 from harness.plan.comparison import set_ids
+from harness.plan.rows import SkipCode
 from harness.record.reading import _check_objects, _object, naming_file
 from harness.record.schema import TRIALS, WINDOWS
 
@@ -65,7 +66,42 @@ def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
         line = {**later, "facts": {}, "parts": {}, **line}
         for window in line["windows"]:
             window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
+    if "skip_code" not in line:  # until version 2
+        line["skip_code"] = _skip_code(line)
     return line
+
+
+_SKIP_CODES: Mapping[SkipCode, str] = {
+    "strategy_devices": r"\S+ trains on (one device|\d+ devices at most)",
+    "strategy_nodes": r"\S+ drives its devices from one process",
+    "launcher_nodes": "torchrun, the control, runs on one node",
+    "launcher_cluster": "torchrun, the control, runs on this machine alone",
+    "uneven_nodes": r"\d+ devices do not split evenly over \d+ nodes",
+    "device_ids_on_cpu": "device_ids names GPUs",
+    "device_ids_uneven": "a worker group with device_ids takes every GPU",
+    "too_few_devices": "too few devices:",
+    "batch_indivisible": r"global batch \d+ does not divide",
+    "micro_batch_indivisible": r"per-device batch \d+ does not divide",
+    "static_graph": "static_graph does not go with",
+    "strategy_compile": "compile does not apply to",
+    "no_compiler": r"compile needs a C\+\+ compiler",
+    "needs_cuda": "tf32 is a mode of CUDA|sync_batch_norm is a CUDA operator",
+    "too_few_samples": r"(the check's )?global batch \d+ exceeds",
+    "random_evaluation": "loss or model draw random numbers",
+    "doctor_memory": "preflight: memory:",
+    "doctor": "preflight",
+    "out_of_memory": r".* of the same cell ran out of memory \(limits\.prune_oom\)$",
+    "precise": "precise enough",
+    "time_up": r"time is up: limits\.wall",
+}
+"""How the reasons of skipped trials begin in lines that have no code yet; the first that matches counts."""
+
+
+def _skip_code(line: Mapping[str, Any]) -> SkipCode | None:
+    """Return the code of a skipped trial by its reason; None if it was not skipped, or the text is unknown."""
+    reason = str(line.get("reason", "")) if line.get("outcome") == "skipped" else None
+    codes = (code for code, text in _SKIP_CODES.items() if reason is not None and re.match(text, reason, re.DOTALL))
+    return next(codes, None)
 
 
 def _with_set_ids(line: dict[str, Any]) -> dict[str, Any]:

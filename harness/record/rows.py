@@ -104,7 +104,9 @@ def plan_content(plan: Plan) -> dict[str, Any]:
             {"id": g.id, "block": g.block, "placement": str(g), "trials": [t.id for t in g.trials]} for g in plan.groups
         ],
         "cells": {trial.cell.id: trial.cell.label for trial in plan.trials},
-        "skipped": [{**trial_columns(skip.trial), "reason": skip.reason} for skip in plan.skips],
+        "skipped": [
+            {**trial_columns(skip.trial), "reason": skip.reason, "skip_code": skip.skip_code} for skip in plan.skips
+        ],
     }
 
 

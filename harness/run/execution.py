@@ -9,7 +9,7 @@ from dataclasses import replace
 from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
 from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances
-from harness.plan.trial import Trial, TrialResult, WorkerGroup
+from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.record.recorder import Recorder
 from harness.record.rows import Record
@@ -63,7 +63,8 @@ class Execution:
     def _work(self) -> None:
         for skip in self._plan.skips:
             if (skip.trial.id, skip.reason) not in self._skipped_before:
-                self._record(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), None, position=None)
+                reason = SkipReason(skip.skip_code, skip.reason)
+                self._record(skip.trial, skipped(skip.trial, reason), None, position=None)
         for group in self._pending:
             left = self._startable(group)
             while left.trials:
@@ -77,8 +78,8 @@ class Execution:
     def _startable(self, group: WorkerGroup) -> WorkerGroup:
         """Return the group with the trials that have no final outcome yet, after recording those that are skipped."""
         for trial in self._unsettled(group):
-            if skipped := self._policy.skipped(trial):
-                self._record(trial, skipped, group, position=None)
+            if result := self._policy.skipped(trial):
+                self._record(trial, result, group, position=None)
         return replace(group, trials=self._unsettled(group))
 
     def _unsettled(self, group: WorkerGroup) -> tuple[Trial, ...]:

@@ -13,7 +13,6 @@ from harness.errors import ClusterLostError, RunFolderError, WriteError
 from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan
-from harness.plan.trial import PREFLIGHT
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
@@ -121,7 +120,7 @@ def _how_to_report(folder: RunFolder) -> str:
 def _exit_code(folder: RunFolder, plan: Plan) -> int:
     """0 where something was measured and all that was planned is ok or was skipped; else 1."""
     lines = {line["trial_id"]: line for line in folder.lines()}
-    if any(str(line["reason"]).startswith(PREFLIGHT) for line in lines.values() if line["outcome"] == "skipped"):
+    if any(line["skip_code"] in ("doctor", "doctor_memory") for line in lines.values()):
         return FAILED
     last = {trial_id: line["outcome"] for trial_id, line in lines.items()}
     # a check that cannot be made is a finding, no failure of what was asked for

@@ -20,7 +20,8 @@ from harness.plan.comparison import (
     wrapped_single_device_cell,
 )
 from harness.plan.planner import Plan
-from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, WorkerGroup
+from harness.plan.rows import SkipCode
+from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.record.rows import axes_of
 from harness.system import sanitize
@@ -76,12 +77,16 @@ class _Recorded:
         for line in lines:
             if line["outcome"] == "ok" and not errors(line.get("facts", {})):
                 self.invocations.setdefault(line["trial_id"], set()).add(int(line.get("invocation", 0)))
-        precise = {line["trial_id"] for line in lines if _is_skipped(line, PRECISE)}
+        precise = {line["trial_id"] for line in lines if _is_skipped(line, "precise")}
         self.done = precise | self.invocations.keys()
         self.spared = precise - self.invocations.keys()
         self.failed = {line["trial_id"] for line in lines if _failed(line)} - self.done
         last = {line["trial_id"]: line for line in lines if prune_oom}
-        self.pruned = {trial_id for trial_id, line in last.items() if line["outcome"] == "oom" or _is_pruned(line)}
+        self.pruned = {
+            trial_id
+            for trial_id, line in last.items()
+            if line["outcome"] == "oom" or _is_skipped(line, "out_of_memory")
+        }
 
     def is_unpaired(self, trial_id: str, partners: set[str]) -> bool:
         """Return whether the trial was measured, but in no invocation together with some partner that it needs."""
@@ -125,17 +130,13 @@ class _Partners:
         return {twin} if twin else set()
 
 
-def _is_skipped(line: Mapping[str, Any], reason: str) -> bool:
-    return line["outcome"] == "skipped" and str(line.get("reason", "")).startswith(reason)
-
-
-def _is_pruned(line: Mapping[str, Any]) -> bool:
-    return line["outcome"] == "skipped" and str(line.get("reason", "")).endswith(PRUNED)
+def _is_skipped(line: Mapping[str, Any], code: SkipCode) -> bool:
+    return line["outcome"] == "skipped" and line.get("skip_code") == code
 
 
 def _failed(line: Mapping[str, Any]) -> bool:
     """Return whether a trial would likely fail again; one that was lost, or had no time left, may yet be ok."""
-    return line["outcome"] not in ("ok", "lost") and not _is_skipped(line, TIME_IS_UP)
+    return line["outcome"] not in ("ok", "lost") and not _is_skipped(line, "time_up")
 
 
 def _family_id(cell: Cell) -> str | None:

@@ -11,7 +11,7 @@ from harness.analysis.sample_size import needed_blocks
 from harness.doctor.gate import SkipRule, skip_reason, skip_rules
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
-from harness.plan.trial import PRECISE, PRUNED, TIME_IS_UP, Trial, TrialResult
+from harness.plan.trial import SkipReason, Trial, TrialResult, skipped
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -43,15 +43,17 @@ class SkipPolicy:
         """Return the result of a trial that is not started, with its reason; None if it is started."""
         rules = (self._time_is_up, self._refused, self._precise_enough, self._too_large)
         reason = next((reason for rule in rules if (reason := rule(trial))), None)
-        return TrialResult(trial.id, "skipped", reason) if reason else None
+        return skipped(trial, reason) if reason else None
 
-    def _time_is_up(self, trial: Trial) -> str | None:
-        return TIME_IS_UP if self.deadline is not None and time.time() >= self.deadline else None
+    def _time_is_up(self, trial: Trial) -> SkipReason | None:
+        if self.deadline is None or time.time() < self.deadline:
+            return None
+        return SkipReason("time_up", "time is up: limits.wall was reached")
 
-    def _refused(self, trial: Trial) -> str | None:
+    def _refused(self, trial: Trial) -> SkipReason | None:
         return None if trial.purpose == "doctor" else skip_reason(self._refusals, trial.cell)
 
-    def _precise_enough(self, trial: Trial) -> str | None:
+    def _precise_enough(self, trial: Trial) -> SkipReason | None:
         """Decide once, after the pilot's blocks: deciding again after each block would make intervals too narrow."""
         timed = self._plan.experiment.throughput
         rule = timed.rule if timed else None
@@ -60,11 +62,16 @@ class SkipPolicy:
         if self._needed is None:
             self._needed = needed_blocks(self._plan.trials, self._read_lines(), rule)
         needed = self._needed.get(trial.cell.id, rule.at_most)
-        return f"{PRECISE}: {needed} blocks suffice for {100 * rule.halfwidth:g} %" if trial.block >= needed else None
+        if trial.block < needed:
+            return None
+        return SkipReason("precise", f"precise enough: {needed} blocks suffice for {100 * rule.halfwidth:g} %")
 
-    def _too_large(self, trial: Trial) -> str | None:
+    def _too_large(self, trial: Trial) -> SkipReason | None:
         smaller = next((cell for cell in self._out_of_memory if needs_no_less(trial.cell, cell)), None)
-        return f"a batch of {smaller.per_device_batch_size} per device {PRUNED}" if smaller else None
+        if smaller is None:
+            return None
+        batch = f"a batch of {smaller.per_device_batch_size} per device of the same cell"
+        return SkipReason("out_of_memory", f"{batch} ran out of memory (limits.prune_oom)")
 
 
 def needs_no_less(cell: Cell, other: Cell) -> bool:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from harness.errors import SkipTrial
 from harness.measure.equivalence import BUCKETS, Frozen, fold, measure_update
 from harness.plan.cell import Cell
+from harness.plan.trial import SkipTrial
 from harness.train.ranks import Ranks
 
 CPU = torch.device("cpu")

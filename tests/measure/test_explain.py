@@ -14,13 +14,14 @@ from torch.utils.data import TensorDataset
 
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.errors import SkipTrial, WorkloadError
+from harness.errors import WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import throughput
 from harness.measure.collectives import _first_seen, measure_collectives, measure_communication
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell
+from harness.plan.trial import SkipTrial
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 

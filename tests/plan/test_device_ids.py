@@ -29,6 +29,7 @@ from harness.plan.placement import Placement, place
 from harness.plan.planner import Plan, filter_plan, make_plan
 from harness.plan.trial import WorkerGroup
 from harness.record.folder import RunFolder
+from harness.record.jsonl import _skip_code
 from harness.report.labels import shown_devices
 from harness.run.execution import Execution
 from tests.conftest import gpu_cluster, laptop
@@ -148,7 +149,10 @@ def test_on_cpu_slots_they_are_skipped_rows(make_experiment: Make) -> None:
     ],
 )
 def test_reasons(change: dict[str, Any], gpus: tuple[int, ...], reason: str | None) -> None:
-    assert reason_to_skip(replace(CELL, **change), replace(EIGHT, devices_per_node=gpus)) == reason
+    found = reason_to_skip(replace(CELL, **change), replace(EIGHT, devices_per_node=gpus))
+    assert (found and found.text) == reason
+    if found:  # lines of older folders have the text alone
+        assert _skip_code({"outcome": "skipped", "reason": found.text}) == found.code
 
 
 def test_filters_and_exclusions_name_a_pair(make_experiment: Make) -> None:

@@ -10,6 +10,7 @@ import pytest
 from harness.plan.cell import Cell
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Machine
+from harness.record.jsonl import _skip_code
 
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 2, 1, "weak", 8, 16)
 LAPTOP = Machine("cpu", 1, (2,), compiler=True)
@@ -79,4 +80,7 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
     ],
 )
 def test_reasons(change: dict[str, Any], machine: Machine, reason: str | None) -> None:
-    assert reason_to_skip(replace(CELL, **change), machine) == reason
+    found = reason_to_skip(replace(CELL, **change), machine)
+    assert (found and found.text) == reason
+    if found:  # lines of older folders have the text alone
+        assert _skip_code({"outcome": "skipped", "reason": found.text}) == found.code

@@ -174,6 +174,13 @@ def test_batch_sizes_need_two_and_mark_what_failed() -> None:
     assert "Crosses: 1 oom (trials)." in failed.caption
 
 
+@pytest.mark.parametrize(("code", "crosses"), [("out_of_memory", 2), ("too_few_samples", 2), ("too_few_devices", 0)])
+def test_batch_sizes_mark_what_was_skipped_for_want_of_memory_or_samples(code: str, crosses: int) -> None:
+    skipped = line("ddp2x32", strategy="ddp", outcome="skipped", devices=2, per_device_batch_size=32, skip_code=code)
+    figure = draw_all(results_of([*full_study(), skipped]))["batch_sizes"].figure
+    assert len([one for axes in axes_of(figure) for one in axes.get_lines() if one.get_marker() == "x"]) == crosses
+
+
 def test_learning_curves_hold_one_line_a_seed() -> None:
     lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed) for seed in (0, 1)]
     epochs = pd.concat([epochs_of(f"ddp2-s{seed}", [0.5, 0.8, 0.9]) for seed in (0, 1)], ignore_index=True)

@@ -128,7 +128,7 @@ def run_folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
         folder.append(trial, result, facts)
     for skip in plan.skips:
         facts = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
-        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), facts)
+        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason, skip_code=skip.skip_code), facts)
     return folder
 
 

@@ -16,7 +16,7 @@ from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import Outcome
-from harness.plan.trial import TIME_IS_UP, Trial, TrialResult, WorkerGroup
+from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.record.rows import Record
 from harness.run.events import Event, GroupStarting, TrialEnded
@@ -264,7 +264,7 @@ def test_the_wall_limit_ends_at_a_trials_boundary_and_a_resume_goes_on(make_expe
     found = outcomes(folder)
     done = [t.id for t in limited.trials if found[t.id] == ["ok"]]
     assert 1 <= len(done) < len(limited.trials)
-    assert {row["reason"] for row in folder.lines() if row["position"] is None and row["group_id"]} == {TIME_IS_UP}
+    assert {row["skip_code"] for row in folder.lines() if row["position"] is None and row["group_id"]} == {"time_up"}
     unlimited = make_plan(make_experiment(GRID, throughput={"blocks": 1}), laptop())
     launcher, folder = execute(unlimited, tmp_path, lambda trial, tries: "ok")
     assert {row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"} == {t.id for t in limited.trials}

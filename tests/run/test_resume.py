@@ -114,7 +114,7 @@ def test_what_was_precise_enough_stays_skipped_and_asks_for_no_base(make_experim
         {
             "trial_id": trial.id,
             "outcome": "skipped" if trial.block == 2 else "ok",
-            "reason": "precise enough: 2 blocks suffice for 10 %" if trial.block == 2 else "",
+            "skip_code": "precise" if trial.block == 2 else None,
             "attempt": 1,
         }
         for trial in plan.trials

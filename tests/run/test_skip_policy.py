@@ -11,7 +11,8 @@ from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import FindingRow, Outcome
-from harness.plan.trial import TIME_IS_UP, Trial, TrialResult
+from harness.plan.trial import Trial, TrialResult
+from harness.record.jsonl import _skip_code
 from harness.run.skip_policy import Lines, SkipPolicy, needs_no_less
 from tests.conftest import laptop
 
@@ -40,6 +41,7 @@ def reason_of(policy: SkipPolicy, trial: Trial) -> str | None:
     skipped = policy.skipped(trial)
     if skipped:
         assert (skipped.trial_id, skipped.outcome) == (trial.id, "skipped")
+        assert skipped.skip_code == _skip_code({"outcome": "skipped", "reason": skipped.reason})
     return skipped and skipped.reason
 
 
@@ -53,7 +55,7 @@ def test_after_the_deadline_no_trial_is_started(make_experiment: Make) -> None:
     limited = make_plan(make_experiment(limits={"wall": 1e-9}), laptop())
     policy = policy_of(limited)
     assert policy.deadline is not None
-    assert {reason_of(policy, trial) for trial in limited.trials} == {TIME_IS_UP}
+    assert {reason_of(policy, trial) for trial in limited.trials} == {"time is up: limits.wall was reached"}
 
 
 @pytest.mark.parametrize(("kind", "prunes", "pruned"), [("", True, True), ("doctor", True, False), ("", False, False)])

@@ -16,7 +16,7 @@ from harness.launch.startup import Registration, StartupTimer
 from harness.launch.supervision import GroupEnd, Received, supervise
 from harness.launch.torchrun.processes import Processes, start_processes
 from harness.launch.watchdog import Ending, Watchdog
-from harness.plan.trial import TrialResult, WorkerGroup
+from harness.plan.trial import TrialResult, WorkerGroup, skipped
 
 START_S = 120.0
 """How long the processes may take until the first of them registers: as long as Ray gives its own."""
@@ -38,7 +38,7 @@ class TorchrunLauncher:
             if deadline is not None and time.time() >= deadline:
                 return
             if trial.purpose != "doctor" and (reason := skip_reason(rules, trial.cell)):
-                yield TrialResult(trial.id, "skipped", reason)
+                yield skipped(trial, reason)
                 continue
             job = Job(self.experiment, replace(group, trials=(trial,)), self.threads_per_device, self.import_path)
             for message in self._run(job, deadline, parts):

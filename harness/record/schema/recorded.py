@@ -65,6 +65,7 @@ TRIALS = Table(
         _c("added", "boolean", "a base that the planner added"),
         _c("outcome", "string", "ok, oom, diverged, error, timeout, lost or skipped"),
         _c("reason", "string", "why it is not ok"),
+        _c("skip_code", "string", "why it was skipped, as one word; <NA> if it was not"),
         _c("error_type", "string", "type of the exception"),
         _c("error_rank", "Int64", "rank that failed first; the others only miss it"),
         _c("diverged_step", "Int64", "step, from 1 over the whole trial, whose loss was the first that is not finite"),

@@ -96,6 +96,5 @@ def _add_intervals(axes: Axes, part: pd.DataFrame) -> None:
 def _without_result(trials: pd.DataFrame) -> pd.DataFrame:
     """Throughput trials of cells that gave no figure, by their own fault or for want of memory or samples."""
     bad = trials["outcome"].isin(["oom", "error", "timeout", "lost", "diverged"])
-    reasons = trials["reason"].fillna("")
-    skipped = (trials["outcome"] == "skipped") & (reasons.str.contains("memory") | reasons.str.contains("exceeds"))
+    skipped = trials["skip_code"].isin(["out_of_memory", "doctor_memory", "too_few_samples"])
     return trials[(trials["kind"] == "throughput") & (bad | skipped)]
