@@ -7,10 +7,35 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import TypedDict
+
+from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.report.tables.text import plural
 
 
-def facts(environment: Mapping[str, Any]) -> dict[str, Any]:
+class NodeFacts(TypedDict):
+    """A node as the template takes it."""
+
+    host: str
+    facts: list[tuple[str, str]]
+
+
+class Facts(TypedDict):
+    """The machines and invocations as the template takes them."""
+
+    started: str
+    machine_line: str
+    nodes: list[NodeFacts]
+    environment_differs: str
+    invocations_differ: list[str]
+
+
+def run_environment(content: Mapping[str, Any]) -> RunEnvironment:
+    """Return the content of environment.json under its type; what is missing is empty."""
+    return RunEnvironment(invocations=content.get("invocations", []), groups=content.get("groups", []))
+
+
+def facts(environment: RunEnvironment) -> Facts:
     """What the template needs of environment.json, by its names there."""
     seen = nodes(environment)
     return {
@@ -22,7 +47,7 @@ def facts(environment: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
+def nodes(environment: RunEnvironment) -> list[NodeEnvironment]:
     """Each node once, as it was first seen."""
     nodes = {node["node_id"]: node for group in environment.get("groups", []) for node in group["nodes"]}
     control = nodes.pop("torchrun", None)  # this machine, which Ray knows by an id
@@ -31,7 +56,7 @@ def nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(nodes.values())
 
 
-def node_facts(node: Mapping[str, Any]) -> list[tuple[str, str]]:
+def node_facts(node: NodeEnvironment) -> list[tuple[str, str]]:
     packages = ", ".join(f"{name} {version}" for name, version in node["packages"].items())
     models = [
         f"{device['model']} {device['uuid'] or ''}".strip() for device in node["devices"] if device["kind"] == "cuda"
@@ -51,7 +76,7 @@ def node_facts(node: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def machine_line(nodes: Sequence[Mapping[str, Any]]) -> str:
+def machine_line(nodes: Sequence[NodeEnvironment]) -> str:
     if not nodes:
         return "no worker group came up"
     first = nodes[0]
@@ -60,7 +85,7 @@ def machine_line(nodes: Sequence[Mapping[str, Any]]) -> str:
     return f"{plural(len(nodes), 'node')}: {what} · torch {first['packages'].get('torch', '?')}"
 
 
-def difference(environment: Mapping[str, Any]) -> str:
+def difference(environment: RunEnvironment) -> str:
     """A sentence where worker groups saw another hardware or other versions of the same node."""
     keys = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads", "niceness")
     seen: dict[str, set[str]] = {}
@@ -71,7 +96,7 @@ def difference(environment: Mapping[str, Any]) -> str:
     return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
 
 
-def invocation_differences(environment: Mapping[str, Any]) -> list[str]:
+def invocation_differences(environment: RunEnvironment) -> list[str]:
     """A sentence for each invocation that found other code, versions or hardware than the one before it."""
     return [
         f"Invocation {number} found what differs from the one before: {'; '.join(invocation['differs'])}."
@@ -80,7 +105,7 @@ def invocation_differences(environment: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def started(environment: Mapping[str, Any]) -> str:
+def started(environment: RunEnvironment) -> str:
     """When, how often it was resumed, at which commit."""
     invocations = [invocation for invocation in environment.get("invocations", []) if "started_at" in invocation]
     if not invocations:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -102,7 +101,7 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
     )
     return environment.get_template("template.html").render(
         name=results.experiment.name,
-        **environment_page.facts(results.environment),
+        **environment_page.facts(environment_page.run_environment(results.environment)),
         cards=summary.cards(results),
         findings=summary.findings(results),
         asked=summary.asked(results),
@@ -113,6 +112,6 @@ def _html(results: Results, drawings: Sequence[Drawing], images: Mapping[str, by
     )
 
 
-def _figure(drawing: Drawing, images: Mapping[str, bytes]) -> dict[str, Any]:
+def _figure(drawing: Drawing, images: Mapping[str, bytes]) -> dict[str, str | None]:
     image = base64.b64encode(images[drawing.name]).decode() if drawing.name in images else None
     return {"name": drawing.name, "title": drawing.title, "caption": drawing.caption, "image": image}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pandas as pd
 
 from harness.plan.comparison import SETTING_AXES
-from harness.record.frames import records
+from harness.report.row import Row, Scalar, is_missing, is_true, number, rows_of
 
 BATCH_AXES = ["scaling", "per_device_batch_size", "global_batch_size"]
 
@@ -39,16 +38,16 @@ def settings(frame: pd.DataFrame, *, batch: bool = True) -> pd.Series[str]:
         if axis in frame and axis not in ("per_device_batch_size", "scaling") and frame[axis].nunique(dropna=False) > 1:
             parts[axis] = [_named(axis, value) for value in frame[axis]]
     if batch:
-        parts["batch"] = [_batch(row) for row in records(frame[BATCH_AXES])]
+        parts["batch"] = [_batch(row) for row in rows_of(frame[BATCH_AXES])]
     for name, values in spread_options(frame).items():
         parts[str(name)] = ["" if value is None else f"{name}={value}" for value in values]
     joined = [", ".join(part for part in row if part) for row in parts.itertuples(index=False)]
     return pd.Series(joined, index=frame.index, dtype="str")
 
 
-def with_settings(frame: pd.DataFrame) -> list[tuple[dict[Any, Any], str]]:
-    """Each row, and what it holds fixed."""
-    return list(zip(records(frame), settings(frame), strict=True))
+def rows_with_setting(frame: pd.DataFrame) -> list[Row]:
+    """Return the rows, each with a text ``setting``: what it holds fixed."""
+    return rows_of(frame.assign(setting=settings(frame)))
 
 
 def rate_unit(frame: pd.DataFrame) -> str:
@@ -57,29 +56,37 @@ def rate_unit(frame: pd.DataFrame) -> str:
     return f"{units[0] if len(units) == 1 else 'samples'}/s"
 
 
-def shown_strategy(row: Any) -> str:
-    """The strategy, with what sets its rows apart."""
-    tags = [tag for tag in ("emulated", "oversubscribed") if row.get(tag) is True or row.get(tag) == 1]
+def shown_strategy(row: Row) -> str:
+    """Return the strategy, with what sets its rows apart."""
+    tags = [tag for tag in ("emulated", "oversubscribed") if is_true(row.get(tag))]
     return f"{row['strategy']} ({', '.join(tags)})" if tags else str(row["strategy"])
 
 
-def shown_devices(row: Any) -> str:
-    """How many devices, and which with what between them where the file names them: '2 (GPU 0,1: NV12)'."""
+def shown_devices(row: Row) -> str:
+    """Return the number of devices, and their ids and the link between them if the file names ids.
+
+    For example '2 (GPU 0,1: NV12)'.
+    """
     ids, link, nodes = (row.get(name) for name in ("device_ids", "link", "nodes"))
-    where = f" on {nodes} nodes" if nodes and nodes > 1 else ""
-    if ids is None or pd.isna(ids):
-        return f"{row['devices']}{where}"
-    joined = "" if link is None or pd.isna(link) else f": {link}"
+    on = f" on {nodes} nodes" if not is_missing(nodes) and number(nodes) > 1 else ""
+    if is_missing(ids):
+        return f"{row['devices']}{on}"
+    joined = "" if is_missing(link) else f": {link}"
     return f"{row['devices']} (GPU {ids}{joined})"
 
 
-def _batch(row: Any) -> str:
+def cell_label(row: Row) -> str:
+    """Return 'dp (emulated) x2'."""
+    return f"{shown_strategy(row)} x{shown_devices(row)}"
+
+
+def _batch(row: Row) -> str:
     if row["scaling"] == "strong":
         return f"global batch {row['global_batch_size']}"
     return f"batch {row['per_device_batch_size']} per device"
 
 
-def _named(axis: str, value: Any) -> str:
+def _named(axis: str, value: Scalar) -> str:
     if axis == "compile":
         return "compiled" if value is True else "eager"
-    return "" if pd.isna(value) else str(value)
+    return "" if is_missing(value) else str(value)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
 from harness.analysis.results import Results
 from harness.config.sections import Throughput
+from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES
+from harness.report.environment import run_environment
 from harness.report.labels import rate_unit, spread_options
+from harness.report.row import Scalar, number, rows_of
 from harness.report.tables.evidence import imprecise
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.text import counts, duration, percent, plural, speed, with_ends
@@ -90,11 +90,11 @@ def findings(results: Results) -> list[str]:
 def _not_equivalent(equivalence: pd.DataFrame) -> list[str]:
     found = []
     bad = equivalence[equivalence["equivalent"].eq(False).fillna(False)]
-    for row in bad.to_dict("records"):
+    for row in rows_of(bad):
         found.append(f"{row['strategy']} x{row['devices']} is {row['reason']}: its cells have no ratios.")
     unknown = equivalence[equivalence["equivalent"].isna()]
     if not unknown.empty:
-        who = ", ".join(f"{row['strategy']} x{row['devices']}" for row in unknown.to_dict("records"))
+        who = ", ".join(f"{row['strategy']} x{row['devices']}" for row in rows_of(unknown))
         found.append(f"Whether {who} are equivalent to one device could not be checked ({unknown['reason'].iloc[0]}).")
     return found
 
@@ -139,8 +139,8 @@ def noise_words(noise: pd.DataFrame) -> str:
     if noise.empty:
         return ""
     known = noise[noise["low"].notna()]
-    widest = max((max(abs(row["low"] - 1), abs(row["high"] - 1)) for row in known.to_dict("records")), default=None)
-    floor = f" Differences under {100 * widest:.0f} % may be noise." if widest is not None else ""
+    widest = max((abs(number(row[end]) - 1) for row in rows_of(known) for end in ("low", "high")), default=0.0)
+    floor = f" Differences under {100 * widest:.0f} % may be noise." if len(known) else ""
     return (
         "The base was measured twice in every block, the second time in a worker group of its own. Both are the same, "
         f"so their ratio should be 1: how far its interval reaches is the noise floor of this study.{floor}"
@@ -166,10 +166,11 @@ def asked(results: Results) -> list[tuple[str, str]]:
         asked.append(("training", "; ".join(words)))
     if experiment.throughput:
         t = experiment.throughput
+        blocks = _blocks(t, run_environment(results.environment))
         asked.append(
             (
                 "throughput",
-                f"{_blocks(t, results.environment)}; warm-up in rounds of {t.warmup_steps} steps until steady, "
+                f"{blocks}; warm-up in rounds of {t.warmup_steps} steps until steady, "
                 f"at most {t.warmup_rounds}, "
                 f"then {t.windows} windows of at least {t.window_steps} steps and {t.window_seconds:g} s",
             )
@@ -180,16 +181,17 @@ def asked(results: Results) -> list[tuple[str, str]]:
     return asked
 
 
-def _blocks(settings: Throughput, environment: Mapping[str, Any]) -> str:
+def _blocks(settings: Throughput, environment: RunEnvironment) -> str:
     rule, blocks = settings.rule, settings.most_blocks
     if rule is None:
-        first = next((s["blocks"] for s in environment.get("invocations", []) if s.get("blocks")), blocks)
+        planned = (invocation.get("blocks") for invocation in environment.get("invocations", []))
+        first = next((n for n in planned if n), blocks)
         return plural(blocks, "block") + (f", {blocks - first} of them added later" if blocks > first else "")
     return f"{rule.at_least} to {rule.at_most} blocks, for intervals within {100 * rule.halfwidth:g} %"
 
 
-def _sorted(values: list[Any]) -> list[Any]:
-    return sorted(values) if all(isinstance(value, int | float) for value in values) else values
+def _sorted(values: list[Scalar]) -> list[Scalar]:
+    return sorted(values, key=number) if all(isinstance(value, int | float) for value in values) else values
 
 
 def scaling_words(scaling: pd.DataFrame) -> str:

@@ -22,6 +22,7 @@ from harness.report.figures.common import (
     strategy_legend,
 )
 from harness.report.labels import rate_unit
+from harness.report.row import number, rows_of
 
 BATCH = "per_device_batch_size"
 SPEED = "per_device_per_s"
@@ -41,12 +42,12 @@ def batch_sizes(results: Results) -> Drawing:
     figure, grid = make_grid(2, len(facets))
     for column, (facet, part) in enumerate(facets):
         lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
-        for axes, (value, label) in zip(grid[:, column], QUANTITIES, strict=True):
+        for axes, (value, label) in zip([line[column] for line in grid], QUANTITIES, strict=True):
             _panel(axes, part, lost, value)
             if value == SPEED:
                 _add_intervals(axes, part)
-            for row in part[part["cell_id"].isin(not_equivalent) & part[value].notna()].to_dict("records"):
-                hatch_point(axes, row[BATCH], row[value])
+            for row in rows_of(part[part["cell_id"].isin(not_equivalent) & part[value].notna()]):
+                hatch_point(axes, number(row[BATCH]), number(row[value]))
             unit = "GiB" if value == "peak_gib" else rate_unit(rows)
             axes.set_ylabel(f"{label} ({unit})" if column == 0 else "")
         grid[0][column].set_title(facet, y=1.0, parse_math=False)

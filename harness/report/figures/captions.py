@@ -8,6 +8,7 @@ import pandas as pd
 
 from harness.report.figures.common import MOST_FACETS
 from harness.report.labels import rate_unit
+from harness.report.row import rows_of
 
 
 def rows_apart(rows: pd.DataFrame) -> bool:
@@ -96,7 +97,7 @@ def unsteady(rows: pd.DataFrame) -> str:
     """Which points rest on steps that were not steady."""
     doubts = rows["doubts"].fillna("")
     bad = rows[[any(part.startswith("no steady state") for part in str(text).split("; ")) for text in doubts]]
-    names = dict.fromkeys(f"{row['strategy']} on {row['devices']}" for row in bad.to_dict("records"))
+    names = dict.fromkeys(f"{row['strategy']} on {row['devices']}" for row in rows_of(bad))
     return f" Not steady when the windows began: {', '.join(names)}." if names else ""
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import matplotlib
 
@@ -21,7 +21,8 @@ from matplotlib.lines import Line2D
 
 from harness.analysis.results import Results
 from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
-from harness.report.labels import settings, shown_strategy
+from harness.report.labels import settings, shown_devices, shown_strategy
+from harness.report.row import Row, Scalar, is_apart, is_missing, number, rows_of
 
 Colour = tuple[float, float, float]
 Value = TypeVar("Value")
@@ -85,9 +86,9 @@ def facets_of(rows: pd.DataFrame, *, batch: bool = True) -> list[tuple[str, pd.D
     return [(str(name), rows[names == name]) for name in first]
 
 
-def make_grid(rows: int, columns: int, height: float = PANEL[1]) -> tuple[Figure, Any]:
+def make_grid(rows: int, columns: int, height: float = PANEL[1]) -> tuple[Figure, list[list[Axes]]]:
     figure = Figure(figsize=(PANEL[0] * columns, height * rows), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False).tolist()
 
 
 def panels(
@@ -128,7 +129,7 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
         marks = part["emulated"].astype(bool) | part["oversubscribed"].astype(bool)
         for apart in (False, True):
             if len(alike := part[marks == apart]):
-                first = alike.iloc[0]
+                first = rows_of(alike[:1])[0]
                 entries.append(
                     Line2D(
                         [],
@@ -143,16 +144,16 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
     return [*entries, Line2D([], [], color="0.45", linestyle="--", label="ideal")] if ideal else entries
 
 
-def draw_point(axes: Axes, row: Any, value: float, low: Any, high: Any) -> None:
-    strategy = row["strategy"]
-    if not (pd.isna(low) or pd.isna(high)):
-        error = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
-        axes.errorbar(row["devices"], value, yerr=error, color=COLOURS[strategy], capsize=3, linewidth=1.2, zorder=3)
+def draw_point(axes: Axes, row: Row, value: float, low: Scalar, high: Scalar) -> None:
+    strategy, devices = str(row["strategy"]), number(row["devices"])
+    if not (is_missing(low) or is_missing(high)):
+        error = [[max(value - number(low), 0.0)], [max(number(high) - value, 0.0)]]
+        axes.errorbar(devices, value, yerr=error, color=COLOURS[strategy], capsize=3, linewidth=1.2, zorder=3)
     face = "white" if is_apart(row) else COLOURS[strategy]
-    if not pd.isna(row.get("excluded", pd.NA)):  # hatched: it does not train what the others train
-        hatch_point(axes, row["devices"], value)
+    if not is_missing(row.get("excluded")):  # hatched: it does not train what the others train
+        hatch_point(axes, devices, value)
     axes.plot(
-        row["devices"],
+        devices,
         value,
         marker=MARKERS[strategy],
         markersize=6,
@@ -160,6 +161,11 @@ def draw_point(axes: Axes, row: Any, value: float, low: Any, high: Any) -> None:
         markerfacecolor=face,
         zorder=4,
     )
+
+
+def axis_label(row: Row) -> str:
+    """Return 'ddp x2', starred if it is a rehearsal."""
+    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}"
 
 
 def hatch_point(axes: Axes, x: float, y: float) -> None:
@@ -171,7 +177,7 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
     for keys, group in rows.groupby(["strategy", *units], dropna=False, sort=False):
         if len(group) == 1 and not marked:
             continue  # nothing would be seen of it, and seaborn takes its time
-        strategy, apart = str(keys[0]), is_apart(group.iloc[0])
+        strategy, apart = str(keys[0]), is_apart(rows_of(group[:1])[0])
         sns.lineplot(
             x=group[x].astype(float),
             y=group[y].astype(float),
@@ -186,7 +192,7 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
         )
 
 
-def log2_axis(axes: Axes, values: pd.Series[Any]) -> None:
+def log2_axis(axes: Axes, values: pd.Series[int]) -> None:
     """A log2 axis whose ticks are the values that were measured, or powers of two where those are many."""
     ticks = sorted({int(value) for value in values.dropna()})
     low, high = ticks[0], ticks[-1]
@@ -196,7 +202,3 @@ def log2_axis(axes: Axes, values: pd.Series[Any]) -> None:
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlim(low / 1.3, high * 1.3)
-
-
-def is_apart(row: Any) -> bool:
-    return bool(row["emulated"]) or bool(row["oversubscribed"])

@@ -14,6 +14,7 @@ from harness.report.figures.common import (
     make_grid,
     strategy_legend,
 )
+from harness.report.row import number, rows_of
 from harness.report.tables.text import plural
 
 CLOCKS = (("samples", "training samples"), ("train_s", "training time (s)"))
@@ -38,8 +39,8 @@ def learning_curves(results: Results) -> Drawing:
     for line, (value, label) in zip(grid, quantities, strict=True):
         for axes, (clock, clock_label) in zip(line, CLOCKS, strict=True):
             draw_lines(axes, curves.sort_values("epoch"), clock, value, TRIAL)
-            for end in ends.dropna(subset=[clock, value]).to_dict("records"):
-                hatch_point(axes, float(end[clock]), float(end[value]))
+            for end in rows_of(ends.dropna(subset=[clock, value])):
+                hatch_point(axes, number(end[clock]), number(end[value]))
             axes.set_yscale("log" if value.endswith("loss") else "linear")
             axes.set_xlabel(clock_label)
             axes.set_ylabel(label)
@@ -58,5 +59,5 @@ def _caption(trials: pd.DataFrame, otherwise: pd.DataFrame) -> str:
 
 
 def _which(trials: pd.DataFrame) -> str:
-    pairs = sorted({(row["strategy"], row["devices"]) for row in trials.to_dict("records")})
-    return ", ".join(f"{strategy} on {devices}" for strategy, devices in pairs)
+    pairs = sorted({(str(row["strategy"]), number(row["devices"])) for row in rows_of(trials)})
+    return ", ".join(f"{strategy} on {devices:.0f}" for strategy, devices in pairs)

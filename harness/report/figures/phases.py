@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,8 +12,8 @@ from matplotlib.patches import Patch
 
 from harness.analysis.results import Results
 from harness.report.figures import captions
-from harness.report.figures.common import Drawing, facets_of, is_apart, not_equivalent_cells, panels
-from harness.report.labels import shown_devices
+from harness.report.figures.common import Drawing, axis_label, facets_of, not_equivalent_cells, panels
+from harness.report.row import Row, rows_of
 
 NAMES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
 TONES = dict(zip(NAMES, sns.color_palette("Greys", len(NAMES) + 2)[1:-1], strict=True))
@@ -47,11 +46,11 @@ def step_phases(results: Results) -> Drawing:
                 linewidth=0.4,
             )
             left += width
-        axes.set_yticks(range(len(part)), [_label(row, not_equivalent) for row in part.to_dict("records")])
+        axes.set_yticks(range(len(part)), [_label(row, not_equivalent) for row in rows_of(part)])
         axes.invert_yaxis()
         axes.set_xlabel("step time (ms)")
 
-    handles: list[Any] = [
+    handles = [
         Patch(facecolor=TONES[phase], hatch=HATCHES.get(phase), edgecolor="0.25", label=phase) for phase in present
     ]
     figure = panels(facets, draw, legend=handles, height=max(1.8, 0.9 + 0.32 * max(len(part) for _, part in facets)))
@@ -63,6 +62,6 @@ def step_phases(results: Results) -> Drawing:
     return Drawing(name, title, caption, figure)
 
 
-def _label(row: Any, otherwise: Collection[str]) -> str:
-    differs = " (not equivalent)" if row["cell_id"] in otherwise else ""
-    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}{differs}"
+def _label(row: Row, not_equivalent: Collection[str]) -> str:
+    differs = " (not equivalent)" if row["cell_id"] in not_equivalent else ""
+    return f"{axis_label(row)}{differs}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.axes import Axes
 
 from harness.analysis.results import Results
 from harness.plan.comparison import SETTING_AXES
 from harness.report.figures import captions
-from harness.report.figures.common import COLOURS, MARKERS, Drawing, facets_of, is_apart, panels
+from harness.report.figures.common import COLOURS, MARKERS, Drawing, facets_of, panels
 from harness.report.labels import shown_devices
+from harness.report.row import Row, is_apart, is_missing, number, rows_of
 
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20, 50, 100)
 FINE = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4)
@@ -35,12 +34,13 @@ def paired_ratios(results: Results) -> Drawing:
         axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
         for floor in _floors(results.noise, part):
             axes.axvspan(*floor, color="0.85", zorder=0)
-        for y, row in enumerate(part.to_dict("records")):
-            colour = COLOURS[row["strategy"]]
-            if not pd.isna(row["low"]):
-                axes.plot([row["low"], row["high"]], [y, y], color=colour, linewidth=1.4, zorder=2)
+        for y, row in enumerate(rows_of(part)):
+            strategy, ratio = str(row["strategy"]), number(row["ratio"])
+            colour = COLOURS[strategy]
+            if not is_missing(row["low"]):
+                axes.plot([number(row["low"]), number(row["high"])], [y, y], color=colour, linewidth=1.4, zorder=2)
             face = "white" if is_apart(row) else colour
-            axes.plot(row["ratio"], y, marker=MARKERS[row["strategy"]], color=colour, markerfacecolor=face, zorder=3)
+            axes.plot(ratio, y, marker=MARKERS[strategy], color=colour, markerfacecolor=face, zorder=3)
         axes.set_yticks(range(len(part)), part["label"].tolist())
         axes.set_ylim(len(part) - 0.4, -0.6)
         axes.set_xscale("log")
@@ -61,20 +61,21 @@ def paired_ratios(results: Results) -> Drawing:
 
 def _floors(noise: pd.DataFrame, part: pd.DataFrame) -> list[tuple[float, float]]:
     """The noise floors of the bases of these rows' setting."""
-    settings = {_setting(row) for row in part.to_dict("records")}
-    known = noise[noise["low"].notna()].to_dict("records")
-    return [(float(row["low"]), float(row["high"])) for row in known if _setting(row) in settings]
+    settings = {_setting(row) for row in rows_of(part)}
+    known = rows_of(noise[noise["low"].notna()])
+    return [(number(row["low"]), number(row["high"])) for row in known if _setting(row) in settings]
 
 
-def _setting(row: Any) -> tuple[str, ...]:
+def _setting(row: Row) -> tuple[str, ...]:
     batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
     return tuple(str(row[axis]) for axis in (*SETTING_AXES, batch) if axis != "per_device_batch_size" or axis == batch)
 
 
 def _rows(pairs: pd.DataFrame, other: str | None) -> pd.DataFrame:
-    return pairs.assign(label=[_label(row, row[other] if other else None) for row in pairs.to_dict("records")])
+    return pairs.assign(label=[_label(row, other) for row in rows_of(pairs)])
 
 
-def _label(row: Any, other: str | None) -> str:
-    what = f"{row['strategy']} / {other}" if other else f"Ray / torchrun: {row['strategy']}"
-    return f"{what} x{shown_devices(row)}{'*' * is_apart(row)}"
+def _label(row: Row, other: str | None) -> str:
+    """Return 'ddp / dp x2', or 'Ray / torchrun: ddp x2'; ``other``: the column of the second strategy."""
+    pair = f"{row['strategy']} / {row[other]}" if other else f"Ray / torchrun: {row['strategy']}"
+    return f"{pair} x{shown_devices(row)}{'*' * is_apart(row)}"

@@ -18,6 +18,7 @@ from harness.report.figures.common import (
     strategy_legend,
 )
 from harness.report.labels import rate_unit
+from harness.report.row import number, rows_of
 
 JOINED = ("emulated", "oversubscribed", "nodes", "device_ids")
 """Points are joined over devices where all of these are the same."""
@@ -37,8 +38,8 @@ def throughput_by_devices(results: Results) -> Drawing:
             devices, speed = group["base_devices"].iloc[0], group["base_throughput_per_s"].iloc[0]
             ends = np.array([devices, max(group["devices"].max(), devices)], dtype=float)
             axes.plot(ends, speed * ends / devices, color="0.45", linestyle="--", linewidth=1, zorder=1)
-        for _, row in part.iterrows():
-            draw_point(axes, row, row["throughput_per_s"], row["speed_low"], row["speed_high"])
+        for row in rows_of(part):
+            draw_point(axes, row, number(row["throughput_per_s"]), row["speed_low"], row["speed_high"])
         draw_lines(axes, part, "devices", "throughput_per_s", JOINED, marked=False)
         log2_axis(axes, part["devices"])
         axes.set_yscale("log", base=2)
@@ -70,8 +71,8 @@ def efficiency_by_devices(results: Results) -> Drawing:
         axes.axhline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
         for low, high in noise_of(results.noise, part):
             axes.axhspan(low, high, color="0.85", zorder=0)
-        for _, row in part.iterrows():
-            draw_point(axes, row, row["efficiency"], row["efficiency_low"], row["efficiency_high"])
+        for row in rows_of(part):
+            draw_point(axes, row, number(row["efficiency"]), row["efficiency_low"], row["efficiency_high"])
         draw_lines(axes, part, "devices", "efficiency", JOINED, marked=False)
         log2_axis(axes, part["devices"])
         axes.set_ylim(0, top)
@@ -91,4 +92,4 @@ def efficiency_by_devices(results: Results) -> Drawing:
 def noise_of(noise: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[float, float]]:
     """The noise floors of the bases of these rows."""
     mine = noise[noise["cell_id"].isin(rows["base_id"]) & noise["low"].notna()]
-    return [(float(row["low"]), float(row["high"])) for row in mine.to_dict("records")]
+    return [(number(row["low"]), number(row["high"])) for row in rows_of(mine)]

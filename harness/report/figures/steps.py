@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,16 @@ from matplotlib.axes import Axes
 
 from harness.analysis.results import Results
 from harness.config.strategy_traits import strategy_order
-from harness.record.frames import records
 from harness.report.figures import captions
 from harness.report.figures.common import (
     COLOURS,
     Drawing,
+    axis_label,
     facets_of,
-    is_apart,
     not_equivalent_cells,
     panels,
 )
-from harness.report.labels import shown_devices
+from harness.report.row import is_apart, rows_of
 
 WHISKERS = (5, 95)
 
@@ -31,7 +29,7 @@ def step_times(results: Results) -> Drawing:
     name, title = "step_times", "Step time of each cell"
     if results.cells["step_s"].isna().all():
         return Drawing(name, title, "Left out: no step was timed.", None)
-    rows = results.cells.assign(label=[_label(row) for row in records(results.cells)])
+    rows = results.cells.assign(label=[axis_label(row) for row in rows_of(results.cells)])
     rows = rows.sort_values(["devices", "strategy"], key=_in_order, kind="stable")
     facets = facets_of(rows)
     not_equivalent = not_equivalent_cells(results)
@@ -49,8 +47,8 @@ def step_times(results: Results) -> Drawing:
             widths=0.6,
             medianprops={"color": "black"},
         )
-        for box, row in zip(boxes["boxes"], records(part), strict=True):
-            box.set_facecolor((*COLOURS[row["strategy"]], 0.15 if is_apart(row) else 0.65))
+        for box, row in zip(boxes["boxes"], rows_of(part), strict=True):
+            box.set_facecolor((*COLOURS[str(row["strategy"])], 0.15 if is_apart(row) else 0.65))
             box.set_hatch("////" if row["cell_id"] in not_equivalent else None)
         axes.invert_yaxis()
         axes.set_xlim(left=0)
@@ -66,15 +64,11 @@ def step_times(results: Results) -> Drawing:
     return Drawing(name, title, caption, figure)
 
 
-def _milliseconds(results: Results, cell_ids: pd.Series[Any]) -> dict[str, np.ndarray]:
+def _milliseconds(results: Results, cell_ids: pd.Series[str]) -> dict[str, np.ndarray]:
     """Every timed step of the headline trials of these cells, by cell."""
     trials = results.trials
     known = trials[(trials["outcome"] == "ok") & (trials["kind"] == "throughput") & trials["cell_id"].isin(cell_ids)]
     return {cell_id: 1000 * seconds for cell_id, seconds in results.step_times.of_cells(known).items()}
-
-
-def _label(row: Mapping[Hashable, Any]) -> str:
-    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}"
 
 
 def _in_order(values: pd.Series[Any]) -> pd.Series[Any]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from harness.analysis.results import Results
-from harness.record.frames import records
 from harness.report.figures import captions
-from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, is_apart, panels
-from harness.report.labels import settings, shown_devices
+from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, axis_label, panels
+from harness.report.labels import rows_with_setting
+from harness.report.row import is_missing, number, rows_of
 
 ROW_HEIGHT = 0.27
 
@@ -23,8 +22,7 @@ def efficiency_waterfall(results: Results) -> Drawing:
     rows = results.waterfall
     if rows.empty:
         return Drawing(name, title, "Left out: no cell on several devices has the trials that explain it.", None)
-    names = settings(rows)
-    rows = rows.assign(facet=[_title(row, name) for row, name in zip(records(rows), names, strict=True)])
+    rows = rows.assign(facet=[f"{axis_label(row)}, {row['setting']}" for row in rows_with_setting(rows)])
     facets = [(str(facet), part) for facet, part in islice(rows.groupby("facet", sort=False), MOST_FACETS)]
     tallest = max(len(part) for _, part in facets)
     figure = panels(facets, _draw, legend=[], height=1.1 + ROW_HEIGHT * (tallest + 1))
@@ -38,18 +36,16 @@ def efficiency_waterfall(results: Results) -> Drawing:
     return Drawing(name, title, caption, figure)
 
 
-def _title(row: Any, setting: str) -> str:
-    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}, {setting}"
-
-
 def _draw(axes: Axes, part: pd.DataFrame) -> None:
     colour = COLOURS[str(part["strategy"].iloc[0])]
     left = 1.0
-    labels, bars = [], records(part)
+    labels, bars = [], rows_of(part)
     ideal = next(row for row in bars if row["part"] == "ideal")
+    efficiency = number(ideal["share"])
     lost = [row for row in bars if row["part"] != "ideal"]
     for y, row in enumerate(lost):
-        end = left - row["share"]
+        share = number(row["share"])
+        end = left - share
         axes.barh(
             y,
             left - end,
@@ -57,19 +53,19 @@ def _draw(axes: Axes, part: pd.DataFrame) -> None:
             height=0.7,
             color=(*colour, 0.55),
             edgecolor=colour,
-            hatch="////" if row["share"] < 0 else None,
+            hatch="////" if share < 0 else None,
         )
-        if not pd.isna(row["low"]):
-            axes.plot([left - row["high"], left - row["low"]], [y, y], color="0.25", linewidth=1)
-        labels.append(f"{row['part']}  {100 * row['share']:.1f} %")
+        if not is_missing(row["low"]):
+            axes.plot([left - number(row["high"]), left - number(row["low"])], [y, y], color="0.25", linewidth=1)
+        labels.append(f"{row['part']}  {100 * share:.1f} %")
         left = end
     y = len(lost)
-    axes.barh(y, ideal["share"], height=0.7, color=colour)
-    if not pd.isna(ideal["low"]):
-        axes.plot([ideal["low"], ideal["high"]], [y, y], color="0.25", linewidth=1)
-    labels.append(f"efficiency  {100 * ideal['share']:.1f} %")
+    axes.barh(y, efficiency, height=0.7, color=colour)
+    if not is_missing(ideal["low"]):
+        axes.plot([number(ideal["low"]), number(ideal["high"])], [y, y], color="0.25", linewidth=1)
+    labels.append(f"efficiency  {100 * efficiency:.1f} %")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=0)
-    axes.set_xlim(min(0.0, left), max(1.05, *(1.0 - row["share"] for row in lost)))
+    axes.set_xlim(min(0.0, left), max(1.05, *(1.0 - number(row["share"]) for row in lost)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")

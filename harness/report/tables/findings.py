@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
 from harness.report.labels import shown_strategy
-from harness.report.tables.text import Heading, Line, TextTable, plural
+from harness.report.row import Row, is_missing, rows_of
+from harness.report.tables.text import Column, TextTable, make_table, plural, words
 
 SEVERITIES = ("error", "warning", "note")
 SAID = ["check", "severity", "means", "advice"]
@@ -16,20 +14,19 @@ SAID = ["check", "severity", "means", "advice"]
 
 def findings_table(findings: pd.DataFrame) -> TextTable:
     """Errors first; what several cells share stands once."""
-    columns = tuple(Heading(title) for title in ("severity", "check", "where", "seen", "what it means", "what to do"))
-    rows = []
-    for group in group_findings(findings):
-        first = group.iloc[0]
-        cells = (
-            first["severity"],
-            first["check"],
-            finding_location(group),
-            seen_text(group),
-            first["means"],
-            first["advice"],
-        )
-        rows.append(Line(tuple(map(str, cells)), "base" if first["severity"] == "error" else ""))
-    return TextTable(columns, tuple(rows))
+    columns: tuple[Column, ...] = (
+        ("severity", "severity", words),
+        ("check", "check", words),
+        ("where", "where", words),
+        ("seen", "seen", words),
+        ("what it means", "means", words),
+        ("what to do", "advice", words),
+    )
+    rows = [
+        {**rows_of(group[:1])[0], "where": finding_location(group), "seen": seen_text(group)}
+        for group in group_findings(findings)
+    ]
+    return make_table(columns, rows, lambda row: "base" if row["severity"] == "error" else "")
 
 
 def group_findings(findings: pd.DataFrame) -> list[pd.DataFrame]:
@@ -45,15 +42,15 @@ def seen_text(rows: pd.DataFrame) -> str:
 
 def finding_location(rows: pd.DataFrame) -> str:
     """``ddp x2 resnet8, dp x2 resnet8``."""
-    names = [examined_label(row) for row in rows.to_dict("records")]
+    names = [examined_label(row) for row in rows_of(rows)]
     return ", ".join(dict.fromkeys(names))
 
 
-def examined_label(row: Mapping[Any, Any]) -> str:
+def examined_label(row: Row) -> str:
     """``ddp x2 resnet8``; what no cell in particular shows is the nodes'."""
-    if pd.isna(row["strategy"]):
+    if is_missing(row["strategy"]):
         return "the nodes"
-    model = "" if pd.isna(row["model"]) else f" {row['model']}"
+    model = "" if is_missing(row["model"]) else f" {row['model']}"
     return f"{shown_strategy(row)} x{row['devices']}{model}"
 
 

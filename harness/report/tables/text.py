@@ -1,14 +1,17 @@
-"""Text tables: columns, rows, and how numbers are written in them."""
+"""Text tables: columns, rows, and the formats of numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
-import pandas as pd
+from harness.report.row import Row, Scalar, is_missing, number
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+Format: TypeAlias = Callable[[Scalar], str]
+Column: TypeAlias = tuple[str, str | Callable[[Row], Scalar], Format]
+"""Heading; name of a column, or function of a row; format. Columns are set flush right unless their format is words."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +36,62 @@ class TextTable:
     rows: tuple[Line, ...]
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """'0, 2 to 5' of sorted whole numbers."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans)
+def make_table(
+    columns: Sequence[Column], rows: Iterable[Row], kind: Callable[[Row], str] = lambda row: "", rest: str = ""
+) -> TextTable:
+    """Return the rows as text. ``kind`` is that of a line; ``rest``, if any, is a last line of its own."""
+    headings = tuple(Heading(title, form is not words) for title, _, form in columns)
+    lines = [
+        Line(tuple(form(value(row) if callable(value) else row[value]) for _, value, form in columns), kind(row))
+        for row in rows
+    ]
+    if rest:
+        lines.append(Line((rest, *[""] * (len(columns) - 1))))
+    return TextTable(headings, tuple(lines))
 
 
-def speed(value: Any) -> str:
-    """A throughput with three significant digits at least."""
-    return "-" if pd.isna(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def words(value: Scalar) -> str:
+    """Return text, empty if the value is missing."""
+    return "" if is_missing(value) else str(value)
 
 
-def percent(value: Any) -> str:
-    return "-" if pd.isna(value) else f"{100 * value:.0f} %"
+def flush_right(value: Scalar) -> str:
+    """Return the same, for a column that is set flush right."""
+    return words(value)
 
 
-def duration(seconds: float) -> str:
-    """'42 s', '3 min 05 s', '2 h 10 min'."""
-    whole = round(seconds)
+def decimal(form: str, factor: float = 1.0) -> Format:
+    """Return a format for numbers, '-' if missing: decimal("{:.1f} %", 100) shows 0.125 as '12.5 %'."""
+    return lambda value: "-" if is_missing(value) else form.format(factor * number(value))
+
+
+percent = decimal("{:.0f} %", 100)
+milliseconds = decimal("{:.2f}", 1000)
+
+
+def speed(value: Scalar) -> str:
+    """Return a throughput with three significant digits at least."""
+    if is_missing(value):
+        return "-"
+    rate = number(value)
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def size(value: Scalar) -> str:
+    """Return '1.5 GiB' or '79 KiB' for a number of bytes."""
+    if is_missing(value):
+        return "-"
+    count = number(value)
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
+
+
+def duration(value: Scalar) -> str:
+    """Return '42 s', '3 min 05 s' or '2 h 10 min' for seconds."""
+    whole = round(number(value))
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
@@ -63,23 +99,30 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def with_ends(form: Format, value: Scalar, low: Scalar, high: Scalar) -> str:
+    """Return '62 % (58 to 66 %)', a value with its interval if there is one; it is not broken over lines."""
+    if is_missing(low) or is_missing(high):
+        return form(value)
+    return f"{form(value)} ({form(low).removesuffix(' %')} to {form(high)})".replace(" ", NO_BREAK)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return '0, 2 to 5' for sorted whole numbers."""
+    spans: list[list[int]] = []
+    for one in numbers:
+        if spans and one == spans[-1][1] + 1:
+            spans[-1][1] = one
+        else:
+            spans.append([one, one])
+    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans)
+
+
 def plural(count: int, noun: str) -> str:
-    """'1 block', '2 blocks'."""
+    """Return '1 block' or '2 blocks'."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def counts(values: Sequence[str]) -> str:
-    """'3 ok, 1 oom' in the order of appearance."""
+    """Return '3 ok, 1 oom', in the order of appearance."""
     tally = {value: values.count(value) for value in dict.fromkeys(values)}
     return ", ".join(f"{count} {value}" for value, count in tally.items())
-
-
-def _number(value: Any) -> str:
-    return "-" if pd.isna(value) else f"{value:.2f}"
-
-
-def with_ends(shown: Callable[[Any], str], value: Any, low: Any, high: Any) -> str:
-    """'62 % (58 to 66 %)': a value with its interval, where it has one; it is not broken over lines."""
-    if pd.isna(low) or pd.isna(high):
-        return shown(value)
-    return f"{shown(value)} ({shown(low).removesuffix(' %')} to {shown(high)})".replace(" ", NO_BREAK)

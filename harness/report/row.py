@@ -1,0 +1,40 @@
+"""Rows of a table as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import pandas as pd
+
+from harness.record.frames import records
+
+Scalar: TypeAlias = str | float | None
+"""A value of a table: text, number (an int or a bool is a float to a type checker), or None if it is missing."""
+Row: TypeAlias = Mapping[str, Scalar]
+
+
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """Return the rows of a table; <NA> is None."""
+    return [*records(frame)]
+
+
+def is_missing(value: Scalar) -> bool:
+    return value is None or bool(pd.isna(value))
+
+
+def is_true(value: Scalar) -> bool:
+    """Return whether a flag is set; a missing flag is not."""
+    return not is_missing(value) and bool(value)
+
+
+def number(value: Scalar) -> float:
+    """Return a number of a row; NaN if it is missing. Raises TypeError if it is text."""
+    if isinstance(value, str):
+        raise TypeError(f"got the text {value!r}; expected a number")
+    return float("nan") if value is None or pd.isna(value) else float(value)
+
+
+def is_apart(row: Row) -> bool:
+    """Return whether the row is a rehearsal: emulated or oversubscribed."""
+    return is_true(row["emulated"]) or is_true(row["oversubscribed"])
