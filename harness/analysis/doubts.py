@@ -261,4 +261,4 @@ def _spread(times: StepTimes) -> dict[Key, float]:
     """The interquartile range of each trial's timed steps over their median."""
     by_trial = times.by_trial
     spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["median_s"]
-    return {tuple(key): float(value) for key, value in spread.items()}
+    return dict(zip(times.trials.tolist(), spread.astype(float).tolist(), strict=True))
