@@ -40,6 +40,11 @@ def test_the_experiment_file_is_valid_and_shows_every_section() -> None:
     check_optimizers(make_plan(experiment, laptop()))
 
 
+def test_the_workload_that_is_shown_is_the_file_that_runs() -> None:
+    source = (Path(__file__).parents[1] / "experiments" / "my_workload.py").read_text()
+    assert source.partition("\n\n")[2] == block("python")
+
+
 def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = block("python")
     assert len(source.strip().splitlines()) <= 25

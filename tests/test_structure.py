@@ -5,21 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "harness"
-FILES = sorted(PACKAGE.rglob("*.py"))
-MOST_LINES, MOST_FUNCTION_LINES = 300, 40
+from tests.import_graph import FILES, PACKAGE, RIGHT, ROOT, allowed_imports, imported_packages, imports_of, package_of
 
-FOUNDATION = ("errors", "system", "config", "plan")
-LEFT = ("train", "measure", "doctor", "launch")
-RIGHT = ("record", "analysis", "report")
-TOP = ("run", "cli")
-"""The packages, lowest first. A wing stands on the foundation, and neither wing imports the other."""
+MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 
 TOP_LEVEL = {"harness", "experiments", "results", "tests", "pyproject.toml", "README.md"}
 WITHOUT_TORCH_OR_RAY = ("errors", "system", "config", "plan", *RIGHT, "cli")
@@ -31,38 +23,6 @@ ALSO_WITHOUT_TORCH_OR_RAY = (
 )
 WITHOUT_TORCH = ("harness.launch.protocol", "harness.launch.ray.controller")
 PRINTS = {"report/schema_page.py"}
-
-
-def package_of(path: Path) -> str:
-    """The package, or the module at the top, that a file belongs to; entry points belong to cli."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return "cli" if parts[-1] == "__main__" or parts == ("__init__",) else parts[0]
-
-
-def allowed_imports(package: str) -> set[str]:
-    """The packages that a package may import, itself among them."""
-    for names in ((*FOUNDATION, *LEFT), (*FOUNDATION, *RIGHT), (*FOUNDATION, *LEFT, *RIGHT, *TOP)):
-        if package in names:
-            return set(names[: names.index(package) + 1])
-    raise ValueError(f"{package} has no place; the packages are {FOUNDATION + LEFT + RIGHT + TOP}")
-
-
-def imports_of(tree: ast.AST) -> Iterator[str]:
-    """Every module that a file imports, also inside functions; imports for types are no arrows."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from ([f"harness.{a.name}" for a in node.names] if node.module == "harness" else [node.module])
-        else:
-            yield from imports_of(node)
-
-
-def imported_packages(path: Path) -> set[str]:
-    names = imports_of(ast.parse(path.read_text()))
-    return {name.split(".")[1] for name in names if name.startswith("harness.")}
 
 
 def each_file(function: object) -> object:
