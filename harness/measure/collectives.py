@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent, Kernel
 from torch.profiler import ProfilerActivity, profile
 
 from harness.config.strategy_traits import StrategyTraits
@@ -51,7 +52,7 @@ def _host_calls(profiler: profile, names: Collection[str]) -> list[HostCall]:
     return [HostCall(name, event.duration_ns() / 1e3) for event, name in named if name in names]
 
 
-def _first_seen(events: Sequence[Any], keys: Iterable[str], cuda: bool) -> float | None:
+def _first_seen(events: Sequence[HostCall | FunctionEvent], keys: Iterable[str], cuda: bool) -> float | None:
     """Seconds of the events of the first of these names that there is; None where there is none of them."""
     for key in keys:
         # the function itself, or a kernel whose name goes on after it
@@ -74,7 +75,7 @@ def _seconds(events: Sequence[Any], cuda: bool) -> float:
     return max(by_device.values(), default=0.0) / 1e6
 
 
-def _kernels(event: Any) -> Iterator[Any]:
+def _kernels(event: FunctionEvent) -> Iterator[Kernel]:
     """What a call started on GPUs, by itself or by the calls inside it."""
     yield from event.kernels
     for child in event.cpu_children:
@@ -86,7 +87,7 @@ LEAST_STEPS = 5
 LOGGED_STEPS = 5
 
 
-def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindow], Mapping[str, Any]]:
+def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindow], dict[str, float]]:
     """Windows of a quarter of ``steps`` in turn: all ranks together, each rank alone; then what DDP itself says.
 
     Alone no rank waits for another, so a rank's own time shows. Parameters, buffers and optimizer state are as
@@ -108,7 +109,7 @@ def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindo
     return stretches, told
 
 
-def ddp_says(model: Any, step: Callable[[], Any]) -> dict[str, float]:
+def ddp_says(model: Any, step: Callable[[], object]) -> dict[str, float]:
     """Medians over a few steps of DDP's own clocks, in seconds; empty where it tells nothing.
 
     Communication is the span from the first bucket that is ready to the last that is reduced; what of it lies

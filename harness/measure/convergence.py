@@ -61,22 +61,22 @@ class EpochData:
         ranks = self.ranks
         return epoch_shares(self.samples, self.cell.global_batch_size, self.seed, epoch, ranks.rank, ranks.world_size)
 
-    def training_batches(self, epochs: Iterable[int]) -> Iterator[Any]:
+    def training_batches(self, epochs: Iterable[int]) -> Iterator[object]:
         """Return the batches of these epochs, from one loader: its worker processes live on."""
         return self._batches(self.train, chain.from_iterable(map(self.shares, epochs)), self.cell.micro_batches)
 
-    def validation_batches(self) -> Iterator[tuple[Share, Any]]:
+    def validation_batches(self) -> Iterator[tuple[Share, object]]:
         """Return the rank's shares of the validation set with their batches, each sample exactly once."""
         # a forward pass as large as in training: with accumulation there may be no room for more
         batch = max(1, self.cell.global_batch_size // self.cell.micro_batches)
         plan = (len(self.validation), batch, self.ranks.rank, self.ranks.world_size)
         return zip(evaluation_shares(*plan), self._batches(self.validation, evaluation_shares(*plan)), strict=True)
 
-    def copier(self) -> Callable[[Any], Any]:
+    def copier(self) -> Callable[[object], object]:
         """Return a function that moves a batch to the rank's device."""
         return copier(self.ranks.devices[0], self.cell.loader)
 
-    def _batches(self, dataset: SizedDataset, shares: Iterable[Share], micro_batches: int = 1) -> Iterator[Any]:
+    def _batches(self, dataset: SizedDataset, shares: Iterable[Share], micro_batches: int = 1) -> Iterator[object]:
         return batches(
             dataset,
             shares,
@@ -200,13 +200,13 @@ class Epochs:
             self._save(epoch, last=epoch == settings.epochs)
             advance()
 
-    def _train(self, epoch: int, source: Iterator[Any], advance: Callable[[], None]) -> tuple[float, float]:
+    def _train(self, epoch: int, source: Iterator[object], advance: Callable[[], None]) -> tuple[float, float]:
         """Train one epoch; return its mean loss, and the learning rate of its last step."""
         shares, steps = self.data.shares(epoch - 1), self.data.steps
         self.ranks.barrier()
         with self._warm_up.rates_from((epoch - 1) * steps) as set_rate:
 
-            def step(batch: Any, mark: Mark) -> tuple[Tensor, Any]:
+            def step(batch: object, mark: Mark) -> tuple[Tensor, Tensor]:
                 set_rate()
                 return self.training.step(batch, next(shares), mark)
 

@@ -14,6 +14,7 @@ from harness.measure.matmul_peak import measured_peak
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.throughput import ThroughputMeasurement
 from harness.plan.cell import Cell
+from harness.plan.rows import TrialFacts
 from harness.train.workloads import Workload
 
 STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
@@ -57,7 +58,7 @@ def _peak(device: torch.device, precision: str) -> float | None:
         return None
 
 
-def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Hashable, Any]) -> dict[str, Any]:
+def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Hashable, Any]) -> TrialFacts:
     """What the model computes, and what the device can: once a process for each model and precision."""
     device = stepper.ranks.devices[0]
     model = ("flops", cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))

@@ -36,7 +36,7 @@ class Flops:
     reason: str = ""
 
 
-def count_flops(workload: Workload, batch: Any, device: torch.device) -> Flops:
+def count_flops(workload: Workload, batch: object, device: torch.device) -> Flops:
     """Runs ``workload.loss`` and its backward once on a fresh, bare, eager model; divides by the weight it gave.
 
     Counted are matrix products, convolutions and attention, causal or not as if it were full, as MFU has it
@@ -52,7 +52,7 @@ def count_flops(workload: Workload, batch: Any, device: torch.device) -> Flops:
             return Flops(None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
-def first_samples(batch: Any, count: int) -> Any:
+def first_samples(batch: object, count: int) -> object:
     """The batch with its tensors cut to their first ``count`` rows; the whole batch where they differ in length.
 
     Looks into tuples, lists and mappings. A tensor without dimensions counts as one of another length.
@@ -61,7 +61,7 @@ def first_samples(batch: Any, count: int) -> Any:
     return _cut(batch, count) if len(lengths) == 1 and () not in lengths else batch
 
 
-def _count(workload: Workload, batch: Any, device: torch.device) -> Flops:
+def _count(workload: Workload, batch: object, device: torch.device) -> Flops:
     model = workload.build_model().to(device)
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         return Flops(None, "SyncBatchNorm waits for all ranks, and one alone counts")
@@ -105,7 +105,7 @@ class _CountAudit(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _own_formulas() -> dict[Any, Formula]:
+def _own_formulas() -> dict[object, Formula]:
     """Formulas in place of torch's, where those count more than model FLOPs."""
     attention = {
         packet: _without_scores(formula, query=1 if str(packet).startswith("aten.") else 0)
@@ -164,7 +164,7 @@ def _leaving_no_trace(device: torch.device) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def _tensors(batch: object) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping | tuple | list):
@@ -172,12 +172,13 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _cut(batch: Any, count: int) -> Any:
+def _cut(batch: object, count: int) -> object:
     if isinstance(batch, Tensor):
         return batch[:count]
     if isinstance(batch, Mapping):
         return {key: _cut(value, count) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
         values = [_cut(value, count) for value in batch]
-        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+        make = getattr(batch, "_make", type(batch))  # _make: of a named tuple
+        return make(values)
     return batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from harness.plan.rows import RankFacts
 
@@ -25,6 +25,10 @@ POLICIES = {0: "held by power", 1: "held by heat"}
 """NVML's counters of the time that clocks were held down (NVML_PERF_POLICY_POWER and _THERMAL)."""
 HELD_LEAST = 0.01
 """The part of the time between two readings from which on that counts."""
+
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,10 @@ def summarise(
     }
 
 
-def _over(merge: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
-    return None if not values or any(value is None for value in values) else merge(values)
+def _over(merge: Callable[[Sequence[T]], R], values: Sequence[T | None]) -> R | None:
+    """Merge the devices' values; None if one of them is not known."""
+    known = [value for value in values if value is not None]
+    return merge(known) if known and len(known) == len(values) else None
 
 
 def _throttled(before: Sequence[Reading], after: Sequence[Reading], seconds: float) -> str | None:

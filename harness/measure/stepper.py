@@ -54,7 +54,7 @@ class Stepper:
         shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)
         device = ranks.devices[0]
         self.copy = copier(device, cell.loader)
-        self.fetch: Iterator[Any] = batches(
+        self.fetch: Iterator[object] = batches(
             dataset,
             shares,
             seed=seed,
@@ -73,10 +73,10 @@ class Stepper:
         self._advance()
         self.spent_s += time.perf_counter() - start
 
-    def one_batch(self) -> Any:
+    def one_batch(self) -> object:
         """What the model sees in one forward pass, on the device."""
         batch = self.copy(next(self.fetch))
-        return batch if self.micro_batches == 1 else batch[0]
+        return batch[0] if self.micro_batches > 1 and isinstance(batch, tuple) else batch
 
     def window(self, kind: WindowKind, steps: int, *, detailed: bool = True) -> TimedWindow:
         """A window of so many steps; raises WorkloadError where loss() gives weights that are not the batch's."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from harness.measure.nvml import Handle, Nvml
+from harness.measure.nvml import Handle, Nvml, PciInfo
 from harness.plan.environment import Topology
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -108,7 +108,7 @@ def _nvlinks(nvml: Nvml, handle: Handle) -> list[str]:
     return ends
 
 
-def _bus(facts: Any) -> str:
+def _bus(facts: PciInfo) -> str:
     text = facts.busId
     return (text.decode() if isinstance(text, bytes) else str(text)).lower()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from harness.system.process import no_garbage_collection
 from harness.train.phases import COPIED, FETCHED, START, Mark
 
 Clock = Callable[[], float]
-Step = Callable[[Any, Mark], tuple[Tensor, Any]]
+Step = Callable[[object, Mark], tuple[Tensor, Tensor | float]]
 """One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread."""
 
 
@@ -32,7 +31,7 @@ class Window:
     step_s: Sequence[float]
     wait_s: Sequence[float]
     losses: Sequence[Tensor]
-    weights: Sequence[Any]
+    weights: Sequence[Tensor | float]
     phases: Mapping[str, float]
     host_phases: Mapping[str, float]
 
@@ -50,9 +49,9 @@ def synchronize(devices: Sequence[torch.device]) -> None:
 
 def measure_window(
     step: Step,
-    fetch: Iterator[Any],
+    fetch: Iterator[object],
     *,
-    copy: Callable[[Any], Any],
+    copy: Callable[[object], object],
     steps: int,
     marks: Marks,
     synchronize: Callable[[], None],

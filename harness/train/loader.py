@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from harness.plan.cell import Options
 from harness.system.process import die_with_parent
 from harness.train.workloads import Collate, SizedDataset
 
@@ -141,10 +141,10 @@ def batches(
     *,
     seed: int,
     device: torch.device,
-    options: Mapping[str, Any],
+    options: Options,
     collate: Collate | None = None,
     micro_batches: int = 1,
-) -> Iterator[Any]:
+) -> Iterator[object]:
     """The batches of these shares, still on the host. ``options``: workers, pin_memory, prefetch_factor.
 
     With several micro-batches each share gives a tuple of them, as ``Training.step`` takes it.
@@ -152,7 +152,7 @@ def batches(
     if micro_batches > 1:
         shares = (part for share in shares for part in share.split(micro_batches))
     workers = int(options.get("workers", 0))
-    loader: DataLoader[Any] = DataLoader(
+    loader: DataLoader[object] = DataLoader(
         SeededDataset(dataset, seed),
         batch_sampler=_Keys(shares),
         num_workers=workers,
@@ -174,7 +174,7 @@ def _end_with_trainer(worker: int) -> None:
     die_with_parent()
 
 
-def copier(device: torch.device, options: Mapping[str, Any]) -> Callable[[Any], Any]:
+def copier(device: torch.device, options: Options) -> Callable[[object], object]:
     """What brings a batch of ``batches`` to the device; on a CPU it is there, and looking at it would cost."""
     if device.type == "cpu":
         return _as_it_is
@@ -182,20 +182,20 @@ def copier(device: torch.device, options: Mapping[str, Any]) -> Callable[[Any], 
     return lambda batch: to_device(batch, device, non_blocking=pinned)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _as_it_is(batch: object) -> object:
     return batch
 
 
-def _pins(device: torch.device, options: Mapping[str, Any]) -> bool:
+def _pins(device: torch.device, options: Options) -> bool:
     return bool(options.get("pin_memory", True)) and device.type == "cuda"
 
 
-def resident_batch(batch: Any) -> Iterator[Any]:
+def resident_batch(batch: object) -> Iterator[object]:
     """One batch for ever: a step without a loader."""
     return repeat(batch)
 
 
-def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
+def to_device(batch: object, device: torch.device, *, non_blocking: bool) -> object:
     """The batch with every tensor inside it on the device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=non_blocking)

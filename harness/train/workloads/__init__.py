@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from harness.config.experiment import BUILTIN_WORKLOADS
 from harness.errors import HarnessError, WorkloadError, nearest
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, Options
 from harness.train.user_class import load_user_class
 
 
@@ -24,7 +24,7 @@ class SizedDataset(Protocol):
 
 Datasets = tuple[SizedDataset, SizedDataset]
 """Training and validation data."""
-Collate = Callable[[list[Any]], object]
+Collate = Callable[[list[object]], object]
 """Samples -> batch."""
 
 
@@ -64,7 +64,7 @@ def _location(name: str) -> str:
     return BUILTIN_WORKLOADS[name].location if name in BUILTIN_WORKLOADS else name
 
 
-def load_class(name: str) -> type[Any]:
+def load_class(name: str) -> type:
     """The class of a built-in workload or of ``package.module:ClassName``; raises WorkloadError."""
     hint = "" if name in BUILTIN_WORKLOADS else " (the experiment file's folder is on the import path)"
     found = load_user_class(f"workload {name!r}", _location(name), hint)
@@ -92,7 +92,7 @@ def build(cell: Cell) -> Workload:
     return workload
 
 
-def _check_arguments(name: str, found: type[Any], arguments: Mapping[str, Any]) -> None:
+def _check_arguments(name: str, found: type, arguments: Options) -> None:
     parameters = inspect.signature(found).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

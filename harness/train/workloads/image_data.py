@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -151,7 +150,7 @@ def _folder(path: Path, source: Source) -> Datasets:
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def _plain(source: Source) -> Callable[[Any], Tensor]:
+def _plain(source: Source) -> Callable[[object], Tensor]:
     from torchvision import transforms
 
     side = source.image_size
@@ -160,7 +159,7 @@ def _plain(source: Source) -> Callable[[Any], Tensor]:
     )
 
 
-def _augment(source: Source) -> Callable[[Any], Tensor]:
+def _augment(source: Source) -> Callable[[object], Tensor]:
     """A shifted crop and a mirror image; the harness seeds both from (seed, epoch, sample)."""
     from torchvision import transforms
 
