@@ -109,3 +109,19 @@ def test_nobody_prints_but_the_console_and_the_command() -> None:
         return any(isinstance(function, ast.Name) and function.id == "print" for function in calls)
 
     assert {path.relative_to(PACKAGE).as_posix() for path in FILES if prints(path)} <= PRINTS
+
+
+def test_tests_of_what_needs_neither_torch_nor_ray_import_neither() -> None:
+    """So that this loop takes seconds."""
+    folders = [f"tests/{package}" for package in ("config", "plan", *RIGHT)]
+    script = (
+        "import sys, pytest\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'torchvision', 'ray'):\n"
+        "            raise ImportError('blocked: ' + name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        f"sys.exit(pytest.main(['--collect-only', '-qq', *{folders!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-2000:]
