@@ -1,4 +1,4 @@
-"""Files that are whole or not there: appended lines and replaced texts, both on disk when the call returns."""
+"""Atomic writes: appended lines and replaced files, both on disk when the call returns; the lock of a folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from filelock import FileLock, Timeout
 from harness.errors import RunFolderError, WriteError, cause_of
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
-"""Where the source of this package lies."""
+"""The folder of the source of this package."""
 PARTIAL = ".partial"
-"""What a file is called until it is whole; a crash may leave one behind."""
+"""The suffix of a file until it is complete; a crash may leave such a file behind."""
 _CHUNK = 4096
-_SYNC = getattr(os, "fdatasync", os.fsync)  # not everywhere
+_SYNC = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 def append_lines(path: Path, lines: Sequence[str]) -> None:
-    """Appends lines and waits until they are on disk, all or none; raises WriteError.
+    """Append all lines or none, and wait until they are on disk; raises WriteError.
 
-    A line that a crash cut short goes first: it was never counted, so it must not count now, for what it tells may
-    have been measured again.
+    A last line without a newline, cut short by a crash, is removed first: it was never counted, and its trial may have
+    been measured again.
     """
     if not lines:
         return
@@ -43,12 +43,12 @@ def append_lines(path: Path, lines: Sequence[str]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all; raises WriteError."""
+    """Replace the content of a file atomically; raises WriteError."""
     replace_all([(path, text.encode("utf-8", errors="backslashreplace"))])
 
 
 def replace_all(contents: Iterable[tuple[Path, bytes | memoryview]]) -> None:
-    """The same of several files, which wait for the disk together: that takes less time than one after the other."""
+    """Replace several files, each atomically; their waits for the disk overlap, which takes less time."""
     with contextlib.ExitStack() as stack:
         files = []
         for path, data in contents:
@@ -62,22 +62,22 @@ def replace_all(contents: Iterable[tuple[Path, bytes | memoryview]]) -> None:
 
 
 def remove_all(paths: Iterable[Path]) -> None:
-    """Removes files, as far as the system lets it: none of them is needed."""
+    """Remove files that are no longer needed; errors of the system are ignored."""
     for path in paths:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def begin_reading(paths: Iterable[Path]) -> None:
-    """Lets the system read small files without waiting for them, so that they are there when their turn comes."""
-    for path in paths if hasattr(os, "posix_fadvise") else ():  # not on macOS
+    """Ask the system to read small files ahead, without waiting."""
+    for path in paths if hasattr(os, "posix_fadvise") else ():  # macOS has none
         with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write beside ``path``, which takes its place, on disk, at the end of the block; raises WriteError."""
+    """Yield a file beside ``path`` to write to; it replaces ``path`` at the end of the block. Raises WriteError."""
     with _in_place_of(path) as partial:
         yield partial
         with partial.open("rb") as file:
@@ -92,14 +92,14 @@ def _in_place_of(path: Path) -> Iterator[Path]:
             yield partial
             os.replace(partial, path)
         except BaseException:
-            with contextlib.suppress(OSError):  # on a full disk it takes the room that others need
+            with contextlib.suppress(OSError):  # the disk may be full: free its space
                 partial.unlink(missing_ok=True)
             raise
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises WriteError where the system refuses to write: a full disk, a folder that became read-only."""
+    """Turn an OSError of the block, such as a full disk or a read-only folder, into a WriteError."""
     try:
         yield
     except OSError as error:
@@ -110,17 +110,17 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def to_disk(number: int) -> None:
-    """Waits until what was written to an open file is on disk, with as much of its inode as reading it needs."""
+    """Wait until the data of an open file is on disk, and the metadata that is needed to read it."""
     _SYNC(number)
 
 
 def _begin_writing(number: int) -> None:
-    """Lets the system write an open file's data without waiting for it.
+    """Ask the system to start writing an open file's data, without waiting.
 
-    The first wait is then for all files that were begun, since they share the file system's journal, and the others
-    are short. PostgreSQL begins writing in this way where it has no better one (pg_flush_data in its fd.c).
+    The first ``to_disk`` then waits for all of these files, since they share the journal of the file system, and the
+    others are short. PostgreSQL falls back on the same call (pg_flush_data in its fd.c).
     """
-    if hasattr(os, "posix_fadvise"):  # not on macOS
+    if hasattr(os, "posix_fadvise"):  # macOS has none
         with contextlib.suppress(OSError):
             os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -132,11 +132,11 @@ def _write(file: io.FileIO, data: bytes | memoryview) -> None:
 
 
 def _end_of_lines(file: io.FileIO) -> tuple[int, int]:
-    """Where the last whole line ends, and the file; looks at no more than what follows that line."""
+    """Return the offset after the last complete line, and the size of the file; reads backwards from its end."""
     size = file.seek(0, os.SEEK_END)
     start, tail = size, b""
     while start and b"\n" not in tail:
-        step = 1 if start == size else min(_CHUNK, start)  # nearly always the last byte tells
+        step = 1 if start == size else min(_CHUNK, start)  # nearly always the last byte is a newline
         start -= step
         file.seek(start)
         tail = file.read(step) + tail
@@ -145,9 +145,9 @@ def _end_of_lines(file: io.FileIO) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Inside, no other run writes into the folder; raises RunFolderError where another does.
+    """Hold the lock of a run folder; raises RunFolderError if another run holds it.
 
-    The system holds the lock for a process and gives it back when that dies, however it dies.
+    The system releases the lock when the process ends, also if it is killed.
     """
     lock, holder = FileLock(folder / ".lock"), folder / ".lock-holder"
     try:
@@ -167,7 +167,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _named(holder: Path) -> str:
-    """Who holds the lock, where that can be told: ' (pid 123 on some-host)'."""
+    """Return the holder of a lock, as ' (pid 123 on some-host)', or '' if it cannot be read."""
     try:
         return f" ({holder.read_text(encoding='utf-8')[:200]})"
     except (OSError, UnicodeDecodeError):
@@ -178,11 +178,11 @@ NOT_CODE = {"__pycache__", "node_modules", "results"}
 
 
 def python_files(folder: Path) -> Iterator[Path]:
-    """All below it, in a fixed order, but those of hidden folders, of results and of virtual environments."""
+    """Yield the Python files below a folder in a fixed order, without hidden folders, results, virtual environments."""
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in NOT_CODE)
         if "pyvenv.cfg" in files:
             folders.clear()
             continue
         found = (Path(here) / name for name in sorted(files) if name.endswith(".py"))
-        yield from filter(Path.is_file, found)  # a link may lead nowhere
+        yield from filter(Path.is_file, found)  # a link may be broken

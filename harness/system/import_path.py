@@ -1,6 +1,6 @@
-"""The import path without the current folder, for files from people one does not know.
+"""The import path without the current folder, for experiment files from other people.
 
-``python -m`` puts the current folder before everything that is still to be imported. Imports sys and os alone.
+``python -m`` puts the current folder first on the import path. Imports sys and os only.
 """
 
 import os

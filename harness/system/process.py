@@ -1,4 +1,4 @@
-"""Processes that end when the one that started them dies, however it dies. Linux only; others must notice it."""
+"""Settings of this Python process: its end with its parent, and its garbage collector."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-"""Looked up here: between fork and exec there is no room for that."""
+"""Looked up at import: between fork and exec a process must not load a library."""
 
 
 def die_with_parent() -> None:
-    """From now on the system kills this process when the thread that started it ends; no poll, no time lost."""
+    """Kill this process when its parent dies (Linux only), where the parent is the thread that started it."""
     if _libc:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Python's collector does not run inside; it is as it was afterwards."""
+    """Disable the cyclic garbage collector for a block."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Takes keys, tokens and passwords out of what is recorded: results are shown to others."""
+"""Text that is safe to store and to show: without keys, tokens and passwords, without control characters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import yaml
 
 MARK = "<redacted>"  # a plain word in YAML too
 LEAST = 8
-"""Characters of a variable's value: a shorter one, such as a flag, would be taken out of words that it stands in."""
+"""Least characters of a secret variable's value: a shorter one, such as a flag, may be part of ordinary words."""
 OFTEN = 2000
+"""Characters of a text that is cached: shorter texts of a run stand in many of its rows."""
 MARGIN = 1 << 14
-"""Bytes that are read before the end of a text that is wanted: longer than any key, so that none is cut in two."""
+"""Bytes that are read before a wanted tail: longer than any key, so that no key is cut in two."""
 FREE_TEXT = ("workload", "data", "model", "options", "reason", "error_type", "facts")
-"""The columns of a trial that may hold what a user or an exception wrote, and so a secret."""
+"""The columns of a trial with text from a user or an exception, which may contain a secret."""
 
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE", re.IGNORECASE)
 _SECRET_NAME = re.compile(
@@ -50,18 +51,18 @@ _KEY_ENDS = re.compile(r"-----END[ ][A-Z ]*PRIVATE[ ]KEY-----")
 _ASSIGNED = re.compile(
     r"""(?P<name>[A-Za-z0-9_.-]{1,64})(?P<between>["']?\s?[=:]\s?["']?)(?!<redacted)[^\s"'\\,;&)\]}]{6,}"""
 )
-"""name=value or name: value, quoted or not; whether it is a secret is for the name to say."""
+"""name=value or name: value, quoted or not; the name decides whether the value is a secret."""
 
 
 def redact_text(said: str) -> str:
-    """The text without what looks like a secret, and without the values of variables that are named like one."""
+    """Return the text without anything that looks like a secret, and without the values of secret variables."""
     return _text(said, _secret_values())
 
 
 def redacted_tail(file: IO[bytes], most: int) -> str:
-    """The last so many characters of an open file at most, what looks like a secret taken out before they are cut off.
+    """Return at most the last ``most`` characters of an open file, redacted before they are cut.
 
-    Read from a line's beginning: the end of a secret alone does not look like one.
+    Redaction starts at the beginning of a line: the second half of a secret does not look like one.
     """
     number = file.fileno()
     start = max(0, os.fstat(number).st_size - most - MARGIN)
@@ -70,25 +71,25 @@ def redacted_tail(file: IO[bytes], most: int) -> str:
         return redact_text(read)[-most:]
     read = _after_a_key(read)
     cut = _LINE_END.search(read)
-    if cut is None:  # one line: what of a secret may stand at its beginning goes when those that are whole are out
+    if cut is None:  # a single line: the margin, which may begin inside a secret, is dropped after redaction
         return redact_text(read)[MARGIN:][-most:]
-    key = read.find(_KEY_BEGINS, 0, cut.end())  # which goes on over the next lines
+    key = read.find(_KEY_BEGINS, 0, cut.end())  # a key goes on over the next lines
     return redact_text(read[key:] if key >= 0 else read[cut.end() :])[-most:]
 
 
 def _after_a_key(said: str) -> str:
-    """Without the rest of a private key that begins before this text."""
+    """Return the text after the end of a private key that began before it."""
     end = _KEY_ENDS.search(said)
     return said[end.end() :] if end and said.find(_KEY_BEGINS, 0, end.start()) < 0 else said
 
 
 def plain(value: Any) -> Any:
-    """The same for every text in mappings and lists, and for a text whose key says that it is secret."""
+    """Redact every text in nested mappings and lists, and every value whose key names a secret."""
     return _plain(value, _secret_values())
 
 
 def redact_row(trial: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a trial, the same done to those of free text."""
+    """Redact the free-text columns of a trial."""
     values = _secret_values()
     told = {name: trial[name] for name in FREE_TEXT if name in trial}
     if isinstance(options := told.get("options"), str):
@@ -97,20 +98,20 @@ def redact_row(trial: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def source(given: str, content: Any) -> str:
-    """The text of an experiment file; anew from its content where a key in it is named like a secret.
+    """Return the text of an experiment file, written anew from its content if a key names a secret.
 
-    A text has too many ways to write the value down: in quotes, over lines, behind an anchor.
+    In YAML the value may be quoted, folded over lines, or an alias, so it cannot be replaced in the text.
     """
     if not any(_secrets(content, short=True)):
         return redact_text(given)
     written = yaml.safe_dump(plain(content), sort_keys=False, allow_unicode=True)
-    for value in sorted(_secrets(content), key=len, reverse=True):  # it may stand under another key too
+    for value in sorted(_secrets(content), key=len, reverse=True):  # the same value may stand under another key
         written = written.replace(value, MARK)
     return f"# written anew, without what looks like a secret\n{written}"
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """These variables, but for those that are named like a secret, without what looks like one."""
+    """Return the variables whose names are no secret, with redacted values."""
     return {name: redact_text(value) for name, value in environment.items() if not _SECRET_VARIABLE.search(name)}
 
 
@@ -119,7 +120,7 @@ def _text(said: str, values: tuple[str, ...]) -> str:
 
 
 def _without(said: str, values: tuple[str, ...]) -> str:
-    said = said.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair cannot be written
+    said = said.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be encoded
     for value in values:
         said = said.replace(value, MARK)
     said = _SHAPES.sub(lambda found: (found["url"] or found["scheme"] or "") + MARK, said)
@@ -127,17 +128,17 @@ def _without(said: str, values: tuple[str, ...]) -> str:
 
 
 _repeated = lru_cache(maxsize=4096)(_without)
-"""Most texts of a run stand in every row of it."""
+"""Cached: most texts of a run stand in each of its rows."""
 
 
 @lru_cache(maxsize=4096)
 def _options(said: str, values: tuple[str, ...]) -> str:
-    """A JSON object, each value by its key: in the text a value may end at a space."""
+    """Redact the text of a JSON object value by value: in the text itself a value with a space would be cut."""
     return json.dumps(_plain(json.loads(said), values), sort_keys=True)
 
 
 def _secrets(content: Any, name: str = "", *, short: bool = False) -> Iterator[str]:
-    """The values whose key is named like a secret; those that are ``short`` may stand in any word."""
+    """Yield the values whose key names a secret; with ``short`` also those that may be part of ordinary words."""
     if isinstance(content, Mapping):
         for key, value in content.items():
             yield from _secrets(value, name if _SECRET_NAME.search(name) else str(key), short=short)
@@ -158,7 +159,7 @@ def _plain(value: Any, values: tuple[str, ...], name: str = "") -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool) and _SECRET_NAME.search(name):
         return MARK
     if isinstance(value, Mapping):
-        below = name if _SECRET_NAME.search(name) else ""  # secret too, whatever its own keys
+        below = name if _SECRET_NAME.search(name) else ""  # everything below a secret key is secret
         return {key: _plain(item, values, below or str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, values, name) for item in value]
@@ -171,15 +172,15 @@ def _is_secret(variable: str) -> bool:
 
 
 def _secret_values() -> tuple[str, ...]:
-    """The longest first, since one may hold another. A path is no secret: what it names may be."""
+    """Return the values of secret variables, the longest first, since one may contain another. Paths are left out."""
     named = {os.environ[name] for name in os.environ if _is_secret(name) and len(os.environ[name]) >= LEAST}
     return tuple(sorted((value for value in named if not os.path.exists(value)), key=lambda v: (-len(v), v)))
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""All but tab and newline: controls, marks that turn the direction of writing, halves of surrogate pairs."""
+"""Control characters except tab and newline, direction marks, lone surrogates."""
 
 
 def escape_control(text: str) -> str:
-    """The text with its control characters spelt out: on a terminal they could hide, colour or rewrite other text."""
+    """Return the text with control characters escaped: on a terminal they could hide or rewrite other text."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,4 +1,4 @@
-"""Folders of our own for as long as a process lives: private, locked, and swept away later where it was killed."""
+"""Scratch folders: private, locked by their process, and removed later if the process was killed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from pathlib import Path
 
 PREFIX = "harness-scratch-"
 JUST_MADE_S = 5.0
-"""A folder this young may be about to be locked."""
+"""A folder younger than this may not be locked yet."""
 
 
 class Scratch:
-    """A new folder for this user alone, until ``close``.
+    """A new private folder, which exists until ``close``.
 
-    Its process holds a lock on the folder itself, which the kernel takes away when the process ends, however it
-    ends; processes that it forks hold it too. systemd-tmpfiles respects such locks as well.
+    The process holds a lock on the folder, which the kernel releases when the process ends, also if it is killed;
+    forked processes hold it too. systemd-tmpfiles respects such locks.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self._lock: int | None = os.open(self.path, os.O_RDONLY)
-        with suppress(OSError):  # a file system without locks: nobody can lock it there, so nobody sweeps it either
+        with suppress(OSError):  # a file system without locks: sweep() cannot lock the folder either, and keeps it
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def close(self) -> None:
-        """Removes the folder and what is in it, once however often it is called."""
+        """Remove the folder and its content; further calls do nothing."""
         if self._lock is not None:
             remove(self.path)
             os.close(self._lock)
@@ -45,21 +45,21 @@ class Scratch:
 
 
 def shared_memory() -> Path:
-    """Where files are held in memory, if the system has that; else the folder for temporary files."""
+    """Return /dev/shm if it can be written, else the folder for temporary files."""
     shm = Path("/dev/shm")
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def remove(folder: Path) -> None:
-    """Removes a scratch folder whose process may be dead; nothing else, and not what is no folder of this user."""
+    """Remove a scratch folder of this user; any other path is kept."""
     if folder.name.startswith(PREFIX) and _is_ours(folder):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(parents: Iterable[Path] | None = None) -> list[Path]:
-    """Removes what processes that were killed left behind on this machine; returns it.
+    """Remove the scratch folders of killed processes on this machine; return their paths.
 
-    Only scratch folders of this user that no living process holds: never another run's.
+    Only scratch folders of this user without a lock are removed: never those of a running process.
     """
     places = _places() if parents is None else set(parents)
     left = [folder for place in sorted(places) for folder in place.glob(f"{PREFIX}*") if _is_left_behind(folder)]
@@ -69,7 +69,7 @@ def sweep(parents: Iterable[Path] | None = None) -> list[Path]:
 
 
 def _places() -> set[Path]:
-    """Every folder that scratch folders are made in."""
+    """Return every folder that may contain scratch folders."""
     ray_folder = os.environ.get("RAY_TMPDIR")
     return {Path("/tmp"), Path(tempfile.gettempdir()), shared_memory(), *([Path(ray_folder)] if ray_folder else [])}
 

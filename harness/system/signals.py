@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first ends a run in order, a second at once; what is being recorded is finished first."""
+"""Ctrl-C and SIGTERM: the first ends a run in order, a second one at once; a record is completed first."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from types import FrameType
 INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 REPEAT_S = 0.5
-"""A wrapper may hand on the signal that the terminal has sent to both: so soon, a second one is the first."""
+"""Seconds in which a second signal counts as the first: a wrapper may forward the signal of the terminal."""
 SHOW_CURSOR = b"\x1b[?25h\n"
-TOLD = b"\ninterrupted: ending what runs; once more exits at once\n"
+MESSAGE = b"\nInterrupted, stopping workers (press Ctrl-C again to quit immediately)\n"
 
 
 @dataclass
 class _State:
-    """Of the one main thread that signals interrupt."""
+    """The state of the main thread, the only thread that signals interrupt."""
 
     first_at: float | None = None
     held: int = 0
@@ -35,9 +35,9 @@ _state = _State()
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """SIGTERM, as a batch system sends it, raises KeyboardInterrupt as Ctrl-C does; a second signal ends the process.
+    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM (sent by batch systems); a second ends the process.
 
-    Its workers end then too: they do not outlive the driver. Does nothing outside the main thread.
+    The workers end with the process. Does nothing outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -45,7 +45,7 @@ def handle_signals() -> Iterator[None]:
     _state.first_at, _state.waiting = None, False
     before = {number: signal.signal(number, _interrupt) for number in SIGNALS}
     try:
-        with _heard_at_once():
+        with _listening_thread():
             yield
     finally:
         for number, handler in before.items():
@@ -54,8 +54,8 @@ def handle_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _heard_at_once() -> Iterator[None]:
-    """A thread hears the signals too: Python's own handlers wait for as long as the main thread is in Ray's C++."""
+def _listening_thread() -> Iterator[None]:
+    """Receive the signals in a thread too: Python's handlers wait while the main thread runs C++ code of Ray."""
     heard, woken = socket.socketpair()
     woken.setblocking(False)
     before = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
@@ -68,7 +68,7 @@ def _heard_at_once() -> Iterator[None]:
 
 
 def _listen(heard: socket.socket) -> None:
-    """Ends the process at the second signal; itself, when the other end is closed."""
+    """End the process at the second signal; return when the other end of the socket is closed."""
     first_at: float | None = None
     with heard:
         while numbers := heard.recv(64):
@@ -79,23 +79,23 @@ def _listen(heard: socket.socket) -> None:
                 first_at = first_at or now
 
 
-def _forget() -> None:
-    """What a forked child is sent is not for its parent."""
+def _detach_child() -> None:
+    """Detach a forked child from the socket: its signals are not its parent's."""
     with suppress(ValueError):
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_detach_child)
 
 
 def interrupted() -> bool:
-    """Whether the first signal has come: what ends from now on has little time."""
+    """Return whether the first signal has arrived, so that the rest must end soon."""
     return _state.first_at is not None
 
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Lets a block finish before an interruption is raised: a record is whole, or was never begun."""
+    """Complete a block before KeyboardInterrupt is raised, so that a record is complete or was never begun."""
     _state.held += 1
     try:
         yield
@@ -108,11 +108,11 @@ def deferred_interrupts() -> Iterator[None]:
 
 @contextmanager
 def sigterm_blocked() -> Iterator[None]:
-    """Processes that are started inside do not hear SIGTERM, as Ray sees to for SIGINT. On Linux.
+    """Start processes with SIGTERM blocked (Linux only), as Ray starts its own with SIGINT blocked.
 
-    A batch system sends it to every process of a job; these are needed until the driver has ended in order.
+    A batch system sends SIGTERM to every process of a job; these are needed until the driver has ended in order.
     """
-    if not sys.platform.startswith("linux"):  # Ray's reaper there ends what is left by SIGTERM
+    if not sys.platform.startswith("linux"):  # elsewhere Ray's reaper ends leftover processes by SIGTERM
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -129,8 +129,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             _exit()
         return
     _state.first_at = now
-    with suppress(OSError):  # a pipe whose reader the same Ctrl-C has ended
-        os.write(2, TOLD)
+    with suppress(OSError):  # the same Ctrl-C may have ended the reader of the pipe
+        os.write(2, MESSAGE)
     if _state.held:
         _state.waiting = True
         return
@@ -138,7 +138,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _exit() -> None:
-    """Without a look back; only a live display has hidden the cursor."""
+    """End the process without clean-up, except for the cursor, which a live display has hidden."""
     with suppress(OSError):
         if os.isatty(1):
             os.write(1, SHOW_CURSOR)
