@@ -1,1 +1,1 @@
-"""Whether an experiment will measure what it says: checks on real ranks, one file each."""
+"""The doctor: whether a cell will measure what its labels say. One file a check; the list is in examine.py."""

@@ -1,4 +1,4 @@
-"""Collectives: right sums and copies over these ranks, and how fast they are at the model's own sizes."""
+"""Collectives: correct sums and copies over these ranks, and their speed at the sizes of the model."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from harness.system.units import MIB
 NAME = "collectives"
 REPEATS, ROUNDS = 5, 8
 SLOW = 2.5
-"""How much longer than on the fastest rank the same small work may take."""
+"""A rank is slow if the same small work takes this many times as long as on the fastest rank."""
 SIDE, SIDE_ON_GPU = 128, 2048
-"""Of the matrices that a rank's own speed is seen by; on a GPU so large that its launch does not count."""
+"""Side of the matrices that measure a rank's own speed; on a GPU large enough to hide the launch."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one rank measured of the collectives. Times are medians in seconds."""
+    """The collectives as one rank measured them. Times are medians in seconds."""
 
     wrong: list[str]
-    """The operations that gave wrong numbers."""
+    """The operations with wrong results."""
     latency_s: float
     bucket: int
     """Bytes."""
     bucket_s: float
     own_s: float
-    """A small matrix product on the rank's own device."""
+    """Time of a small matrix product on the rank's own device."""
     host: str
 
 
@@ -47,7 +47,10 @@ def observe(
     reduce: Callable[[Tensor], object] = dist.all_reduce,
     copy: Callable[[Tensor, int], object] = dist.broadcast,
 ) -> Exchange | None:
-    """Whether all-reduce and broadcast are right, their median seconds at a number and at a bucket, own speed."""
+    """Check the results of all-reduce and broadcast, and time all-reduce of one number and of one bucket.
+
+    Returns None if there is only one rank.
+    """
     ranks = subject.ranks
     if ranks.world_size == 1:
         return None
@@ -69,7 +72,7 @@ def observe(
 
 
 def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
-    results = [result for result in seen if result]  # a single rank exchanges nothing
+    results = [result for result in seen if result]  # all None with a single rank
     if not results:
         return []
     found = []
@@ -81,7 +84,7 @@ def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
                 NAME,
                 "error",
                 f"{', '.join(what)} gave wrong numbers on rank {', '.join(map(str, wrong))} of {len(results)}",
-                "gradients are not those of all ranks: nothing that is trained so is right",
+                "gradients are not averaged correctly over the ranks: no result of such a training is right",
                 "look at the backend's version and network; on GPUs run nccl-tests",
             )
         )
@@ -104,7 +107,7 @@ def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
 
 
 def figures(seen: Sequence[Exchange | None], case: Case) -> dict[str, str]:
-    """What was measured, in words."""
+    """Return the time and rate of all-reduce, by title."""
     results = [result for result in seen if result]
     if not results:
         return {}
@@ -118,7 +121,7 @@ def figures(seen: Sequence[Exchange | None], case: Case) -> dict[str, str]:
 
 
 def bucket_bytes(cell: Cell, parameter_bytes: int) -> int:
-    """What ddp sends at once: a bucket, or the whole gradient where that is smaller."""
+    """Return the size of a ddp message: a bucket, or the whole gradient if that is smaller."""
     cap = int(cell.strategy_options.get("bucket_cap_mb", 25)) * MIB
     return max(8, min(cap, parameter_bytes) // 4 * 4)
 
@@ -136,12 +139,12 @@ def _median(work: Callable[[], object], barrier: Callable[[], None], subject: Su
 
 
 def _own_speed(device: torch.device) -> float:
-    """Seconds of a small matrix product on the rank's device: the best of many, so that passing load does not count."""
+    """Return seconds of a small matrix product on the device: the minimum of many, which hides passing load."""
     side = SIDE_ON_GPU if device.type == "cuda" else SIDE
     a = torch.ones(side, side, device=device)
     best = float("inf")
     for _ in range(ROUNDS):
-        time.sleep(0.005)  # gives the core back: what comes after begins with a slice of its own
+        time.sleep(0.005)  # yield the core, so that the next measurement starts with a new time slice
         for _ in range(20):
             synchronize((device,))
             start = time.perf_counter()

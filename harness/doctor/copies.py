@@ -1,4 +1,4 @@
-"""Copies arrive: what is copied from one GPU to another, directly and through the host, is bit for bit the same."""
+"""Copies arrive: copies from one GPU to another, directly and through the host, are identical bit for bit."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from harness.plan.checks.finding import Finding, join_names
 
 NAME = "copies arrive"
 SIZES = (1_000, 1_000_000, 16_000_000)
-"""Numbers of 8 bytes; corruption on a PCIe path may show in large copies only."""
+"""Numbers of 8 bytes; corruption on a PCIe path may affect large copies only."""
 REPEATS = 3
 Pair = tuple[str, str, str]
-"""From, to, way."""
+"""Source, target, way."""
 Move = Callable[[Tensor, torch.device], Tensor]
 
 
 def observe(subject: Subject) -> list[Pair]:
-    """(from, to, way) of each pair of this node's GPUs whose copies are not what was sent; its first rank looks."""
+    """Return the pairs of this node's GPUs with corrupt copies; only the first rank of a node copies."""
     if subject.device.type != "cuda" or subject.ranks.local_rank:
         return []
     devices = list(subject.ranks.devices)
-    if len(devices) == 1:  # one process a device: those of the others can be seen where nothing hides them
+    if len(devices) == 1:  # one process a device: add the other GPUs, unless CUDA_VISIBLE_DEVICES hides them
         devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return corrupt_pairs(list(dict.fromkeys(devices)), SIZES, REPEATS, directly)
 
 
 def corrupt_pairs(devices: Sequence[torch.device], sizes: Sequence[int], repeats: int, move: Move) -> list[Pair]:
-    """Copies random integers between each ordered pair; ``move`` is the direct way."""
+    """Copy random integers between each ordered pair of devices; ``move`` copies directly. Return the corrupt pairs."""
     ways: dict[str, Move] = {"directly": move, "through the host": lambda tensor, to: tensor.cpu().to(to)}
     wrong: dict[Pair, None] = {}
     generator = torch.Generator().manual_seed(0)
@@ -48,7 +48,7 @@ def corrupt_pairs(devices: Sequence[torch.device], sizes: Sequence[int], repeats
 
 
 def directly(tensor: Tensor, to: torch.device) -> Tensor:
-    """From one GPU to another, peer to peer where the driver allows it."""
+    """Copy from one GPU to another, peer to peer if the driver allows it."""
     copied = tensor.to(to)
     torch.cuda.synchronize(to)
     return copied
@@ -63,7 +63,7 @@ def judge(seen: Sequence[list[Pair]], case: Case) -> list[Finding]:
         Finding(
             NAME,
             "error" if case.cell.traits.replicates else "warning",  # dp copies by itself; NCCL may go another way
-            f"what arrives is not what was sent: {join_names(pairs)}",
+            f"copies differ from what was sent: {join_names(pairs)}",
             "silent corruption: DataParallel's loss explodes or becomes NaN on such a pair; no number from it counts",
             "switch the IOMMU or PCIe ACS off in the firmware (or use iommu=pt), or use pairs with NVLink; "
             "NCCL_P2P_DISABLE does not help dp, which copies by itself",

@@ -1,4 +1,4 @@
-"""Data is shared out: every rank holds the same data set, each index its own sample, and nothing shards it twice."""
+"""Data is shared out: every rank has the same data set, each index its own sample, and nothing shards it twice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from harness.train.loader import SeededDataset
 
 NAME = "data is shared out"
 PROBES = 64
-"""Samples that are looked at, spread over the data set."""
+"""Samples that are compared, spread over the data set."""
 DEPTH = 4
+"""Levels of attributes that are searched for a sampler."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Samples:
 
 
 def observe(subject: Subject) -> Samples:
-    """Lengths, digests of the same samples, read twice, and samplers that are hidden in the data set."""
+    """Read the same samples twice, and search the data set for samplers."""
     train = subject.datasets[0]
     size = len(train)
     indices = sorted({step * size // PROBES for step in range(PROBES)})
@@ -60,7 +61,8 @@ def observe(subject: Subject) -> Samples:
 
 
 def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
-    for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated):  # what explains the others first
+    # the first finding explains those that would follow
+    for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated):
         if found := list(look(seen)):
             return found
     return []
@@ -109,8 +111,8 @@ def _unstable(seen: Sequence[Samples]) -> Iterator[Finding]:
             yield Finding(
                 NAME,
                 "error",
-                f"{differ} of {len(rank.first)} samples are others when read again: same index, epoch and seed",
-                "which samples a rank sees is not what its share says: some are seen twice, some never",
+                f"{differ} of {len(rank.first)} samples change when read again: same index, epoch and seed",
+                "a rank does not train on the samples of its share: some are seen twice, some never",
                 "a sample must depend on its index, and its randomness on torch's or Python's generator, which are "
                 "seeded for it",
             )
@@ -118,20 +120,20 @@ def _unstable(seen: Sequence[Samples]) -> Iterator[Finding]:
 
 
 def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
-    looked = len(seen[0].first)
+    probes = len(seen[0].first)
     distinct = len(set(seen[0].first))
-    if looked >= 8 and distinct <= looked // 4:
+    if probes >= 8 and distinct <= probes // 4:
         yield Finding(
             NAME,
             "warning",
-            f"{looked} indices over the data set give {distinct} different sample(s)",
+            f"{probes} indices over the data set give {distinct} different sample(s)",
             "samples are seen many times an epoch while others may be missed",
             "let __getitem__ use its index",
         )
 
 
 def _samplers(thing: object, depth: int, seen: set[int] | None = None) -> Iterator[DistributedSampler[object]]:
-    """Samplers in a data set's attributes, and in theirs."""
+    """Yield the samplers in an object's attributes and items, ``depth`` levels deep."""
     seen = set() if seen is None else seen
     if depth < 0 or id(thing) in seen:
         return

@@ -1,4 +1,4 @@
-"""Devices agree: nothing in the forward pass lies on another device than the input."""
+"""Devices agree: every tensor of the forward pass is on the device of the input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.plan.rows import Severity
 
 NAME = "devices agree"
 MIXING = ("copy_", "_to_copy", "_pack_padded_sequence", "index", "index_put", "index_put_", "set_")
-"""Operators that may take tensors of several devices."""
+"""Operators that accept tensors on several devices."""
 BY_NAME = ("no nvidia driver", "not compiled with cuda", "cuda is not available", "invalid device ordinal")
 
 
@@ -39,7 +39,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Placement:
-    """What one rank saw of the devices in a forward pass."""
+    """The devices in one forward pass on one rank."""
 
     mismatch: Mismatch | None = None
     by_name: str = ""
@@ -47,13 +47,13 @@ class Placement:
 
 
 class DeviceMismatchMode(TorchDispatchMode):
-    """Sees every operator and notes the first whose tensors lie on different devices, and in which module."""
+    """Record the first operator whose tensors are on different devices, and its module."""
 
     def __init__(self, where: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._where = where
         self.found: tuple[str, str, list[str], Tensor] | None = None
-        """Module, operator, the devices, and the tensor that is elsewhere."""
+        """Module, operator, devices, and the tensor on the other device."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
@@ -62,19 +62,19 @@ class DeviceMismatchMode(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         devices = list(dict.fromkeys(str(tensor.device) for tensor in tensors if tensor.dim()))
         if self.found is None and len(devices) > 1 and name not in MIXING:
-            stranger = next(t for t in tensors if t.dim() and str(t.device) != _main(tensors))
-            self.found = (self._where(), name, devices, stranger)
+            misplaced = next(t for t in tensors if t.dim() and str(t.device) != _main(tensors))
+            self.found = (self._where(), name, devices, misplaced)
         return func(*args, **(kwargs or {}))
 
 
 def _main(tensors: Sequence[Tensor]) -> str:
-    """Where the model and its input are: not on the CPU, if anything is elsewhere."""
+    """Return the device of the model and its input: not the CPU if there is another one."""
     devices = [str(tensor.device) for tensor in tensors if tensor.dim()]
     return next((device for device in devices if device != "cpu"), "cpu")
 
 
 def observe(subject: Subject) -> Placement:
-    """Runs forward and loss once under watch; without a GPU on the "meta" device, which computes nothing."""
+    """Run forward and loss once and record mismatches; without a GPU on the "meta" device, which computes nothing."""
     try:
         torch.manual_seed(subject.seed)
         model = subject.workload.build_model()
@@ -82,21 +82,21 @@ def observe(subject: Subject) -> Placement:
     except Exception as error:
         return Placement(by_name=_by_name(error))
     stand_in = subject.device if subject.device.type == "cuda" else torch.device("meta")
-    hidden = hidden_tensors(model)  # .to() leaves them where they are
+    hidden = hidden_tensors(model)  # .to() does not move them
     model = model.to(stand_in)
     batch = tree_map(lambda leaf: leaf.to(stand_in) if isinstance(leaf, Tensor) else leaf, batch)
     by_name = ""
     with _module_stack(model) as where, DeviceMismatchMode(where) as watch:
         try:
             subject.workload.loss(model, batch)
-        except Exception as error:  # much cannot run on "meta": only what was seen before counts
+        except Exception as error:  # many operators cannot run on "meta": the mismatch before the error counts
             by_name = _by_name(error)
     if watch.found is None:
         return Placement(by_name=by_name)
-    module, operator, devices, stranger = watch.found
+    module, operator, devices, misplaced = watch.found
     own = "the model's device" if stand_in.type == "meta" else str(stand_in)
     elsewhere = next((device for device in devices if device != str(stand_in)), devices[0])
-    tensor = name_of(stranger, hidden) or "a tensor made in forward"
+    tensor = name_of(misplaced, hidden) or "a tensor made in forward"
     return Placement(Mismatch(module, operator, tensor, own, elsewhere))
 
 
@@ -137,7 +137,7 @@ def _by_name(error: BaseException) -> str:
 
 @contextmanager
 def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
-    """Inside, the function tells which module's forward is running."""
+    """Yield a function that returns the module whose forward is running."""
     names = {module: f"{path or 'the model'} ({type(module).__name__})" for path, module in model.named_modules()}
     stack: list[str] = []
     hooks = []

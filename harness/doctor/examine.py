@@ -1,4 +1,4 @@
-"""Every check on one cell, on every rank: first what each rank observes alone, then what needs the others."""
+"""Run every check on one cell: first each rank alone, then real steps and the checks that need all ranks."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ Seen = Mapping[str, Sequence[object]]
 
 @dataclass
 class DoctorReport:
-    """What was found, and what was measured on the way, in words."""
+    """The findings of a doctor trial, and its measurements in words, by title."""
 
     findings: list[Finding] = field(default_factory=list)
     figures: dict[str, str] = field(default_factory=dict)
 
     @property
     def facts(self) -> TrialFacts:
-        """Plain values for the trial's line."""
+        """The facts of the trial's row."""
         return {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
 
 
 class DoctorTrialFailed(Exception):
-    """The steps of an examination failed; ``facts`` has what was found before."""
+    """The real steps, or a check after them, failed; ``facts`` has the earlier findings."""
 
     def __init__(self, error: Exception, found: DoctorReport) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -81,24 +81,24 @@ class DoctorTrialFailed(Exception):
 
 
 def run_doctor_trial(context: TrialContext) -> TrialResult:
-    """The doctor's findings; where one is an error, no trial of the same kind is measured after it."""
+    """Examine a cell; after an error, no trial of the same kind is measured."""
     with context.part("build"):
         workload, datasets = context.workload()
-    asked = context.trial.cell
+    cell = context.trial.cell
     subject = Subject(
-        doctor_cell(asked),
+        doctor_cell(cell),
         workload,
         datasets,
         context.trial.seed,
         context.ranks,
         context.advance,
-        micro_batches=asked.micro_batches,
+        micro_batches=cell.micro_batches,
         epochs=context.experiment.convergence is not None,
     )
     with context.part("examination"):
         found = examine(subject)
     facts = context.ranks.broadcast(found.facts)
-    context.cache.setdefault(SKIP_RULES, []).extend(skip_rules(asked, facts))
+    context.cache.setdefault(SKIP_RULES, []).extend(skip_rules(cell, facts))
     return TrialResult(context.trial.id, "ok", unit=workload.unit, steps_s=context.parts["examination"], facts=facts)
 
 
@@ -120,14 +120,14 @@ def examine(subject: Subject) -> DoctorReport:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What one rank observed for one check, or the error that it raised."""
+    """The observation of one rank for one check, or the error that it raised."""
 
     value: object = None
     raised: str = ""
 
 
 def _observe_alone(subject: Subject) -> tuple[Seen, dict[str, str]]:
-    """Each check's observations by rank, and what failed: check -> what it raised, on which rank."""
+    """Return the observations of all ranks, and the error of each check that raised, with its rank."""
     own = {check.name: _attempt(check.observe, subject) for check in CHECKS if check.observe and not check.needs_peers}
     ranks = subject.ranks.gather(own)
     failed: dict[str, str] = {}
@@ -159,7 +159,7 @@ def _judge_before_steps(found: DoctorReport, seen: Seen, case: Case) -> bool:
 
 
 def _fails_in_steps(subject: Subject) -> bool:
-    """Whether some rank cannot take real steps, of its own part of the batch, without the others."""
+    """Return whether some rank fails in real steps on its own part of the batch, without the others."""
     fails = False
     try:
         steps.observe_own_part(subject.fresh())
@@ -169,21 +169,21 @@ def _fails_in_steps(subject: Subject) -> bool:
 
 
 def _did_not_run(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding]:
-    """One finding for what raised: the workload does not run, or only not on the few samples of some checks."""
+    """Return a finding for checks that raised: the workload does not run, or not on a few samples."""
     check, text = next(iter(failed.items()))
     if real_steps_fail:
         means, advice = "the workload fails on its own data", "run it as `single` on one device first"
-        return [Finding(RUNS, "error", f"{text}, while looking at: {check}", means, advice)]
-    means = "it takes steps with the cell's own batch, but not with a few samples: these checks say nothing here"
-    advice = "if a batch of a few samples is no use to this workload, leave it as it is"
-    return [Finding(RUNS, "warning", f"{text}, while looking at: {', '.join(failed)}", means, advice)]
+        return [Finding(RUNS, "error", f"{text}, in the check: {check}", means, advice)]
+    means = "it takes steps with the cell's own batch, but not with a few samples: these checks have no result here"
+    advice = "nothing to do if the workload needs more than a few samples in a batch"
+    return [Finding(RUNS, "warning", f"{text}, in the checks: {', '.join(failed)}", means, advice)]
 
 
 def _take_steps_and_judge(subject: Subject, found: DoctorReport, seen: Seen) -> None:
-    """Take real steps in the wrapper, which the checks after them share; then make these checks."""
-    lonely = _steps_alone(subject)
-    if any_error(lonely):
-        found.findings += lonely  # wrapped it would fail, and say less
+    """Take real steps in the wrapper, which the later checks share; then make these checks."""
+    unmoved = _unmoved_without_wrapper(subject)
+    if any_error(unmoved):
+        found.findings += unmoved  # in the wrapper it would fail with a less clear error
         return
     own = steps.observe(subject.fresh())
     steps.add_single_device_losses(subject.fresh(), own)
@@ -195,7 +195,7 @@ def _take_steps_and_judge(subject: Subject, found: DoctorReport, seen: Seen) -> 
 
 def _judge_after_steps(check: Check[Any], subject: Subject, found: DoctorReport, seen: Seen) -> None:
     ranks, case = subject.ranks, Case(subject.cell, subject.steps)
-    # one answer for all ranks: with two, those that observe would wait for the others in a collective
+    # the same answer on all ranks: else some would wait for the others in a collective
     redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))
     values: Sequence[object] | None
     if check.observe is None:
@@ -203,7 +203,7 @@ def _judge_after_steps(check: Check[Any], subject: Subject, found: DoctorReport,
     elif not check.needs_peers:
         values = seen.get(check.name)  # None if it raised
     elif not redundant:
-        values = [value for (value,) in ranks.gather((check.observe(subject.fresh()),))]  # gather() drops None
+        values = ranks.gather(check.observe(subject.fresh()))
     else:
         values = None
     if values is None:
@@ -214,8 +214,8 @@ def _judge_after_steps(check: Check[Any], subject: Subject, found: DoctorReport,
         found.figures |= check.figures(values, case)
 
 
-def _steps_alone(subject: Subject) -> Sequence[Finding]:
-    """What stands still even on one device: ddp would only say that its reduction did not finish."""
+def _unmoved_without_wrapper(subject: Subject) -> Sequence[Finding]:
+    """Return findings on parameters that do not move on one device: ddp would only report an unfinished reduction."""
     if subject.ranks.world_size == 1:
         return []
     own = steps.observe_own_part(subject.fresh())

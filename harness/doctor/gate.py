@@ -1,4 +1,4 @@
-"""Which cells are not measured after what the doctor found in one of their kind."""
+"""Which cells are not measured after an error of the doctor in a cell of the same kind."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from harness.plan.rows import FindingRow, SkipCode, TrialFacts
 from harness.plan.trial import SkipReason
 
 BY_BATCH = "memory"
-"""The check whose error holds for the examined batch and larger ones; any other holds for every batch."""
+"""The check whose errors apply to the examined batch and larger ones; any other applies to every batch."""
 SKIP_RULES = "skip rules"
-"""Where a process keeps them for its later trials (``TrialContext.cache``)."""
+"""The key of ``TrialContext.cache`` under which a process keeps the rules for its later trials."""
 
 
 @dataclass(frozen=True)
 class SkipRule:
-    """``least_batch``: the smallest batch per device that it holds for."""
+    """Cells that are not measured. ``least_batch``: the smallest batch per device that the rule applies to."""
 
     workload_key: tuple[str, ...]
     least_batch: int
@@ -25,12 +25,12 @@ class SkipRule:
 
 
 def errors(facts: TrialFacts) -> Sequence[FindingRow]:
-    """The errors among an examination's findings."""
+    """Return the errors among the findings of a doctor trial."""
     return [finding for finding in facts.get("findings", ()) if finding["severity"] == "error"]
 
 
 def skip_rules(examined: Cell, facts: TrialFacts) -> list[SkipRule]:
-    """What an examination's errors refuse."""
+    """Return the rules that follow from the errors of a doctor trial."""
     found = []
     for finding in errors(facts):
         least = (examined.per_device_batch_size or 0) if finding["check"] == BY_BATCH else 0
@@ -41,7 +41,7 @@ def skip_rules(examined: Cell, facts: TrialFacts) -> list[SkipRule]:
 
 
 def skip_reason(found: Iterable[SkipRule], cell: Cell) -> SkipReason | None:
-    """Why a cell is not measured; None where nothing refuses it."""
+    """Return the reason why a cell is not measured; None if no rule applies to it."""
     batch = cell.per_device_batch_size or 0
     return next(
         (one.reason for one in found if one.workload_key == cell.workload_key and batch >= one.least_batch), None

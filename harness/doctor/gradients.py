@@ -1,4 +1,4 @@
-"""Loss and gradients scale: a strategy's gradient is one device's at the same global batch."""
+"""Loss and gradients scale: the gradient of a strategy equals that of one device at the same global batch."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from harness.train.training import Training
 
 NAME = "loss and gradients scale"
 ALIKE = 0.005
-"""Largest relative difference (norm over norm) of gradients that are the same but for the order of sums."""
+"""Largest relative difference (norm over norm) of gradients that differ only in the order of sums."""
 SHARE = 0.02
-"""How near a factor must come to the number of devices."""
+"""Relative tolerance of a factor against the number of devices."""
 ENOUGH = 64
-"""Samples of a global batch that show it."""
+"""A global batch of this many samples is large enough for the comparison."""
 NOISY = 0.4
-"""The largest difference where loss or model draw random numbers even when the model only evaluates."""
+"""Largest difference if the loss or the model draws random numbers in evaluation mode too."""
 
 
 @dataclass(frozen=True)
 class Products:
-    """Of each parameter's gradient g and one device's h: the products g.h, h.h and g.g. Empty but on rank 0."""
+    """The products g.h, h.h and g.g of each parameter's gradient g and that of one device, h; on rank 0 only."""
 
     products: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     noisy: bool = False
-    """Whether some rank drew random numbers."""
+    """Some rank drew random numbers."""
     batch: int = 0
     """Samples of the global batch."""
 
 
 def observe(subject: Subject) -> Products:
-    """Of each parameter's gradient g and one device's h: the products g.h, h.h and g.g, on rank 0.
+    """Compare the gradients of one step with those of one device on the same global batch.
 
-    Batch statistics are frozen and dropout is off, as they may differ between a batch and its parts.
+    Batch statistics are frozen and dropout is off, since they may differ between a batch and its parts.
     """
     if subject.ranks.world_size == 1 and subject.replicas == 1:
         return Products()
@@ -55,19 +55,19 @@ def observe(subject: Subject) -> Products:
         return Products()
     try:
         expected, _ = _gradients(subject.single_device_training(frozen), subject.stream(1, whole=True)[0])
-    except torch.OutOfMemoryError:  # all devices' batch on one: there is no comparison
+    except torch.OutOfMemoryError:  # the global batch does not fit on one device: no comparison
         return Products()
     subject.advance()
     products: dict[str, tuple[float, float, float]] = {}
     for name, one in expected.items():
-        mine = gradients.get(name)
-        mine = torch.zeros_like(one) if mine is None else mine
-        products[name] = (_dot(mine, one), _dot(one, one), _dot(mine, mine))
+        own = gradients.get(name)
+        own = torch.zeros_like(one) if own is None else own
+        products[name] = (_dot(own, one), _dot(one, one), _dot(own, own))
     return Products(products, noisy, subject.cell.global_batch_size)
 
 
 def _at_one_devices_batch(subject: Subject) -> Cell:
-    """The cell in float32, its global batch no larger than what it gives one device, or ENOUGH: one takes all of it."""
+    """Return the cell in float32 with a global batch that fits on one device: its share of the batch, or ENOUGH."""
     cell = subject.cell
     fits = max(ENOUGH, cell.global_batch_size // cell.devices)
     batch = min(cell.global_batch_size, max(1, fits // cell.devices) * cell.devices)
@@ -75,7 +75,7 @@ def _at_one_devices_batch(subject: Subject) -> Cell:
         cell,
         precision="fp32",
         compile=False,
-        training={},  # clipping makes gradients alike that are not
+        training={},  # clipping would hide a wrong factor
         per_device_batch_size=batch // cell.devices,
         global_batch_size=batch,
     )
@@ -86,12 +86,12 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
     products = seen[0].products
     if not products:
         return []
-    cross, one, mine = (sum(values[i] for values in products.values()) for i in range(3))
-    if one == 0.0 or relative(cross, one, mine) <= (NOISY if seen[0].noisy else ALIKE):
+    cross, one, own = (sum(values[i] for values in products.values()) for i in range(3))
+    if one == 0.0 or relative(cross, one, own) <= (NOISY if seen[0].noisy else ALIKE):
         return []
     factor = cross / one
-    unlike = mine - factor * cross
-    if factor > 0 and unlike <= (SHARE**2) * mine and _is_share(factor, cell.devices):
+    rest = own - factor * cross
+    if factor > 0 and rest <= (SHARE**2) * own and _is_share(factor, cell.devices):
         times = f"{cell.devices} times" if factor > 1 else f"1/{cell.devices} of"
         return [
             Finding(
@@ -99,8 +99,8 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
                 "error",
                 f"{cell.strategy} on {cell.devices} devices: gradients are {times} one device's at the same global "
                 f"batch of {seen[0].batch} (factor {factor:.3f})",
-                "a sum stands where a mean is meant, or the reverse: the learning rate is in effect another one for "
-                "each number of devices",
+                "a sum stands where a mean is meant, or the reverse: the effective learning rate depends on the number "
+                "of devices",
                 "loss() must return the sum over its batch and the batch's weight (samples or tokens), both unscaled",
             )
         ]
@@ -111,19 +111,19 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
             NAME,
             "error",
             f"{cell.strategy} on {cell.devices} devices: gradients differ from one device's by "
-            f"{100 * relative(cross, one, mine):.0f} % (factor {factor:.3f}); most in {join_names(names)}",
-            "it trains something else than one device does at the same global batch",
+            f"{100 * relative(cross, one, own):.0f} % (factor {factor:.3f}); most in {join_names(names)}",
+            "the strategy is not equivalent to one device at the same global batch",
             "loss() must be a sum over samples, each by itself: nothing that is normalised over the batch, no sample "
             "that sees another, no state of one rank",
         )
     ]
 
 
-def relative(cross: float, one: float, mine: float) -> float:
-    """||g - h|| / ||h|| from g.h, h.h and g.g."""
+def relative(cross: float, one: float, own: float) -> float:
+    """Return ||g - h|| / ||h|| from g.h, h.h and g.g."""
     if one == 0.0:
-        return 0.0 if mine == 0.0 else float("inf")
-    return float(max(0.0, mine - 2 * cross + one) ** 0.5 / one**0.5)
+        return 0.0 if own == 0.0 else float("inf")
+    return float(max(0.0, own - 2 * cross + one) ** 0.5 / one**0.5)
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
@@ -135,12 +135,12 @@ def _is_share(factor: float, devices: int) -> bool:
 
 
 def _gradients(training: Training, part: tuple[Share, object]) -> tuple[dict[str, Tensor], bool]:
-    """Whole gradients by parameter, on the host in float64, and whether random numbers were drawn.
+    """Return the full gradients by parameter, on the host in float64, and whether random numbers were drawn.
 
-    Collective where fsdp spread the parameters out.
+    Collective if the strategy shards parameters.
     """
     share, batch = part
-    training.model.training = False  # the wrapper's own flag; the model inside it evaluates already
+    training.model.training = False  # the flag of the wrapper; the model inside it is in evaluation mode already
     with drawing() as drew:
         training.step(batch, share)
     named: list[tuple[str, nn.Parameter]] = list(training.model.named_parameters())
@@ -154,7 +154,7 @@ def _gradients(training: Training, part: tuple[Share, object]) -> tuple[dict[str
 
 
 def _redundant(findings: Sequence[Finding]) -> bool:
-    """After an error of another check; divergence is what wrong gradients look like."""
+    """Return whether there is an error, except of divergence, which wrong gradients would explain."""
     return any_error([finding for finding in findings if finding.check != divergence.NAME])
 
 

@@ -1,4 +1,4 @@
-"""The loader keeps up: samples/s of the loader alone against the model alone."""
+"""The loader keeps up: samples/s of the loader alone and of the model alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.train.loader import batches, endless_shares
 NAME = "the loader keeps up"
 SECONDS = 0.3
 MOST, MOST_SAMPLES = 50, 64
-"""Batches that are fetched at most, and samples in one of a rank."""
+"""Largest number of batches, and of samples in the batch of a rank."""
 
 
 def observe(subject: Subject) -> float | None:
@@ -61,27 +61,27 @@ def judge(seen: Sequence[float | None], case: Case) -> list[Finding]:
             "warning",
             f"the loader alone gives {1 / loader:,.0f} samples/s with {workers} workers, the model alone takes "
             f"{1 / model:,.0f}: the loader limits",
-            "the throughput that is measured is the loader's, and scaling is that of the data path",
+            "throughput and scaling are those of the loader, not of the model",
             "raise loader.workers where cores are free, make samples cheaper, or measure with data: synthetic_device",
         )
     ]
 
 
 def figures(seen: Sequence[float | None], case: Case) -> dict[str, str]:
-    """What was measured, in words."""
-    told = {"model alone": f"{case.cell.global_batch_size / _step_s(case):,.0f} samples/s"}
+    """Return the rates of the model and of the loader, by title."""
+    rates_by_title = {"model alone": f"{case.cell.global_batch_size / _step_s(case):,.0f} samples/s"}
     if rates := [sample_s for sample_s in seen if sample_s is not None]:
-        told["loader alone"] = f"{1 / max(rates):,.0f} samples/s"
-    return told
+        rates_by_title["loader alone"] = f"{1 / max(rates):,.0f} samples/s"
+    return rates_by_title
 
 
 def _step_s(case: Case) -> float:
-    """Seconds of the slowest rank's step, on batches that were there already."""
+    """Return the step time of the slowest rank, without the loader."""
     return max(rank.step_s for rank in case.steps)
 
 
 def _redundant(findings: Sequence[Finding]) -> bool:
-    """The rates of a model that is not right are no finding."""
+    """Return whether there is an error or a warning: the step time may then be that of a faulty model."""
     return any(finding.severity != "note" for finding in findings)
 
 

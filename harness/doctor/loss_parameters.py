@@ -1,4 +1,4 @@
-"""Parameters move: every nn.Parameter that the loss depends on is one of the model's, else nothing ever updates it."""
+"""Parameters move: every nn.Parameter that the loss depends on belongs to the model, else it is never updated."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.plan.checks.finding import Finding, join_names
 
 
 def observe(subject: Subject) -> list[str]:
-    """The names, or the shapes, of parameters in the loss's graph that model.parameters() does not give."""
+    """Return names or shapes of the parameters in the loss's graph that are not in model.parameters()."""
     model = subject.bare_model()
     hidden = hidden_tensors(model)
     loss, _ = subject.workload.loss(model, subject.first_samples(SMALL))
     own = {id(parameter) for parameter in model.parameters()}
-    strangers = [leaf for leaf in _leaves(loss) if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
-    return [name_of(leaf, hidden) or f"one of shape {tuple(leaf.shape)} made in forward" for leaf in strangers]
+    foreign = [leaf for leaf in _leaves(loss) if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
+    return [name_of(leaf, hidden) or f"one of shape {tuple(leaf.shape)} made in forward" for leaf in foreign]
 
 
 def judge(seen: Sequence[list[str]], case: Case) -> list[Finding]:
@@ -39,7 +39,7 @@ def judge(seen: Sequence[list[str]], case: Case) -> list[Finding]:
 
 
 def _leaves(loss: Tensor) -> Iterator[Tensor]:
-    """The leaf tensors whose gradients a backward pass would accumulate."""
+    """Yield the leaf tensors whose gradients a backward pass would accumulate."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()

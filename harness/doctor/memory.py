@@ -1,4 +1,4 @@
-"""Memory: what the cell will need, from the tensors that two small batches keep for their backward pass."""
+"""Memory: the need of the cell, estimated from the tensors that two small batches keep for backward."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from harness.system.units import GIB, MIB
 NAME = "memory"
 FEW, MORE = 2, 4
 STATES = {"SGD": 1, "Adam": 2, "AdamW": 2, "RMSprop": 1, "Adagrad": 1}
-"""Tensors the size of a parameter that an optimizer may keep, at most; others are taken to keep two."""
+"""Most tensors of a parameter's size that an optimizer keeps; two for any other optimizer."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What one rank needs and has. Numbers are bytes."""
+    """The memory that one rank needs and has, in bytes, and its node."""
 
     parameters: int
     fixed: int
@@ -35,7 +35,7 @@ class Needs:
 
 
 def observe(subject: Subject) -> Needs:
-    """Bytes of parameters, of activations a sample, and what the rank's device has."""
+    """Measure parameters and activations per sample, and read the memory of the device."""
     model = subject.bare_model()
     kept = [_kept(subject, model, count) for count in (FEW, MORE)]
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -81,7 +81,7 @@ def judge(seen: Sequence[Needs], case: Case) -> list[Finding]:
 
 
 def estimate(rank: Needs, cell: Cell) -> int:
-    """Bytes that one rank needs: parameters, gradients, optimizer state, activations of its part of the batch."""
+    """Return the bytes of one rank: parameters, gradients, optimizer state, activations of its part of the batch."""
     copies = 2 + STATES.get(str(cell.optimizer.get("name")), 2)
     on_one_device = cell.traits.replicates and cell.device == "cpu"
     samples = cell.global_batch_size if on_one_device else -(-cell.global_batch_size // cell.devices)
@@ -90,7 +90,7 @@ def estimate(rank: Needs, cell: Cell) -> int:
 
 
 def _kept(subject: Subject, model: torch.nn.Module, samples: int) -> int:
-    """Bytes that the graph of one batch keeps, parameters not counted, each storage once."""
+    """Return the bytes that the graph of one batch keeps without parameters, each storage once."""
     own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
     kept: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""Parameters move: after a few steps each trainable one has changed, and alike on every rank."""
+"""Parameters move: after a few steps every trainable one has changed, and equally on every rank."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
 
 
 def still(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
-    """What stood still on every rank. Without a gradient it ends ddp's second step, unless an option of ddp's is on."""
+    """Return findings on parameters that moved on no rank.
+
+    A parameter without a gradient is an error under ddp, whose second step fails, unless an option allows it.
+    """
     allowed = any(cell.strategy_options.get(option) for option in ("find_unused_parameters", "static_graph"))
     stops = cell.traits.needs_every_gradient and not allowed
     found = []
     for kind, (what, means, advice) in WHY.items():
-        # a shard of fsdp's may be empty on a rank: only what moved on no rank stands still
+        # a shard of fsdp may be empty on a rank: a parameter is unmoved only if it moved on no rank
         names = [name for name, why in seen[0].unmoved.items() if why == kind and all(name in r.unmoved for r in seen)]
         if names:
             every = len(names) == seen[0].trainable

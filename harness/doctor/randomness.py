@@ -1,4 +1,4 @@
-"""Randomness: ranks start from the same weights, and draw different dropout masks."""
+"""Randomness: ranks start from the same weights and draw different dropout masks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NAME = "randomness"
 
 
 def observe(subject: Subject) -> dict[str, str]:
-    """A digest of each parameter as this rank builds it from the seed that all ranks share."""
+    """Return a digest of each parameter as this rank builds it from the shared seed."""
     return {name: digest_of(parameter) for name, parameter in subject.bare_model().named_parameters()}
 
 
 def judge(seen: Sequence[Mapping[str, str]], case: Case) -> list[Finding]:
-    """Whether the ranks' parameters are alike before they are wrapped."""
+    """Compare the initial parameters of the ranks, before they are wrapped."""
     names = [name for name in seen[0] if len({rank.get(name) for rank in seen}) > 1]
     if not names:
         return []
@@ -42,7 +42,7 @@ def judge(seen: Sequence[Mapping[str, str]], case: Case) -> list[Finding]:
 
 
 def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
-    """Whether ranks that draw random numbers in their steps draw the same ones."""
+    """Compare the random states of the ranks that draw random numbers in their steps."""
     drawing = [rank.random_state for rank in seen if rank.draws]
     if len(drawing) < 2 or len(set(drawing)) == len(drawing):
         return []

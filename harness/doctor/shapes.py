@@ -1,4 +1,4 @@
-"""Shapes survive: what the replicas of DataParallel return can be gathered into what one device returns."""
+"""Shapes survive: the outputs of DataParallel's replicas can be gathered into the output of one device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shapes = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Shapes of the model's outputs on one device and on each replica, and what is wrong with them."""
+    """Shapes of the model's outputs on one device and on each replica; empty if nothing is replicated."""
 
     whole: Shapes = field(default_factory=list)
     parts: list[Shapes] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Outputs:
 
 
 def observe(subject: Subject) -> Outputs:
-    """Shapes of the model's outputs on a small batch, and on each replica's part of it."""
+    """Run forward on a small batch, and on each replica's part of it."""
     if not subject.cell.traits.replicates or subject.replicas < 2:
         return Outputs()
     model = subject.bare_model()
@@ -79,30 +79,31 @@ def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
 
 
 def _gathered(outputs: Outputs) -> list[Finding]:
-    """Whether the replicas' outputs can be joined along their first dimension."""
+    """Check that the replicas' outputs can be joined along their first dimension."""
     parts = outputs.parts
     if len(parts) < 2:
         return []
     for position, shape in enumerate(outputs.whole):
         column = [part[position] if position < len(part) else () for part in parts]
-        told = " and ".join(str(tuple(item)) for item in dict.fromkeys(map(tuple, column)))
+        shown = " and ".join(str(tuple(item)) for item in dict.fromkeys(map(tuple, column)))
         if len({tuple(item[1:]) for item in column}) > 1:
             return [
                 Finding(
                     NAME,
                     "error",
-                    f"output {position} has the shapes {told} on dp's replicas",
+                    f"output {position} has the shapes {shown} on dp's replicas",
                     "gather joins them along the first dimension and fails: the others differ from replica to replica",
                     "pad to a length that the whole batch shares: pad_packed_sequence(..., total_length=x.size(1))",
                 )
             ]
-        a_number_each = {tuple(shape), *map(tuple, column)} == {(1,)}  # what is made of them, the gradients show
+        # single numbers: the check of gradients shows whether the loss combines them correctly
+        a_number_each = {tuple(shape), *map(tuple, column)} == {(1,)}
         if shape and not a_number_each and sum(item[0] for item in column) != shape[0]:
             return [
                 Finding(
                     NAME,
                     "error",
-                    f"output {position} is {tuple(shape)} on one device, {told} on dp's replicas",
+                    f"output {position} is {tuple(shape)} on one device, {shown} on dp's replicas",
                     "its first dimension is not the batch: gather joins what does not belong side by side",
                     "return the batch as the first dimension (batch_first=True), or leave that output out",
                 )
@@ -111,7 +112,7 @@ def _gathered(outputs: Outputs) -> list[Finding]:
 
 
 def _loss_shape(subject: Subject, model: nn.Module, batch: object, parts: Sequence[Shapes]) -> tuple[int, ...]:
-    """The shape of the loss where the replicas give single numbers; empty where it is one number, as it must be."""
+    """Return the shape of the loss if the replicas return single numbers; it must be ()."""
     if not any(shape == () for part in parts for shape in part):
         return ()
     total, _ = subject.workload.loss(ReplicatedModule(model, subject.replicas), batch)

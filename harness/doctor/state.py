@@ -1,4 +1,4 @@
-"""State in forward: what a forward pass writes into its module, DataParallel's replicas lose."""
+"""State in forward: DataParallel's replicas lose values that a forward pass writes into its module."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from harness.plan.checks.finding import Finding, join_names
 
 NAME = "state in forward"
 _OWN = frozenset(vars(nn.Module()))
-"""What every module holds."""
+"""The attributes of every module."""
 
 
 def observe(subject: Subject) -> dict[str, bool]:
-    """What two forward passes of the bare model changed: parameters, buffers, attributes; and whether it is trained."""
+    """Return the names of parameters, buffers and attributes that two forward passes change; True if trainable."""
     if not subject.cell.traits.replicates:
         return {}
     model, batch = subject.bare_model(), subject.first_samples(SMALL)
@@ -57,7 +57,7 @@ def judge(seen: Sequence[dict[str, bool]], case: Case) -> list[Finding]:
 
 
 def _state(model: nn.Module) -> Mapping[str, object]:
-    """Every parameter, buffer and attribute by its full name; batch statistics are known to be the first replica's."""
+    """Return every parameter, buffer and attribute by its full name, except batch statistics, which dp keeps."""
     state: dict[str, Any] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""

@@ -1,4 +1,4 @@
-"""A few real steps of the wrapped training, observed: what moved, what was called, what the losses were."""
+"""A few real steps of the wrapped training: losses, calls, and which parameters moved."""
 
 from __future__ import annotations
 
@@ -20,39 +20,43 @@ STEPS = 4
 
 @dataclass
 class Steps:
-    """What one rank saw. Names are those of the model inside the wrapper."""
+    """The real steps of one rank. Names are those of the model inside the wrapper."""
 
     calls: int = 0
     """Forward passes of the wrapper."""
     inner_calls: int = 0
-    """Forward passes of the model inside it, its replicas not counted."""
+    """Forward passes of the model inside the wrapper, without those of replicas."""
     losses: list[float] = field(default_factory=list)
-    """Sum over this rank's part of the batch, each step."""
+    """Sum of the losses of this rank's part of the batch, by step."""
     weights: list[float] = field(default_factory=list)
     single_device_losses: list[float] = field(default_factory=list)
     """Mean loss of the same global batches on one device, on rank 0."""
     unmoved: dict[str, str] = field(default_factory=dict)
-    """Trainable parameters that are as they were: no gradient, zero gradient, or a gradient that nothing uses."""
+    """Trainable parameters that did not change, and their gradient: "none", "zero" or "some"."""
     trainable: int = 0
     parameter_bytes: int = 0
-    """Of the whole model, before any sharding."""
+    """Size of the whole model, before sharding."""
     digests: dict[str, str] = field(default_factory=dict)
-    """Of every whole parameter at the end."""
+    """Digest of every parameter after the steps; empty if the strategy shards parameters."""
     wrapped_by_itself: str = ""
+    """A wrapper inside the workload's own model."""
     draws: bool = False
+    """The steps drew random numbers on the CPU."""
     random_state: str = ""
+    """Digest of the generator's state after the steps."""
     step_s: float = 0.0
+    """Time of the fastest step."""
     lr: float = 0.0
-    """The rate that the steps were taken at."""
+    """Learning rate of the steps."""
 
 
 def observe(subject: Subject) -> Steps:
-    """Trains STEPS steps as a trial does; what fails here fails in the trial."""
+    """Train STEPS steps as a trial does; an error here would be an error of the trial."""
     return _observed(subject, subject.training())
 
 
 def observe_own_part(subject: Subject) -> Steps:
-    """Trains them on this rank's part of the batches in no wrapper, without the other ranks."""
+    """Train STEPS steps on this rank's part of the batches, without wrapper and without the other ranks."""
     return _observed(subject, subject.single_device_training())
 
 
@@ -94,7 +98,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
 
 
 def add_single_device_losses(subject: Subject, seen: Steps) -> None:
-    """The same global batches on one device, by rank 0 alone, for comparison."""
+    """Train on the same global batches on one device of rank 0, and add the losses to ``seen``."""
     if not subject.ranks.first or (subject.ranks.world_size == 1 and subject.replicas == 1):
         return
     try:
@@ -104,12 +108,12 @@ def add_single_device_losses(subject: Subject, seen: Steps) -> None:
             loss, weight = training.step(batch, share)
             seen.single_device_losses.append(float(loss) / max(float(weight), 1.0))
             subject.advance()
-    except torch.OutOfMemoryError:  # all devices' batch is more than one was made for: there is no comparison
+    except torch.OutOfMemoryError:  # the global batch does not fit on one device: no comparison
         seen.single_device_losses.clear()
 
 
 def mean_losses(seen: Sequence[Steps]) -> list[float]:
-    """The loss of each global batch: all ranks' sums over all ranks' weights."""
+    """Return the loss of each global batch: the sum over the ranks over the sum of their weights."""
     return [
         sum(rank.losses[step] for rank in seen) / max(1.0, sum(rank.weights[step] for rank in seen))
         for step in range(len(seen[0].losses))
@@ -117,7 +121,7 @@ def mean_losses(seen: Sequence[Steps]) -> list[float]:
 
 
 def _own_wrapper(training: Training) -> str:
-    """The name of a wrapper that the workload has put into its own model."""
+    """Return the name of a wrapper inside the workload's own model, or ''."""
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     inner = training.unwrapped
     found = [
@@ -137,17 +141,17 @@ def _count_calls(model: nn.Module, inner: nn.Module, seen: Steps) -> list[Remova
 
 
 def _note_gradients(model: nn.Module, noted: dict[str, str]) -> None:
-    """Keeps the most that was seen of each parameter's gradient: none, zero, or some."""
+    """Update the largest kind of gradient of each parameter: none, zero, or some."""
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and noted.get(name) != "some":
             noted[name] = "some" if bool(local_part(parameter.grad).any()) else "zero"
 
 
 def _is_rounding(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether SGD's step is below the parameter's last digit: a bias before BatchNorm gets nothing but noise."""
+    """Return whether SGD's step is below the parameter's precision: a bias before BatchNorm gets only noise."""
     rate = max(float(group["lr"]) for group in optimizer.param_groups)
     if parameter.grad is None or not rate or not isinstance(optimizer, torch.optim.SGD):
-        return False  # other optimizers make a small gradient a large step
+        return False  # other optimizers turn a small gradient into a large step
     number = torch.finfo(parameter.dtype)
     digit = number.eps * local_part(parameter).detach().abs().clamp_min(number.tiny)
     return bool((rate * local_part(parameter.grad).abs() <= digit).all())

@@ -1,4 +1,4 @@
-"""What the doctor examines: one cell's workload on one rank, and the ways in which it is looked at."""
+"""The subject of the doctor: the workload of one cell on one rank, with models, batches and trainings of it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from harness.doctor.steps import Steps
 
 SMALL = 4
-"""Samples of a batch on which only the shape of things is looked at."""
+"""Samples of a batch for checks that need only shapes."""
 
 
 def doctor_cell(cell: Cell) -> Cell:
-    """The cell as it is looked at: a micro-batch a step, at the rate of the whole batch, not compiled."""
+    """Return the cell that the doctor trains: not compiled, a micro-batch a step at the whole batch's learning rate."""
     parts = cell.micro_batches
     recipe = {name: value for name, value in cell.training.items() if name != "accumulation"}
     if base := cell.training.get("lr_base_batch_size"):
@@ -44,7 +44,7 @@ def doctor_cell(cell: Cell) -> Cell:
 
 @dataclass(frozen=True)
 class Subject:
-    """``advance`` tells that something moves; the workload's data sets are read already."""
+    """One cell on one rank. ``advance`` resets the watchdog."""
 
     cell: Cell
     workload: Workload
@@ -53,14 +53,14 @@ class Subject:
     ranks: Ranks
     advance: Callable[[], None] = lambda: None
     micro_batches: int = 1
-    """How many of the cell's batches the training that it stands for takes before it steps."""
+    """Micro-batches a step in the training that the cell stands for."""
     epochs: bool = False
-    """Whether the cell is trained for whole epochs too."""
+    """The cell is trained for whole epochs too."""
     steps: Sequence[Steps] = ()
-    """The real steps of every rank, once they are taken."""
+    """The real steps of every rank; empty before they are taken."""
 
     def fresh(self) -> Subject:
-        """The same with a workload that holds nothing of what an earlier look left in it."""
+        """Return a copy with a copied workload, so that attributes set by one check do not reach the next."""
         return replace(self, workload=copy.copy(self.workload))
 
     @property
@@ -73,40 +73,40 @@ class Subject:
 
     @property
     def to_device(self) -> Callable[[object], object]:
-        """Brings a batch to this rank's first device."""
+        """A function that moves a batch to this rank's first device."""
         return copier(self.device, {})
 
     def bare_model(self) -> nn.Module:
-        """The model as the workload builds it, from the seed, on the device, in no wrapper."""
+        """Build the workload's model from the seed, on the device, without a wrapper."""
         torch.manual_seed(self.seed)
         model: nn.Module = self.workload.build_model()
         return model.to(self.device)
 
     def training(self, workload: Workload | None = None) -> Training:
-        """The cell's training as a trial makes it."""
+        """Make the training of the cell, as a trial does."""
         return Training(self.cell, workload or self.workload, self.seed, self.ranks)
 
     def single_device_training(self, workload: Workload | None = None) -> Training:
-        """The same on one device, by this rank alone; at the rate that goes with the cell's own global batch."""
+        """Make the training of one device, on this rank only; at the learning rate of the cell's global batch."""
         cell = replace(base_cell(self.cell), global_batch_size=self.cell.global_batch_size)
         ranks = replace(self.ranks, rank=0, world_size=1, local_rank=0, node_rank=0, devices=self.ranks.devices[:1])
         return Training(cell, workload or self.workload, self.seed, ranks)
 
     def first_samples(self, count: int) -> object:
-        """A batch of the first samples, on the device."""
+        """Return a batch of the first samples, on the device."""
         keys = tuple((0, index % self.training_samples) for index in range(count))
         return self.to_device(next(self._batches([Share(keys, count, count)])))
 
     def stream(self, steps: int, *, whole: bool = False) -> list[tuple[Share, object]]:
-        """This rank's shares of the first steps and their batches on the device; ``whole``: the global batches."""
+        """Return this rank's shares of the first steps with their batches; ``whole``: the global batches instead."""
         rank, world_size = (0, 1) if whole else (self.ranks.rank, self.ranks.world_size)
         shares = endless_shares(self.training_samples, self.cell.global_batch_size, self.seed, rank, world_size)
-        mine = list(islice(shares, steps))
-        return [(share, self.to_device(batch)) for share, batch in zip(mine, self._batches(mine), strict=True)]
+        first = list(islice(shares, steps))
+        return [(share, self.to_device(batch)) for share, batch in zip(first, self._batches(first), strict=True)]
 
     @cached_property
     def replicas(self) -> int:
-        """How many devices this rank drives."""
+        """The number of devices of this rank."""
         return len(self.ranks.devices)
 
     def _batches(self, shares: Sequence[Share]) -> Iterator[object]:

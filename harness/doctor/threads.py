@@ -1,4 +1,4 @@
-"""Threads: no more of them compute at once than the node has cores."""
+"""Threads: no more computing threads on a node than processors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "threads"
 
 @dataclass(frozen=True)
 class Threads:
-    """One rank's computing threads, and the processors that it may use."""
+    """The computing threads of one rank, the processors that it may use, and its node."""
 
     threads: int
     processors: int
@@ -25,7 +25,7 @@ class Threads:
 
 
 def observe(subject: Subject) -> Threads:
-    """Threads of this rank after it has built and stepped; the processors it may use."""
+    """Count the threads after model and steps, which may have changed their number."""
     process = psutil.Process()
     allowed = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None
     return Threads(
@@ -36,14 +36,14 @@ def observe(subject: Subject) -> Threads:
 
 
 def judge(seen: Sequence[Threads], case: Case) -> list[Finding]:
-    if case.cell.oversubscribe:  # asked for, and its rows say so
+    if case.cell.oversubscribe:  # requested by the user, and a column of its rows
         return []
     by_node = [[rank for rank in seen if rank.node == node] for node in dict.fromkeys(r.node for r in seen)]
     loaders_each = int(case.cell.loader.get("workers", 0))
-    mine = max(by_node, key=lambda ranks: sum(r.threads + loaders_each for r in ranks) / ranks[0].processors)
-    threads = sum(rank.threads for rank in mine)
-    workers = loaders_each * len(mine)
-    processors = mine[0].processors
+    busiest = max(by_node, key=lambda ranks: sum(r.threads + loaders_each for r in ranks) / ranks[0].processors)
+    threads = sum(rank.threads for rank in busiest)
+    workers = loaders_each * len(busiest)
+    processors = busiest[0].processors
     if threads + workers <= processors:
         return []
     loaders = f" and {workers} loader workers" if workers else ""
@@ -52,8 +52,8 @@ def judge(seen: Sequence[Threads], case: Case) -> list[Finding]:
             NAME,
             "warning",
             f"{threads} computing threads{loaders} on a node with {processors} processors "
-            f"({mine[0].threads} threads in the first of its {len(mine)} rank{'s' * (len(mine) > 1)})",
-            "they take turns: steps are slower and uneven, and the more so the more ranks there are",
+            f"({busiest[0].threads} threads in the first of its {len(busiest)} rank{'s' * (len(busiest) > 1)})",
+            "threads wait for processors: steps are slower and uneven, increasingly with more ranks",
             "leave torch.set_num_threads to the harness" if threads > processors else "fewer loader.workers",
         )
     ]

@@ -1,4 +1,4 @@
-"""Tensors that a model holds beside its parameters and buffers: in attributes, and one level deep in containers."""
+"""Tensors of a model that are neither parameters nor buffers: in attributes, and one level deep in containers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 _OWN = frozenset(vars(nn.Module()))
-"""What every module holds."""
+"""The attributes of every module."""
 
 
 def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
-    """Each with its name: plain attributes, and what lies in plain lists, tuples and dictionaries, modules' too."""
+    """Return tensors in plain attributes, lists, tuples and dictionaries, with names; those of modules in them too."""
     found: list[tuple[Tensor, str]] = []
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -29,7 +29,7 @@ def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
 
 
 def name_of(tensor: Tensor, hidden: Iterable[tuple[Tensor, str]]) -> str | None:
-    """The name of a hidden tensor, given it or a view of it."""
+    """Return the name of a hidden tensor, or of the tensor that it is a view of; None if there is none."""
     for other, name in hidden:
         if other is tensor or (_address(other) and _address(other) == _address(tensor)):
             return name
@@ -37,7 +37,7 @@ def name_of(tensor: Tensor, hidden: Iterable[tuple[Tensor, str]]) -> str | None:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where its numbers are; 0 where they are in no one place, as on the "meta" device or in a sparse tensor."""
+    """Return the address of the storage; 0 if there is none, as on the "meta" device, or several (sparse tensors)."""
     has_one = tensor.device.type != "meta" and tensor.layout is torch.strided
     return tensor.untyped_storage().data_ptr() if has_one else 0
 

@@ -1,4 +1,4 @@
-"""Wrapped at all: where several devices are asked for, the step goes through the wrapper that uses them."""
+"""Wrapped at all: on several devices, every step calls the wrapper that uses them."""
 
 from __future__ import annotations
 

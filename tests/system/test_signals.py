@@ -28,6 +28,8 @@ with handle_signals():
         time.sleep(60)
 """
 
+ROOT = Path(__file__).parents[2]
+
 
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
@@ -94,10 +96,10 @@ def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path:
     """The pipeline takes seconds to import."""
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.run", "x.yaml"],
+        [sys.executable, "-m", "harness.run", str(ROOT / "experiments" / "smoke.yaml")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
         text=True,
     )
     assert process.stdout

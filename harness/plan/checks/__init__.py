@@ -1,1 +1,1 @@
-"""Checks of the doctor that need no rank: they judge a plan, or what the nodes recorded."""
+"""Checks of the doctor that need no rank: they judge a plan, or the recorded environment of the nodes."""

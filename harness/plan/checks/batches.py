@@ -10,9 +10,9 @@ NAME = "batches divide"
 
 
 def judge(samples: int, batch: int, cell: Cell, *, epochs: bool) -> list[Finding]:
-    """``samples``: of the training set; ``batch``: of a step, over all its micro-batches.
+    """Judge a training set of ``samples`` and a step of ``batch`` samples, over all its micro-batches.
 
-    ``epochs``: whether the cell is trained for whole epochs, whose last batch is what is left.
+    ``epochs``: the cell is trained for whole epochs, whose last batch may be smaller.
     """
     uneven = uneven_batch(cell.strategy, cell.devices, cell.global_batch_size)
     left = samples % batch
@@ -31,7 +31,7 @@ def judge(samples: int, batch: int, cell: Cell, *, epochs: bool) -> list[Finding
 
 
 def uneven_batch(strategy: str, devices: int, batch: int) -> list[Finding]:
-    """A global batch that does not divide by the devices: what each would get. Needs no rank."""
+    """Return a finding if a global batch does not divide by the devices, with the share of each."""
     if batch % devices == 0:
         return []
     sizes = part_sizes(strategy, batch, devices)
@@ -52,7 +52,7 @@ def uneven_batch(strategy: str, devices: int, batch: int) -> list[Finding]:
 
 
 def part_sizes(strategy: str, batch: int, devices: int) -> list[int]:
-    """Samples each device gets: dp's scatter makes chunks of the ceiling, the others' shares differ by one at most."""
+    """Return the samples of each device: dp scatters equal chunks, rounded up; other shares differ by at most one."""
     if strategy in BUILTIN_TRAITS and BUILTIN_TRAITS[strategy].replicates:
         chunk = -(-batch // devices)
         return [max(0, min(chunk, batch - index * chunk)) for index in range(devices)]

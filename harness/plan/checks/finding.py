@@ -1,4 +1,4 @@
-"""What the doctor says: what was seen, what it means, what to do."""
+"""A finding of the doctor: observation, meaning, advice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.plan.rows import FindingRow, Severity
 
 @dataclass(frozen=True)
 class Finding:
-    """One verdict of one check. ``seen`` has the numbers."""
+    """One finding of one check. ``seen`` has the numbers."""
 
     check: str
     severity: Severity
@@ -18,7 +18,7 @@ class Finding:
     advice: str
 
     def row(self) -> FindingRow:
-        """Plain values, for the trial's line."""
+        """Return plain values for the trial's row."""
         return {
             "check": self.check,
             "severity": self.severity,
@@ -29,6 +29,6 @@ class Finding:
 
 
 def join_names(names: list[str], most: int = 4) -> str:
-    """A few of many names: ``a, b, c, d and 12 more``."""
+    """Join at most ``most`` names: ``a, b, c, d and 12 more``."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""Links: how each node's GPUs are joined, which memory is near, whether an IOMMU is in between."""
+"""Links: the links between the GPUs of each node, their NUMA nodes, and the IOMMU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "links"
 
 
 def judge(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
-    """``nodes``: what harness.measure.environment captured on each; nodes with one GPU or none have no links."""
+    """Judge the links of each node; a node with one GPU or none has no links."""
     found = []
     for node in nodes:
         topology = node.get("topology")
@@ -25,9 +25,9 @@ def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
     count = len(links)
     pairs = [(one, other, links[one][other]) for one in range(count) for other in range(one + 1, count)]
     slow = [f"{one}-{other} {link}" for one, other, link in pairs if link and not link.startswith("NV")]
-    told = ", ".join(dict.fromkeys(str(link) for _, _, link in pairs if link))
+    kinds = ", ".join(dict.fromkeys(str(link) for _, _, link in pairs if link))
     iommu = {True: "an IOMMU is on", False: "no IOMMU is on", None: "whether an IOMMU is on cannot be read"}
-    joined = f"{count} GPUs joined by {told or 'unknown links'}"
+    joined = f"{count} GPUs joined by {kinds or 'unknown links'}"
     seen = f"{node['host']}: {joined}{_near(node, topology)}; {iommu[node.get('iommu')]}"
     if apart := topology.get("apart"):
         pairs_apart = [f"{one} from {other}" for one, other in apart]
@@ -63,12 +63,12 @@ def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
 
 
 def _near(node: NodeEnvironment, topology: Topology) -> str:
-    """Which GPUs are near which processors' memory: '; NUMA node 0 (processors 0-31) has GPU 0, 1, ...'."""
+    """Return the GPUs of each NUMA node: '; NUMA node 0 (processors 0-31) has GPU 0, 1, ...'."""
     places = topology.get("numa") or ()
     processors = node.get("numa") or {}
-    told = [
+    numa_nodes = [
         f"NUMA node {place} (processors {processors.get(str(place), 'unknown')}) has GPU "
         + ", ".join(str(gpu) for gpu, other in enumerate(places) if other == place)
         for place in sorted({place for place in places if place is not None})
     ]
-    return "".join(f"; {text}" for text in told)
+    return "".join(f"; {text}" for text in numa_nodes)

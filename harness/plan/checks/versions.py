@@ -1,4 +1,4 @@
-"""Versions: the same packages, driver and devices' software on every node."""
+"""Versions: the same packages, driver and device libraries on every node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "versions"
 
 
 def judge(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
-    """``nodes``: what harness.measure.environment captured on each."""
+    """Compare the recorded environments of the nodes."""
     found = []
     for what in ("python", "cuda", "cudnn", "nccl", "driver"):
         found += _compare(what, {str(node["host"]): node.get(what) for node in nodes if node.get(what) is not None})
@@ -22,17 +22,17 @@ def judge(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
 
 
 def cannot_import(failing: Mapping[str, Mapping[str, str]]) -> list[Finding]:
-    """``failing``: by node, the modules that cannot be imported there, and why."""
-    told = [f"{module} on {node}: {why}" for node, modules in failing.items() for module, why in modules.items()]
-    if not told:
+    """Report modules that a node cannot import. ``failing``: node -> module -> error."""
+    errors = [f"{module} on {node}: {why}" for node, modules in failing.items() for module, why in modules.items()]
+    if not errors:
         return []
     return [
         Finding(
             NAME,
             "error",
-            f"what the ranks need cannot be imported: {join_names(told)}",
+            f"modules that the ranks need cannot be imported: {join_names(errors)}",
             "every worker group on such a node fails",
-            "install what is missing there, or start Ray there in the environment that has it",
+            "install the missing modules there, or start Ray there in an environment that has them",
         )
     ]
 
@@ -40,13 +40,13 @@ def cannot_import(failing: Mapping[str, Mapping[str, str]]) -> list[Finding]:
 def _compare(what: str, versions: Mapping[str, object]) -> list[Finding]:
     if len(set(versions.values())) < 2:
         return []
-    told = ", ".join(f"{version} on {host}" for host, version in versions.items())
+    by_host = ", ".join(f"{version} on {host}" for host, version in versions.items())
     severe = what in ("torch", "harness", "nccl", "python")
     return [
         Finding(
             NAME,
             "error" if severe else "warning",
-            f"{what}: {told}",
+            f"{what}: {by_host}",
             "ranks run different code: collectives may hang or fail, and a node's speed is its software's",
             "install the same versions on every node",
         )
