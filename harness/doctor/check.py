@@ -1,4 +1,4 @@
-"""One check: what a rank observes, and what follows from the observations of all ranks."""
+"""The type of a check: an observation on each rank, and findings from the observations of all ranks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Check(Generic[T]):
-    """One check of a cell. ``T``: what one rank observes; it is sent to every rank, so it must be picklable.
+    """One check of a cell. ``T``: the observation of one rank, which is sent to every rank: it must be picklable.
 
-    An observation is made by each rank alone, before any step, and judged at once. If it raises, the check is left
-    out, and a finding says so. See ``needs_peers`` and ``needs_steps`` for the others.
+    By default each rank observes alone, before any real step, and the observations are judged at once; if one raises,
+    the check is left out, with a finding. ``needs_peers`` and ``needs_steps`` change this.
     """
 
     name: str
-    """Unique. The findings may have another name, which several checks share."""
+    """Unique. Findings may have another name, if several checks share it."""
     observe: Callable[[Subject], T] | None
-    """None: the observation is ``Steps``, which all such checks share."""
+    """None: the check judges ``Case.steps``, the real steps."""
     judge: Callable[[Sequence[T], Case], Sequence[Finding]]
     """The findings from the observations of all ranks, in the order of the ranks; the same on every rank."""
     needs_peers: bool = False
@@ -43,13 +43,13 @@ class Check(Generic[T]):
     stops: bool = False
     """After an error of this check no real step is taken."""
     redundant: Callable[[Sequence[Finding]], bool] | None = None
-    """Whether, given the findings of the earlier checks, this one would only repeat them: it is left out."""
+    """Given the earlier findings, returns True if this check would only repeat them; it is then left out."""
     figures: Callable[[Sequence[T], Case], Mapping[str, str]] | None = None
-    """What was measured, in words, by title; also if the check is redundant."""
+    """Measurements in words, by title; reported also if the check is redundant."""
 
     @property
     def after_steps(self) -> bool:
-        """Whether it is judged after the real steps."""
+        """The check is judged after the real steps."""
         return self.observe is None or self.needs_peers or self.needs_steps
 
 

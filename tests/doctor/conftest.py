@@ -1,4 +1,4 @@
-"""What the doctor says of every workload of these tests, from real processes, once for all tests."""
+"""The doctor's findings on every workload of these tests, from real processes, once for all tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads with one fault each, written as people write them; ``Healthy`` is the twin of them all."""
+"""Workloads with one fault each, as users write them; ``Healthy`` is the same without a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examines workloads as one rank, in a process of its own."""
+"""Examine workloads as one rank, in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.plan.cell import Cell
 from harness.train import workloads
 from harness.train.ranks import Ranks
 from tests.doctor.faulty import FAULTS, HEALTHY, NeedsMany, OneSlowRank
-from tests.doctor.strangers import SCRIPTS
+from tests.doctor.scripts import SCRIPTS
 from tests.worlds import be_a_rank
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The list of checks: nothing that is written as a check is left out of it, and each check has what it needs."""
+"""The tuple CHECKS: complete, in order, and with the conditions of each check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every planted fault is named by its check, and nothing is said of the healthy: the confusion matrix."""
+"""Each planted fault is named by its check, and healthy workloads have no findings: the confusion matrix."""
 
 from __future__ import annotations
 

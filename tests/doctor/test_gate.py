@@ -1,4 +1,4 @@
-"""What an examination's errors refuse, and what they do not."""
+"""The cells that are skipped after an error of the doctor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each check makes of what the ranks saw, without any rank."""
+"""The judgement of each check on given observations, without ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor before a run: what it finds wrong is not measured, and the report says so; the doctor by itself."""
+"""The doctor before a run: faulty cells are skipped and reported; the doctor as a command of its own."""
 
 from __future__ import annotations
 

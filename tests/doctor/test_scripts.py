@@ -1,4 +1,4 @@
-"""Scripts after the patterns of public questions, written without a look at the checks: what the doctor says."""
+"""Scripts after the patterns of public questions, written without knowledge of the checks: findings of the doctor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.doctor.conftest import Told
-from tests.doctor.strangers import SCRIPTS
+from tests.doctor.scripts import SCRIPTS
 from tests.doctor.test_examine import SILENCE, checks
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Workloads as strangers write them: fourteen with one fault each, after public questions, and three that are right."""
+"""Workloads after public questions: fourteen with one fault each, and three that are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model holds without knowing it, by name."""
+"""Unregistered tensors of a model, and their names."""
 
 from __future__ import annotations
 
