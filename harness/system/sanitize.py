@@ -97,7 +97,7 @@ def redact_row(trial: Mapping[str, Any]) -> dict[str, Any]:
     return {**trial, **_plain(told, values)}
 
 
-def source(given: str, content: Any) -> str:
+def source(given: str, content: object) -> str:
     """Return the text of an experiment file, written anew from its content if a key names a secret.
 
     In YAML the value may be quoted, folded over lines, or an alias, so it cannot be replaced in the text.
@@ -137,7 +137,7 @@ def _options(said: str, values: tuple[str, ...]) -> str:
     return json.dumps(_plain(json.loads(said), values), sort_keys=True)
 
 
-def _secrets(content: Any, name: str = "", *, short: bool = False) -> Iterator[str]:
+def _secrets(content: object, name: str = "", *, short: bool = False) -> Iterator[str]:
     """Yield the values whose key names a secret; with ``short`` also those that may be part of ordinary words."""
     if isinstance(content, Mapping):
         for key, value in content.items():
