@@ -20,10 +20,12 @@ Rows = Sequence[Row]
 def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
     """The timed trials of a purpose that ended well; the last where one was measured twice in an invocation.
 
+    Trials of ``--inline`` are not among them: a debugger may have stopped them.
+
     Without a purpose those that may enter a headline: neither twins nor what only explains others.
     """
     timed = trials["kind"] == "throughput" if not purpose else trials["purpose"] == purpose
-    ok = trials[timed & (trials["outcome"] == "ok")]
+    ok = trials[timed & (trials["outcome"] == "ok") & ~trials["inline"].fillna(False).astype(bool)]
     return ok.drop_duplicates(["cell_id", "block", "invocation"], keep="last")
 
 

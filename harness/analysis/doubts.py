@@ -52,6 +52,7 @@ class Evidence:
     slow_rank: int | None
     ranks: Rows
     nodes: str | None
+    inline: bool = False
 
     def values(self, name: str) -> set[Any]:
         """Return the known values of a column of its ranks."""
@@ -64,6 +65,10 @@ class Doubt(NamedTuple):
     meaning: str
     own: Callable[[Evidence], bool] = lambda trial: False
     beside: Callable[[Evidence, Evidence], bool] = lambda trial, base: False
+
+
+def _inline(trial: Evidence) -> bool:
+    return trial.inline
 
 
 def _unsteady(trial: Evidence) -> bool:
@@ -119,6 +124,10 @@ def _both_known(trial: Evidence, base: Evidence) -> bool:
 
 
 DOUBTS: Mapping[str, Doubt] = {
+    "inline": Doubt(
+        "it ran in the command's own process (--inline), where a debugger may have stopped it; it enters no ratio",
+        own=_inline,
+    ),
     "no steady state": Doubt(
         "the warm-up came to its limit before the medians of two rounds of steps, and the ends of the last one's "
         f"trend, were within {100 * STEADY_CHANGE:.0f} % (within their noise up to {100 * STEADY_NOISE:.0f} %)",
@@ -206,6 +215,7 @@ def _evidence(
             slow.get(_key(row)),
             by_trial.get(_key(row), []),
             nodes.get((row["group_id"], row["invocation"])),
+            inline=bool(pd.notna(row["inline"]) and row["inline"]),
         )
         for row in records(trials)
     }

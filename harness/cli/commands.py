@@ -51,6 +51,9 @@ NoUserCode = Annotated[
 Preflight = Annotated[
     bool, typer.Option("--preflight/--no-preflight", help="Examine each kind of cell before it is measured.")
 ]
+Inline = Annotated[
+    bool, typer.Option("--inline", help="For a debugger: one rank in this process, without Ray; its rows are marked.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="results/<experiment>/<time>-<id>")]
 
@@ -98,6 +101,7 @@ def run_command(
     only: Only = None,
     no_user_code: NoUserCode = False,
     preflight: Preflight = True,
+    inline: Inline = False,
     quiet: Quiet = False,
 ) -> None:
     """Run the experiment in FILE and write tables, figures and a report."""
@@ -119,9 +123,10 @@ def run_command(
             only={} if only is None else parse_only(only),
             no_user_code=no_user_code,
             preflight=preflight,
+            inline=inline,
         )
         experiment = read_experiment(request)
-        with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
+        with _terminal(no_user_code=no_user_code, quiet=quiet, live=not inline) as sink:
             return _run_or_plan(request, experiment, sink)
 
     raise typer.Exit(exit_code_of(work))
@@ -272,12 +277,12 @@ def _single(command: Callable[..., None]) -> None:
 
 
 @contextmanager
-def _terminal(*, no_user_code: bool, quiet: bool) -> Iterator[ConsoleSink]:
+def _terminal(*, no_user_code: bool, quiet: bool, live: bool = True) -> Iterator[ConsoleSink]:
     """Where work is told; what it needs is imported inside, away from a folder that may be a stranger's."""
     with _away() if no_user_code else nullcontext():
         from harness.run.console import ConsoleSink, Lasting
 
-        with ConsoleSink(Lasting(), quiet=quiet) as sink:
+        with ConsoleSink(Lasting(), quiet=quiet, live=live) as sink:
             yield sink
 
 

@@ -1,29 +1,36 @@
-"""Worker groups of one rank in this process, without Ray."""
+"""Worker groups of one rank in this process, without Ray: for tests and for a debugger."""
 
 from __future__ import annotations
 
+import bdb
 import time
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
 from harness.config.experiment import Experiment
 from harness.launch.protocol import Job, Message, TrialStarted
+from harness.launch.rank import devices_of
 from harness.launch.worker import TrialFailed, run_group
-from harness.plan.trial import WorkerGroup
+from harness.plan.trial import TrialResult, WorkerGroup
 from harness.train.ranks import Ranks
+
+INTERRUPTIONS = (KeyboardInterrupt, bdb.BdbQuit)
+"""Ctrl-C, and the debugger's command to quit."""
 
 
 @dataclass(frozen=True)
 class InlineLauncher:
-    """Runs groups of one worker in this process, without Ray: for tests and for a debugger."""
+    """Runs groups of one rank in this process; ``marked``: their rows say so, and enter no ratio."""
 
     experiment: Experiment
     threads_per_device: int = 1
+    marked: bool = False
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        """As Launcher describes, but the messages come when the group has ended. Raises KeyboardInterrupt."""
         if group.placement.workers != 1:
             raise ValueError(f"the inline launcher runs one worker, not {group.placement}")
         messages: list[Message] = []
@@ -31,18 +38,30 @@ class InlineLauncher:
         def send(message: Message) -> bool:
             if isinstance(message, TrialStarted) and deadline is not None and time.time() >= deadline:
                 return False
-            messages.append(message)
+            messages.append(self._mark(message) if isinstance(message, TrialResult) else message)
             return True
 
-        devices = tuple(torch.device("cpu") for _ in range(group.placement.devices_per_worker))
-        ranks = Ranks(0, 1, 0, 0, "inline", "127.0.0.1", devices)
         job = Job(self.experiment, group, self.threads_per_device)
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        interrupted = False
         try:
-            run_group(job, ranks, send, lambda: None)
-        except TrialFailed:
-            pass
+            self._run(job, send)
+        except TrialFailed as failed:
+            if isinstance(failed.__context__, INTERRUPTIONS):
+                messages.pop()  # the trial's failure: an interrupted trial has no row
+                interrupted = True
+        yield from messages
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def _run(self, job: Job, send: Callable[[Message], bool]) -> None:
+        gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+        devices = devices_of(job.group, 0, gpus)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(job.group.backend, store=store, rank=0, world_size=1)
+        try:
+            run_group(job, Ranks(0, 1, 0, 0, "inline", "127.0.0.1", devices), send, lambda: None)
         finally:
             dist.destroy_process_group()
-        yield from messages
+
+    def _mark(self, result: TrialResult) -> TrialResult:
+        return replace(result, facts={**result.facts, "inline": True}) if self.marked else result

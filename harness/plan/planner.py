@@ -179,6 +179,18 @@ def without_doctor_trials(plan: Plan) -> Plan:
     return _keeping(plan, lambda trial: trial.purpose != "doctor")
 
 
+def single_rank_only(plan: Plan) -> Plan:
+    """Return the plan for ``--inline``: trials of worker groups of several ranks become skips."""
+    kept = tuple(group for group in plan.groups if group.placement.workers == 1)
+    skips = [
+        Skip(trial, f"--inline runs one rank in this process; this cell needs {group.placement.workers}")
+        for group in plan.groups
+        if group.placement.workers > 1
+        for trial in group.trials
+    ]
+    return replace(plan, groups=kept, skips=(*plan.skips, *skips))
+
+
 def _keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
     groups = (replace(group, trials=tuple(filter(wanted, group.trials))) for group in plan.groups)
     return replace(plan, groups=tuple(group for group in groups if group.trials))

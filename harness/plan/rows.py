@@ -133,6 +133,7 @@ class TrialFacts(TypedDict, total=False):
     """Further columns of a trial's row, each known for some kinds of trials only."""
 
     link: str | None
+    inline: bool
     steady: bool
     effective_lr: float
     resumed_epoch: int | None

@@ -59,7 +59,7 @@ class Lasting(Console):
 class ConsoleSink:
     """Formats events. Use as a context manager; ``quiet`` leaves out all but notes and the end."""
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, *, quiet: bool = False, live: bool = True) -> None:
         self._console, self._quiet = console, quiet
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -74,7 +74,7 @@ class ConsoleSink:
         self._task = self._progress.add_task("run", total=None, visible=False)
         self._now = ""
         self._last: deque[Text] = deque(maxlen=LAST_RESULTS)
-        live = console.is_terminal and not quiet
+        live = live and console.is_terminal and not quiet
         # once a second: the display must not take the cores that are being measured
         options: dict[str, Any] = {"console": console, "transient": True, "refresh_per_second": 1}
         self._live = Live(get_renderable=self._display, **options) if live else None

@@ -19,6 +19,13 @@ def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager
     return cluster.start_embedded(plan.inventory)
 
 
+def inline_launcher(plan: Plan) -> Launcher:
+    """Run every worker group in this process, for a debugger."""
+    from harness.launch.inline import InlineLauncher  # and with it torch
+
+    return InlineLauncher(plan.experiment, plan.machine.threads_per_device, marked=True)
+
+
 def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:
     """Starts each worker group as its cells say. Idle, Ray takes no part in what torchrun starts."""
     own = str(home) if plan.experiment.own_code else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
 from harness.run.execution import Execution
-from harness.run.launchers import launcher_for, start_ray
+from harness.run.launchers import inline_launcher, launcher_for, start_ray
 from harness.run.prepare import check_imports, check_paths, prepare
 from harness.run.provenance import differences, invocation_facts
 from harness.run.request import Request
@@ -49,8 +49,9 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         folder = _kept(prepared.folder, request, plan, stack)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         try:
-            with start_ray(ray_cluster, plan) as ready, ExitStack() as launched:
-                launcher = launcher_for(plan, ready, home, launched)
+            started = nullcontext(None) if request.inline else start_ray(ray_cluster, plan)
+            with started as ready, ExitStack() as launched:
+                launcher = inline_launcher(plan) if request.inline else launcher_for(plan, ready, home, launched)
                 known = None if request.no_user_code else home  # git runs what a repository's own settings name
                 _measure(plan, folder, launcher, known, began, emit)
         except (KeyboardInterrupt, WriteError, ClusterLostError) as end:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config.experiment import Experiment
-from harness.errors import WorkloadError
+from harness.errors import RunFolderError, WorkloadError
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.checks import versions
-from harness.plan.planner import Plan, filter_plan, make_plan, without_doctor_trials
+from harness.plan.planner import Plan, filter_plan, make_plan, single_rank_only, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.run.request import Request
 from harness.run.resume import reopen
@@ -49,9 +49,12 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepa
     if request.resume:
         stack.enter_context(nullcontext() if request.plans_only else RunFolder.open(request.resume).locked())
         folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
+        if any(line["facts"].get("inline") for line in folder.lines()):
+            raise RunFolderError(f"{request.resume}: --inline made this run for a debugger; start a new run instead")
     stack.enter_context(import_path(home) if experiment.own_code else nullcontext())
     ray_cluster = connect(request, experiment, home, stack)
-    return Prepared(make_checked_plan(request, experiment, ray_cluster), ray_cluster, folder)
+    plan = make_checked_plan(request, experiment, ray_cluster)
+    return Prepared(single_rank_only(plan) if request.inline else plan, ray_cluster, folder)
 
 
 def connect(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:

@@ -30,6 +30,7 @@ class Request:
     only: dict[str, Any] = field(default_factory=dict)
     no_user_code: bool = False
     preflight: bool = True
+    inline: bool = False
 
     @property
     def plans_only(self) -> bool:
@@ -42,9 +43,21 @@ def read_experiment(request: Request) -> Experiment:
     experiment = load_experiment(request.file)
     if request.no_user_code:
         check_no_user_code(experiment, request.file)
+    if request.inline:
+        check_inline(request)
     if request.add_blocks and request.resume is None:
         raise ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
     return experiment
+
+
+def check_inline(request: Request) -> None:
+    """Raise ExperimentError if a debugging run is asked to use a cluster or an earlier run."""
+    if request.address is not None or request.assumed is not None:
+        raise ExperimentError(
+            "--inline", ["it runs in this process, on no cluster; leave out --address and --assume, unset RAY_ADDRESS"]
+        )
+    if request.resume is not None:
+        raise ExperimentError("--inline", ["its trials are for a debugger and complete no run; leave out --resume"])
 
 
 def check_no_user_code(experiment: Experiment, file: Path) -> None:

@@ -63,6 +63,7 @@ TRIALS = Table(
         _c("group_id", "string", "worker group: the processes it shared with other trials"),
         _c("position", "Int64", "place in its worker group's order"),
         _c("added", "boolean", "a base that the planner added"),
+        _c("inline", "boolean", "true: ran in the command's own process (--inline), for a debugger; never in a ratio"),
         _c("outcome", "string", "ok, oom, diverged, error, timeout, lost or skipped"),
         _c("reason", "string", "why it is not ok"),
         _c("skip_code", "string", "why it was skipped, as one word; <NA> if it was not"),
