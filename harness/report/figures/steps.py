@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -30,7 +28,7 @@ def step_times(results: Results) -> Drawing:
     if results.cells["step_s"].isna().all():
         return Drawing(name, title, "Left out: no step was timed.", None)
     rows = results.cells.assign(label=[axis_label(row) for row in rows_of(results.cells)])
-    rows = rows.sort_values(["devices", "strategy"], key=_in_order, kind="stable")
+    rows = rows.assign(order=rows["strategy"].map(strategy_order)).sort_values(["devices", "order"], kind="stable")
     facets = facets_of(rows)
     not_equivalent = not_equivalent_cells(results)
     by_cell = _milliseconds(results, pd.concat([part["cell_id"] for _, part in facets]))
@@ -69,8 +67,3 @@ def _milliseconds(results: Results, cell_ids: pd.Series[str]) -> dict[str, np.nd
     trials = results.trials
     known = trials[(trials["outcome"] == "ok") & (trials["kind"] == "throughput") & trials["cell_id"].isin(cell_ids)]
     return {cell_id: 1000 * seconds for cell_id, seconds in results.step_times.of_cells(known).items()}
-
-
-def _in_order(values: pd.Series[Any]) -> pd.Series[Any]:
-    """Strategies in the order of tables, device counts by size."""
-    return values.map(strategy_order) if values.name == "strategy" else values
