@@ -1,4 +1,4 @@
-"""The collectives of dp and fsdp, from a few profiled steps: they are never timed, as profiling costs."""
+"""The cost of exchanging gradients and parameters: profiled collectives, windows with and without exchange."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ PROFILED_STEPS = 3
 
 
 def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, float | None]:
-    """Seconds a step of each collective on this rank, whether or not computing goes on beside it; None if unseen.
+    """Return seconds per step of each collective on this rank, overlapped or not; None if it does not occur.
 
-    On a GPU a collective's kernels count; on a CPU its call, or the time that gloo's thread is at it.
+    From a few profiled steps, which are never timed. On a GPU a collective's kernels count; on a CPU its call, or the
+    time of gloo's thread.
     """
     names: Mapping[str, Iterable[str]] = {part.column: part.events for part in traits.profiled_parts}
     cuda = stepper.ranks.devices[0].type == "cuda"
@@ -39,23 +40,23 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, f
 
 
 class HostCall(NamedTuple):
-    """A call on the host: microseconds, as the profiler's own events have them."""
+    """A call on the host; microseconds, as in the profiler's own events."""
 
     name: str
     cpu_time_total: float
 
 
 def _host_calls(profiler: profile, names: Collection[str]) -> list[HostCall]:
-    """Calls by these names, without the tree of all calls that events() makes: half a second for three steps."""
+    """Return the calls of these names, without building events()' tree of all calls: 0.5 s for three steps."""
     results: Any = profiler.profiler and profiler.profiler.kineto_results
     named = ((event, event.name()) for event in results.events())
     return [HostCall(name, event.duration_ns() / 1e3) for event, name in named if name in names]
 
 
 def _first_seen(events: Sequence[HostCall | FunctionEvent], keys: Iterable[str], cuda: bool) -> float | None:
-    """Seconds of the events of the first of these names that there is; None where there is none of them."""
+    """Return the seconds of the events of the first name that occurs; None if none does."""
     for key in keys:
-        # the function itself, or a kernel whose name goes on after it
+        # the function itself, or a kernel whose name begins with the key
         named = [e for e in events if e.name == key or (key.startswith("nccl") and e.name.startswith(key))]
         if named:
             return _seconds(named, cuda)
@@ -63,7 +64,7 @@ def _first_seen(events: Sequence[HostCall | FunctionEvent], keys: Iterable[str],
 
 
 def _seconds(events: Sequence[Any], cuda: bool) -> float:
-    """On a CPU their calls; on GPUs their kernels, on the device that was longest at it."""
+    """Return the seconds of the calls on a CPU; on GPUs those of the kernels, of the device with the most."""
     if not cuda:
         return float(sum(event.cpu_time_total for event in events)) / 1e6
     by_device: dict[int, float] = {}
@@ -76,7 +77,7 @@ def _seconds(events: Sequence[Any], cuda: bool) -> float:
 
 
 def _kernels(event: FunctionEvent) -> Iterator[Kernel]:
-    """What a call started on GPUs, by itself or by the calls inside it."""
+    """Yield the kernels that a call, or a call inside it, started."""
     yield from event.kernels
     for child in event.cpu_children:
         yield from _kernels(child)
@@ -88,10 +89,10 @@ LOGGED_STEPS = 5
 
 
 def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindow], dict[str, float]]:
-    """Windows of a quarter of ``steps`` in turn: all ranks together, each rank alone; then what DDP itself says.
+    """Measure windows of a quarter of ``steps``, in turn without and with gradient exchange, and read DDP's own timers.
 
-    Alone no rank waits for another, so a rank's own time shows. Parameters, buffers and optimizer state are as
-    before afterwards.
+    Without exchange no rank waits for another, so the window shows the rank's own time. Parameters, buffers and
+    optimizer state are restored.
     """
     training = stepper.training
     count = max(LEAST_STEPS, -(-steps // 4))
@@ -99,10 +100,10 @@ def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindo
     stretches: list[TimedWindow] = []
     for _ in range(ROUNDS):
         with training.without_gradient_sync():
-            stepper.window("alone", 1)  # the first step alone still sends buffers: it is not kept
+            stepper.window("alone", 1)  # this step still broadcasts buffers: not kept
             stretches.append(stepper.window("alone", count))
         training.restore(before)
-        stepper.window("together", 1)  # nor does the first one together send them
+        stepper.window("together", 1)  # nor does this step broadcast them
         stretches.append(stepper.window("together", count))
     told = ddp_says(training.model, lambda: stepper.window("together", 1))
     training.restore(before)
@@ -110,10 +111,10 @@ def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindo
 
 
 def ddp_says(model: Any, step: Callable[[], object]) -> dict[str, float]:
-    """Medians over a few steps of DDP's own clocks, in seconds; empty where it tells nothing.
+    """Return medians over a few steps of DDP's own timers, in seconds; empty if DDP records none.
 
-    Communication is the span from the first bucket that is ready to the last that is reduced; what of it lies
-    after the end of backward's computing is exposed (torch/csrc/distributed/c10d/logger.cpp).
+    Communication is the span from the first bucket that is ready to the last that is reduced; the part of it after
+    the end of backward's computation is exposed (torch/csrc/distributed/c10d/logger.cpp).
     """
     model._set_ddp_runtime_logging_sample_rate(1)
     spans: list[tuple[float, float]] = []

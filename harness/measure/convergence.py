@@ -1,4 +1,4 @@
-"""How well a training learns: epochs on a training clock, each followed by an evaluation beside it."""
+"""Convergence: epochs on a training clock, each followed by an evaluation that does not count on it."""
 
 from __future__ import annotations
 

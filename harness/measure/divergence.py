@@ -1,4 +1,4 @@
-"""Where a training stopped being finite: the step, the rank, and the last losses before it."""
+"""Divergence: the step and rank at which a training stopped being finite, and the last losses before."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 KEPT = 5
-"""Finite losses that are told."""
+"""Number of finite losses that are reported."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """What one rank saw. ``step`` counts from 1 over the whole trial; None where only a parameter is not finite."""
+    """A divergence on one rank. ``step`` counts from 1 over the whole trial; None if only a parameter is not finite."""
 
     rank: int
     step: int | None = None
@@ -26,7 +26,7 @@ class Divergence:
 
 
 def first_in(losses: npt.ArrayLike, rank: int, steps_before: int = 0) -> Divergence | None:
-    """The first of one rank's losses that is not finite; None where all are."""
+    """Return the first of one rank's losses that is not finite; None if all are."""
     seen = np.asarray(losses, dtype=float)
     bad = np.flatnonzero(~np.isfinite(seen))
     if not bad.size:
@@ -38,13 +38,13 @@ def first_in(losses: npt.ArrayLike, rank: int, steps_before: int = 0) -> Diverge
 
 
 def earliest(found: Iterable[Divergence | None]) -> Divergence | None:
-    """Of what the ranks saw, what came first."""
+    """Return the earliest of the ranks' divergences; None if there is none."""
     seen = [one for one in found if one]
     return min(seen, key=lambda one: (one.step or math.inf, one.rank), default=None)
 
 
 def outcome_columns(divergence: Divergence | None, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The outcome's fields of a TrialResult that has these facts."""
+    """Return the fields of a TrialResult that hold its outcome and facts."""
     if divergence is None:
         return {"outcome": "ok", "facts": facts}
     rank, step = divergence.rank, divergence.step

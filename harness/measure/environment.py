@@ -1,4 +1,4 @@
-"""What a node is and how its processes are set: captured once a worker group, in the worker itself."""
+"""The environment of a worker process: hardware, versions, settings; captured once a worker group."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from harness.system import sanitize
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
 VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
-"""How the variables begin that set threads, collectives and devices; no other is looked at."""
+"""Prefixes of the variables that set threads, collectives and devices; no other variable is read."""
 
 
 def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEnvironment:
-    """The environment of this process as plain values."""
+    """Return the environment of this process as plain values."""
     cuda = devices[0].type == "cuda"
     joined = topology.capture_topology() if cuda else None
     return {
@@ -53,13 +53,13 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
 
 
 def _iommu() -> bool | None:
-    """Whether the kernel has an IOMMU in use; None where it does not tell."""
+    """Return whether the kernel uses an IOMMU; None if that is not known."""
     known = Path("/sys/class/iommu")
     return any(known.iterdir()) if known.is_dir() else None
 
 
 def describe_device(device: torch.device) -> DeviceFacts:
-    """Model, UUID and memory of a GPU; the processor's name for a CPU slot."""
+    """Return model, UUID and memory of a GPU; the processor's name for a CPU slot."""
     if device.type != "cuda":
         return {"kind": "cpu", "model": cpu_model(), "uuid": None, "memory_bytes": None}
     properties = torch.cuda.get_device_properties(device)
@@ -72,7 +72,7 @@ def describe_device(device: torch.device) -> DeviceFacts:
 
 
 def cpu_model() -> str:
-    """The processor's name, where the system tells it."""
+    """Return the processor's name, or its architecture if the system has no name."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -82,7 +82,7 @@ def cpu_model() -> str:
 
 
 def package_version(name: str) -> str | None:
-    """An installed package's version; None where it is not installed."""
+    """Return an installed package's version; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -90,9 +90,9 @@ def package_version(name: str) -> str | None:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout that holds a folder; None outside git.
+    """Return the commit of the checkout that holds a folder; None outside git.
 
-    Where there are changes, '-dirty' and eight characters that differ with what was changed in known files.
+    With uncommitted changes it ends in '-dirty-' and eight digits of a hash of the changes to tracked files.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit or not _git(folder, "status", "--porcelain"):
@@ -102,7 +102,7 @@ def git_commit(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says; None where it says nothing good."""
+    """Return git's output; None if it fails."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False)

@@ -1,4 +1,4 @@
-"""A few steps from the same start on the same global batches: what a strategy adds to the parameters, in short."""
+"""The update of an equivalence check: a few steps from the same start on the same global batches, as a sketch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from harness.train.workloads import SizedDataset, Workload, collate_of
 
 STEPS = 3
 BUCKETS = 4096
-"""Numbers that a whole update is folded into; the relative error of a difference's norm is sqrt(2 / BUCKETS) = 2 %."""
+"""Length of the sketch of an update; the relative error of a difference's norm is sqrt(2 / BUCKETS) = 2 %."""
 NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 @dataclass(frozen=True)
 class Update:
-    """The sum of a few optimizer steps over all parameters, folded; ``finite`` False where it is not a number."""
+    """The sum of a few optimizer steps over all parameters, as a sketch. ``finite``: whether all of it is."""
 
     sketch: list[float]
     parameters: int
@@ -35,10 +35,10 @@ class Update:
 
 
 class Frozen:
-    """A workload whose model only evaluates: with batch statistics or dropout a split batch trains differently.
+    """A workload whose model is in eval mode: with batch statistics or dropout, a split batch trains differently.
 
-    The statistics are those of one small batch, the same on every rank: those of a new model would let a deep net
-    explode.
+    Normalisation uses the statistics of one small batch, the same on every rank: with those of a new model the
+    activations of a deep net would explode.
     """
 
     def __init__(self, workload: Workload, batch: object) -> None:
@@ -53,12 +53,12 @@ class Frozen:
         norms = [module for module in model.modules() if isinstance(module, NORMS)]
         if norms:
             for module in norms:
-                module.momentum = None  # the plain mean of what is seen
+                module.momentum = None  # a plain mean over batches
             with torch.no_grad():
                 self._workload.loss(model, self._batch)
         model.eval()
         for part in model.modules():
-            if isinstance(part, nn.RNNBase):  # cuDNN has no backward for one that only evaluates
+            if isinstance(part, nn.RNNBase):  # cuDNN has no backward for one in eval mode
                 part.train()
                 part.dropout = 0.0
         return model
@@ -67,7 +67,7 @@ class Frozen:
 def measure_update(
     cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks, advance: Callable[[], None]
 ) -> Update:
-    """This cell's update after STEPS steps. Raises SkipTrial where the data is too small or steps draw at random."""
+    """Return the cell's update after STEPS steps; raise SkipTrial if the data is too small or steps draw at random."""
     samples = len(dataset)
     if cell.global_batch_size > samples:
         reason = f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples"
@@ -100,7 +100,7 @@ def measure_update(
 
 @contextmanager
 def drawing() -> Iterator[Callable[[], bool]]:
-    """Afterwards, the function tells whether torch's generators were drawn from inside."""
+    """Yield a function that returns, after the block, whether the block drew from torch's generators."""
     before = _generators()
     after: list[list[Tensor]] = []
     try:
@@ -115,7 +115,7 @@ def _generators() -> list[Tensor]:
 
 
 def fold(tensors: Sequence[Tensor], buckets: int = BUCKETS) -> list[float]:
-    """Every number into one of ``buckets`` sums, with a random sign: a count sketch (Charikar et al. 2002).
+    """Return a count sketch (Charikar et al. 2002): every number is added, with a random sign, to one of ``buckets``.
 
     Linear, so that the norm of two sketches' difference estimates that of the difference. Bucket and sign depend
     on the position alone.
@@ -130,6 +130,6 @@ def fold(tensors: Sequence[Tensor], buckets: int = BUCKETS) -> list[float]:
 
 
 def _flat(model: nn.Module, *, keep: bool) -> list[Tensor]:
-    """Each parameter whole and flat, on the host; collective where fsdp spread it out. Kept by the first rank only."""
+    """Return each parameter whole and flat, on the host; none if not ``keep``. Collective if parameters are sharded."""
     whole = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())
     return [tensor.detach().cpu().flatten().clone() for tensor in whole if keep]

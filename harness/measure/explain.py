@@ -1,4 +1,4 @@
-"""After the timed windows: what they do not tell of where the time goes."""
+"""The explanation of a trial's time, measured after its timed windows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def explain(
 
 
 def _peak(device: torch.device, precision: str) -> float | None:
-    """None where the probe finds no room beside the trial."""
+    """Return the measured peak in FLOP/s; None if there is no memory for the probe."""
     try:
         return measured_peak(device, precision, seconds=PROBE_S)
     except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is a RuntimeError
@@ -59,7 +59,7 @@ def _peak(device: torch.device, precision: str) -> float | None:
 
 
 def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Hashable, Any]) -> TrialFacts:
-    """What the model computes, and what the device can: once a process for each model and precision."""
+    """Return the model's FLOPs and the device's peak, each measured once a process for a model and a precision."""
     device = stepper.ranks.devices[0]
     model = ("flops", cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
     if model not in cache:

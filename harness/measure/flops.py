@@ -1,4 +1,4 @@
-"""What one sample or token costs in arithmetic: the numerator of MFU, counted once from shapes."""
+"""Model FLOPs per sample or token, the numerator of MFU, counted once from shapes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Flops:
 
 
 def count_flops(workload: Workload, batch: object, device: torch.device) -> Flops:
-    """Runs ``workload.loss`` and its backward once on a fresh, bare, eager model; divides by the weight it gave.
+    """Count the FLOPs of one ``workload.loss`` and its backward on a new, unwrapped, eager model, per unit of weight.
 
-    Counted are matrix products, convolutions and attention, causal or not as if it were full, as MFU has it
-    (Chowdhery et al. 2022, appendix B, arXiv 2204.02311). ``batch``: on the device; two samples or more, else
-    batch normalisation may refuse it. Random numbers and grad mode are afterwards as they were. Where the
-    workload raises, out of memory too, that is the reason; KeyboardInterrupt and SystemExit pass. Work that
-    goes round torch's operators, such as a Triton kernel started by hand, cannot be seen.
+    Counted are matrix products, convolutions and attention; causal attention counts as full, as in MFU
+    (Chowdhery et al. 2022, appendix B, arXiv 2204.02311). ``batch``: on the device; at least two samples, else
+    batch normalisation may fail. Random generators and grad mode are restored. An exception of the workload, out of
+    memory included, becomes the reason; KeyboardInterrupt and SystemExit pass. Work outside torch's operators,
+    such as a Triton kernel started by hand, is not counted.
     """
     with _leaving_no_trace(device):
         try:
@@ -53,7 +53,7 @@ def count_flops(workload: Workload, batch: object, device: torch.device) -> Flop
 
 
 def first_samples(batch: object, count: int) -> object:
-    """The batch with its tensors cut to their first ``count`` rows; the whole batch where they differ in length.
+    """Return the batch with its tensors cut to their first ``count`` rows; the whole batch if they differ in length.
 
     Looks into tuples, lists and mappings. A tensor without dimensions counts as one of another length.
     """
@@ -66,9 +66,9 @@ def _count(workload: Workload, batch: object, device: torch.device) -> Flops:
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         return Flops(None, "SyncBatchNorm waits for all ranks, and one alone counts")
     if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
-        # some batches run step by step, in products that are counted, and others of the same model do not
+        # some batches run step by step, in products that are counted; others of the same model do not
         return Flops(None, "a recurrent layer, whose kernel depends on the batch and may have no formula")
-    # the watch is the outer mode: it sees what is left once the counter has taken composite operators apart
+    # the audit is the outer mode: it sees operators after the counter has decomposed composite ones
     with _CountAudit() as watch, FlopCounterMode(display=False, custom_mapping=_own_formulas()) as counter:
         loss, weight = workload.loss(model, batch)
         watch.in_backward = True
@@ -86,7 +86,7 @@ def _count(workload: Workload, batch: object, device: torch.device) -> Flops:
 
 
 class _CountAudit(TorchDispatchMode):
-    """Notes what makes a count wrong: operators without a formula, and forward work done again in backward."""
+    """Records what makes a count wrong: operators without a formula, and forward work repeated in backward."""
 
     supports_higher_order_operators = True
 
@@ -98,7 +98,7 @@ class _CountAudit(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = getattr(func, "overloadpacket", func)  # a higher-order operator has no overloads
         if packet in flop_registry:
-            # backward itself records no gradients; what is run again to be differentiated does
+            # backward itself runs without grad mode; forward work that it repeats runs with it
             self.repeated |= self.in_backward and torch.is_grad_enabled()
         elif getattr(func, "namespace", None) not in _NATIVE or _PRODUCTS.search(str(packet)):
             self.uncounted.add(str(packet))
@@ -106,7 +106,7 @@ class _CountAudit(TorchDispatchMode):
 
 
 def _own_formulas() -> dict[object, Formula]:
-    """Formulas in place of torch's, where those count more than model FLOPs."""
+    """Return formulas that replace torch's where those count more than model FLOPs."""
     attention = {
         packet: _without_scores(formula, query=1 if str(packet).startswith("aten.") else 0)
         for packet, formula in flop_registry.items()
@@ -129,16 +129,16 @@ def _convolution_backward(
     needed: Sequence[bool],
     **_: object,
 ) -> int:
-    """As much as the forward pass for each gradient that is needed, input and weight.
+    """Return the FLOPs of the forward pass for each gradient that is needed, of input and weight.
 
-    torch (2.15) forgets ``groups`` in the weight's gradient: in a depthwise convolution it counts that once a channel.
+    torch (2.15) ignores ``groups`` in the weight's gradient: for a depthwise convolution it counts it once a channel.
     """
     positions = math.prod((images if transposed else grad)[2:])
     return 2 * images[0] * positions * math.prod(weight) * (needed[0] + needed[1])
 
 
 def _without_scores(formula: Formula, *, query: int) -> Formula:
-    """Attention's backward without the product that fused kernels do again, so that every kernel counts the same.
+    """Return attention's backward without the product that fused kernels recompute: every kernel counts the same.
 
     ``query``: its place among the arguments; key and value follow. Of five products three have the size of a
     query head (scores again, gradients of query and key), two that of a value head.
@@ -156,7 +156,7 @@ def _without_scores(formula: Formula, *, query: int) -> Formula:
 
 @contextmanager
 def _leaving_no_trace(device: torch.device) -> Iterator[None]:
-    """Gradients are recorded inside, whatever the caller's mode; generators and device memory are put back."""
+    """Enable gradients for a block, whatever the caller's mode; restore generators and device memory after it."""
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng([device] if on_gpu else []), torch.inference_mode(False), torch.enable_grad():
         yield

@@ -1,4 +1,4 @@
-"""What GPUs told at two instants -> a rank's columns: energy, power, clocks, throttling, other processes."""
+"""GPU readings at two instants -> a rank's columns: energy, power, clocks, throttling, other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 from harness.plan.rows import RankFacts
 
 ENERGY_LEAST_S = 10.0
-"""The energy counter is only updated now and then: over less time than this, the gaps would show."""
+"""The energy counter is updated at intervals: over less time than this, they would distort the difference."""
 
 THROTTLING = {
     0x04: "sw power cap",
@@ -19,12 +19,12 @@ THROTTLING = {
     0x40: "hw thermal slowdown",
     0x80: "hw power brake",
 }
-"""NVML's bits for clocks that are held down. An idle GPU, or clocks that somebody chose, have other bits."""
+"""NVML's bits for throttled clocks. An idle GPU, or clocks set by a user, have other bits."""
 
 POLICIES = {0: "held by power", 1: "held by heat"}
-"""NVML's counters of the time that clocks were held down (NVML_PERF_POLICY_POWER and _THERMAL)."""
+"""NVML's counters of throttled time (NVML_PERF_POLICY_POWER and _THERMAL)."""
 HELD_LEAST = 0.01
-"""The part of the time between two readings from which on that counts."""
+"""Least part of the time between two readings that counts as throttling."""
 
 
 T = TypeVar("T")
@@ -33,12 +33,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Reading:
-    """One device at one instant; None is what it does not tell.
+    """One device at one instant; None if a value is not available.
 
     ``energy_mj`` counts since the driver was loaded. ``utilisation`` is the part of NVML's last sampling period, at
-    most a second, in which a kernel ran. ``throttle`` is why clocks are held down at that instant, ``held_ns`` for how
-    long they were since the driver was loaded, by POLICIES. ``other_pids`` are compute processes that are not ours; a
-    recent driver shows a container only the container's own, so that none there means none in sight.
+    most a second, in which a kernel ran. ``throttle``: the reasons for throttling at that instant; ``held_ns``:
+    throttled time since the driver was loaded, by POLICIES. ``other_pids`` are compute processes of others; inside a
+    container, a recent driver lists the container's processes only.
     """
 
     energy_mj: int | None = None
@@ -60,11 +60,11 @@ class Reading:
 def summarise(
     before: Sequence[Reading], after: Sequence[Reading], *, seconds: float, shared: bool, samples: float
 ) -> RankFacts:
-    """One rank's columns from readings before its first and after its last timed window, devices in the same order.
+    """Return a rank's columns from readings before its first and after its last timed window, devices in one order.
 
-    ``samples`` are all that the rank trained on between the two, in ``seconds``; ``shared`` says that other ranks
-    use the GPU too. A column is None where any device does not tell. Energy is that of the GPUs alone, and None
-    under ENERGY_LEAST_S and on a GPU known to be shared, where it would be others' too.
+    ``samples``: all that the rank trained on between the two, in ``seconds``; ``shared``: whether other ranks use the
+    GPU. A column is None if it is not available on every device. Energy is that of the GPUs only; None below
+    ENERGY_LEAST_S, and on a shared GPU, where it would include others' energy.
     """
     foreign = _foreign((*before, *after))
     energy_j = _energy_j(before, after) if seconds >= ENERGY_LEAST_S and not shared and not foreign else None
@@ -88,9 +88,9 @@ def _over(merge: Callable[[Sequence[T]], R], values: Sequence[T | None]) -> R | 
 
 
 def _throttled(before: Sequence[Reading], after: Sequence[Reading], seconds: float) -> str | None:
-    """Why clocks were held down between the readings, by their counters, or are at the last one; '' where not.
+    """Return the reasons for throttling between the readings, by counters, or at the last reading; '' if none.
 
-    After the last window a GPU is idle: without counters, only what lasts is seen.
+    After the last window a GPU is idle: without counters, only lasting reasons are seen.
     """
     reasons = _over(_reasons, [reading.throttle for reading in after])
     counts = [(start.held_ns, end.held_ns) for start, end in zip(before, after, strict=True)]
@@ -107,7 +107,7 @@ def _reasons(throttles: Sequence[tuple[str, ...]]) -> str:
 
 
 def _energy_j(before: Sequence[Reading], after: Sequence[Reading]) -> float | None:
-    """None also where a counter went back (the driver was loaded again) or stood still (it does not count)."""
+    """Return joules; None too if a counter decreased (the driver was reloaded) or did not change (not supported)."""
     counts = [(start.energy_mj, end.energy_mj) for start, end in zip(before, after, strict=True)]
     spent = [None if start is None or end is None or end <= start else end - start for start, end in counts]
     total_mj = _over(sum, spent)
@@ -115,7 +115,7 @@ def _energy_j(before: Sequence[Reading], after: Sequence[Reading]) -> float | No
 
 
 def _foreign(readings: Sequence[Reading]) -> int | None:
-    """How many others were seen; None where none was, but not all devices tell."""
+    """Return the number of other processes; None if none was seen, but not every device lists them."""
     seen = {pid for reading in readings for pid in reading.other_pids or ()}
     untold = not readings or any(reading.other_pids is None for reading in readings)
     return None if untold and not seen else len(seen)

@@ -1,4 +1,4 @@
-"""What else kept the machine busy while steps were timed: read before and after, never inside."""
+"""Processor load of node and process around the timed windows: read before and after, never inside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.plan.rows import RankFacts
 
 @dataclass(frozen=True)
 class Load:
-    """One instant, seen by one rank: seconds of CPU time used by this process and its children, and by the node."""
+    """One instant on one rank: seconds of CPU time used by this process with its children, and by the node."""
 
     clock_s: float
     own_cpu_s: float
@@ -21,12 +21,12 @@ class Load:
 
 
 def read() -> Load:
-    """The node's and this process's counters now; about a millisecond."""
+    """Return the counters of node and process now; takes about a millisecond."""
     return Load(time.perf_counter(), _own_cpu_s(), _node_cpu_s(), _swapped_bytes())
 
 
 def load_between(before: Load, after: Load) -> RankFacts:
-    """Columns of a rank: the stretch that was watched and what was used in it."""
+    """Return a rank's columns: the time between two readings, and the CPU time and swap used in it."""
     return {
         "watched_s": after.clock_s - before.clock_s,
         "own_cpu_s": after.own_cpu_s - before.own_cpu_s,

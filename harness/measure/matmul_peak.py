@@ -1,4 +1,4 @@
-"""The fastest matrix product that a device was seen to do: a ceiling that anyone can check, a CPU's too."""
+"""The measured matmul peak of a device, GPU or CPU: an upper bound that anyone can check."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from harness.errors import nearest
 from harness.measure.window import Clock, synchronize
 
 Matrices = tuple[Tensor, Tensor, Tensor]
-"""Two square factors and the place for their product."""
+"""Two square factors and the output of their product."""
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 CUDA_ROWS = {"fp32": 4096, "tf32": 8192, "bf16": 8192}
-"""So that a product takes a few ms: less, and what it costs to start one would show."""
+"""A product takes a few ms: with a shorter one the launch overhead would show."""
 FEWEST_ROWS, MOST_ROWS, LONG_S = 256, 4096, 0.005
 """On a CPU the first is doubled until a product takes ``LONG_S`` or has the second."""
 WARMUP, LEAST = 3, 5
-"""How many products before the first that counts, and how many count at least."""
+"""Products before the first that counts, and the fewest that count."""
 
 
 def measured_peak(
     device: torch.device, precision: str, *, seconds: float = 0.2, clock: Clock = time.perf_counter
 ) -> float:
-    """FLOP/s of a square matrix product, 2 n^3 over the shortest time of those done in ``seconds``.
+    """Return FLOP/s of a square matrix product: 2 n^3 over the shortest time of those done in ``seconds``.
 
-    fp32 has TF32 off, tf32 on; the setting is put back. Raises ValueError for another precision,
-    torch.OutOfMemoryError where the device is full.
+    fp32 has TF32 off, tf32 on; the setting is restored. Raises ValueError for another precision,
+    torch.OutOfMemoryError if the device is full.
     """
     if precision not in DTYPES:
         raise ValueError(f"precision: got {precision!r}; {nearest(precision, DTYPES)}")
@@ -44,7 +44,7 @@ def measured_peak(
 
 
 def _shortest(device: torch.device, precision: str, seconds: float, clock: Clock) -> tuple[int, float]:
-    """Rows of the matrices, and the seconds of their fastest product."""
+    """Return the rows of the matrices, and the seconds of their fastest product."""
     if device.type == "cuda":
         matrices = _matrices(CUDA_ROWS[precision], precision, device)
     else:
@@ -62,7 +62,7 @@ def _long_enough(precision: str, device: torch.device, clock: Clock) -> Matrices
     rows = FEWEST_ROWS
     while True:
         matrices = _matrices(rows, precision, device)
-        # of two, since the first of its kind also sets the library up
+        # of two, since the first also initialises the library
         took_s = min(_product_s(matrices, device, clock) for _ in range(2))
         if took_s >= LONG_S or rows >= MOST_ROWS:
             return matrices
@@ -70,7 +70,7 @@ def _long_enough(precision: str, device: torch.device, clock: Clock) -> Matrices
 
 
 def _matrices(rows: int, precision: str, device: torch.device) -> Matrices:
-    """Random factors: on zeros a GPU draws less power and may clock higher than any training."""
+    """Return random factors: on zeros a GPU draws less power and may clock higher than in training."""
     generator, dtype = torch.Generator(device).manual_seed(0), DTYPES[precision]
     left, right = (torch.randn(rows, rows, generator=generator, device=device, dtype=dtype) for _ in range(2))
     return left, right, torch.empty_like(left)
@@ -87,7 +87,7 @@ def _product_s(matrices: Matrices, device: torch.device, clock: Clock) -> float:
 
 @contextmanager
 def _float32_products(precision: str) -> Iterator[None]:
-    """torch's setting for float32 matrix products, put back with those of the backends, which it overwrites."""
+    """Set torch's precision of float32 products for a block; restore it and those of the backends."""
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before, before_each = torch.get_float32_matmul_precision(), [backend.fp32_precision for backend in backends]
     torch.set_float32_matmul_precision(precision)

@@ -1,4 +1,4 @@
-"""Peak memory of one rank: what torch allocated and reserved on GPUs, what the process held on a CPU."""
+"""Peak memory of one rank: allocated and reserved by torch on GPUs, resident memory of the process on a CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def reset_peak(devices: Sequence[torch.device]) -> bool:
-    """Starts a new peak; False where the system cannot, so that no older peak is taken for this one."""
+    """Reset peak memory; return False if the system cannot, so that an older peak is not taken for the trial's."""
     if devices[0].type == "cuda":
         for device in devices:
             torch.cuda.reset_peak_memory_stats(device)
@@ -32,7 +32,7 @@ def reset_peak(devices: Sequence[torch.device]) -> bool:
 
 
 def peak(devices: Sequence[torch.device]) -> RankFacts:
-    """Bytes since ``reset_peak``: the largest of the rank's devices, and each one's, or the process's resident memory.
+    """Return peak bytes since ``reset_peak``: the largest of the rank's devices and each device's, or the process's.
 
     'allocated_by_device' and 'reserved_by_device' are text, '1024, 512', in the order of the devices.
     """
@@ -51,7 +51,7 @@ def peak(devices: Sequence[torch.device]) -> RankFacts:
 
 
 def of_state(training: Training) -> RankFacts:
-    """Bytes that this rank holds of parameters, gradients and optimizer state; shards count as what is here."""
+    """Return the bytes of parameters, gradients and optimizer state on this rank; of a shard, its local part."""
     parameters = list(training.model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     state = [leaf for entry in training.optimizer.state.values() for leaf in tree_leaves(entry)]
@@ -75,6 +75,6 @@ def _resident_peak() -> int | None:
 
 
 def give_back() -> None:
-    """Hands freed pages back to the system, where the C library can: a peak is then the trial's own."""
+    """Return freed pages to the system if the C library can, so that the next peak is the next trial's own."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

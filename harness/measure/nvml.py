@@ -1,4 +1,4 @@
-"""The part of NVML (``pynvml``) that is read here."""
+"""The types of NVML's Python binding, as far as it is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 Handle = object
-"""A device, as NVML gives it: only passed back."""
+"""NVML's handle of a device."""
 
 
 class PciInfo(Protocol):
@@ -28,7 +28,7 @@ class ProcessInfo(Protocol):
 
 
 class Nvml(Protocol):
-    """The part of ``pynvml`` that is used here; anything may raise NVMLError."""
+    """The used part of ``pynvml``; every function may raise NVMLError."""
 
     @property
     def NVMLError(self) -> type[Exception]: ...

@@ -1,4 +1,4 @@
-"""Marks at the phases of a step, written down without waiting and read after the window."""
+"""Timers of a step's phases: points are recorded without a sync, and read after the window."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ DEVICE = ("idle", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The same on a GPU's stream: while the host waits for data and before the copy arrives, the stream is idle."""
 PHASES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
 MAX_OVERHEAD = 0.0002
-"""Part of a step that ``cost_s`` may come to; beyond it the phases have windows of their own.
+"""Largest part of a step that ``cost_s`` may be; beyond it the phases have windows of their own.
 
-Far below the hundredth of a step that all our work is to stay in: among a step's kernels, where caches are cold, marks
-cost several times what they do in the loop that measures them (0.7 us there, about 3 us in a step of 0.3 ms).
+Far below the harness's limit of 1 % of a step: among a step's kernels, where caches are cold, marks cost several
+times as much as in the loop that measures them (0.7 us there, about 3 us in a step of 0.3 ms).
 """
 
 
 @dataclass(frozen=True)
 class StepTimings:
-    """Seconds: of each step, of each step's wait, and of the whole window by phase (empty where not marked)."""
+    """Seconds of each step, of each step's wait, and of the whole window by phase (empty if not marked)."""
 
     step_s: Sequence[float]
     wait_s: Sequence[float]
@@ -44,12 +44,12 @@ class Marks(Protocol):
     def mark(self) -> Mark: ...
 
     def read(self) -> StepTimings:
-        """May wait for the device."""
+        """Return the timings; may wait for the device."""
         ...
 
 
 class HostTimer:
-    """Marks by the host's clock: right where the host itself computes. ``detailed`` False leaves out the phases."""
+    """Timer on the host's clock, correct if the host itself computes. With ``detailed`` False it has no phases."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, *, detailed: bool = True, micro_batches: int = 1
@@ -66,7 +66,7 @@ class HostTimer:
 
 
 def _every_point(times: list[float], clock: Callable[[], float]) -> Mark:
-    """Return a function, not a method: among a step's kernels caches are cold, and each lookup costs."""
+    """Return a mark that keeps every point. A function, as each lookup of a method costs when caches are cold."""
     append = times.append
 
     def mark(point: Phase) -> None:
@@ -87,7 +87,7 @@ def _step_and_wait(times: list[float], clock: Callable[[], float]) -> Mark:
 
 
 class CudaTimer:
-    """Events on the device's stream: one a step, or with ``detailed`` one a phase; the host's clock beside them."""
+    """Timer by events on the device's stream, one a step or with ``detailed`` one a phase, and by the host's clock."""
 
     def __init__(self, device: torch.device, steps: int, *, detailed: bool, micro_batches: int = 1) -> None:
         self._stream = torch.cuda.current_stream(device)
@@ -106,7 +106,7 @@ class CudaTimer:
     def read(self) -> StepTimings:
         self._events[self._next - 1].synchronize()
         used = self._events[: self._next]
-        # event to event: measured from the first, milliseconds in float32 lose microseconds after a minute
+        # from event to event: from the first event, float32 milliseconds lose microseconds after a minute
         between = [start.elapsed_time(end) / 1000.0 for start, end in pairwise(used)]
         gaps = np.asarray(between, dtype=np.float64).reshape(-1, len(self._names))
         host = self._host.read()
@@ -115,20 +115,20 @@ class CudaTimer:
 
 
 def marks_for(devices: Sequence[torch.device], steps: int, *, detailed: bool = True, micro_batches: int = 1) -> Marks:
-    """The marks that suit the first device."""
+    """Return the timer for the kind of the first device."""
     if devices[0].type == "cuda":
         return CudaTimer(devices[0], steps, detailed=detailed, micro_batches=micro_batches)
     return HostTimer(detailed=detailed, micro_batches=micro_batches)
 
 
 def phases_are_cheap(device: torch.device, micro_batches: int, step_s: float) -> bool:
-    """Whether the phases of steps that take so long are marked in the timed windows themselves; on a GPU never."""
+    """Return whether steps of ``step_s`` mark their phases in the timed windows themselves; on a GPU never."""
     return device.type != "cuda" and cost_s(device) * micro_batches <= MAX_OVERHEAD * step_s
 
 
 @cache
 def cost_s(device: torch.device, count: int = 700) -> float:
-    """What marking the phases of one step costs, in seconds, beyond marking its start and its wait."""
+    """Return the seconds that marking the phases of one step costs, beyond marking its start and its wait."""
     points = tuple(Phase)
     marks = marks_for((device,), count // len(points))
     start = time.perf_counter()
@@ -140,13 +140,13 @@ def cost_s(device: torch.device, count: int = 700) -> float:
 
 
 def _repeated(names: Sequence[str], micro_batches: int) -> tuple[str, ...]:
-    """The names of the gaps of a step that goes forward and backward so often."""
+    """Return the phases between the points of a step with several forward and backward passes."""
     first, last = names.index("forward"), names.index("backward") + 1
     return (*names[:first], *(micro_batches * tuple(names[first:last])), *names[last:])
 
 
 def _gaps(times: Sequence[float], per_step: int) -> np.ndarray:
-    """Seconds from each mark to the next, shape (steps, marks a step)."""
+    """Return the seconds from each mark to the next, shape (steps, marks per step)."""
     return np.diff(np.asarray(times, dtype=np.float64)).reshape(-1, per_step)
 
 

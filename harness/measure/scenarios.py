@@ -1,4 +1,4 @@
-"""What one rank does in a trial: time steps, train epochs, or take the steps of an equivalence check."""
+"""The scenarios of a trial on one rank: timed steps, epochs, or the steps of an equivalence check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from harness.train.workloads import Datasets, Workload
 
 @dataclass
 class TrialContext:
-    """One trial on one rank, and where its time goes (``parts``, seconds). ``cache`` outlives the trial."""
+    """One trial on one rank, with the seconds of its parts. ``cache`` outlives the trial."""
 
     trial: Trial
     experiment: Experiment
@@ -41,7 +41,7 @@ class TrialContext:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What happens inside counts as this part of the trial."""
+        """Add the block's time to this part of the trial."""
         start = time.perf_counter()
         try:
             yield
@@ -49,7 +49,7 @@ class TrialContext:
             self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
 
     def workload(self) -> tuple[Workload, Datasets]:
-        """A workload and its data sets, read once a process for all trials that share them."""
+        """Return the workload and its data sets, built once a process for all trials that share them."""
         cell = self.trial.cell
         key = (cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
         if key not in self.cache:
@@ -215,7 +215,7 @@ def equivalence(context: TrialContext) -> TrialResult:
 def with_times(
     result: TrialResult, context: TrialContext, started_at: float, trial_s: float, ranks: Sequence[RankRow]
 ) -> TrialResult:
-    """The result with its times and ranks."""
+    """Return the result with its times and ranks."""
     known = sum(context.parts.values())
     parts = {**context.parts, "other": max(0.0, trial_s - known)}
     return replace(result, started_at=started_at, trial_s=trial_s, parts=parts, ranks=tuple(ranks))

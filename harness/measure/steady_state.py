@@ -1,4 +1,4 @@
-"""Steady state: when the warm-up of a trial is over."""
+"""Steady state: the end of a trial's warm-up."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 
 TREND_NOISE = 3.2
-"""95 % of a trend's ends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
+"""Bound of 95 % of trends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
 STEADY_STEPS = 500
-"""Of longer rounds every so many steps are looked at: a trend looks at pairs of them."""
+"""Longer rounds are thinned to about this number of steps: the trend takes all pairs of them."""
 
 
 def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
-    """Whether the last two rounds of step times are alike and the last shows no trend.
+    """Return whether the last two rounds of step times are alike and the last shows no trend.
 
     Alike: their medians differ by at most STEADY_CHANGE, or by no more than their noise, which is taken as the
     notch 1.57 IQR / sqrt(n) of each (McGill, Tukey and Larsen 1978), up to STEADY_NOISE. No trend: the Theil-Sen

@@ -1,4 +1,4 @@
-"""Takes a training's steps in windows that begin together on every rank."""
+"""The windows of a training's steps, which begin together on every rank, and their rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.train.workloads import Collate, SizedDataset
 
 @dataclass(frozen=True)
 class TimedWindow:
-    """One rank's window, what it was for, and the samples or tokens that the rank trained on in it."""
+    """One rank's window, its kind, and the samples or tokens that the rank trained on in it."""
 
     kind: WindowKind
     window: Window
@@ -32,7 +32,7 @@ class TimedWindow:
 
 
 class Stepper:
-    """One rank's training with its endless stream of full batches. Raises SkipTrial where the data is too small."""
+    """One rank's training with its endless stream of full batches. Raises SkipTrial if the data is too small."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Stepper:
     ) -> None:
         self.training, self.ranks, self._advance = training, ranks, advance
         self.spent_s = 0.0
-        """Seconds in steps so far, of whatever kind."""
+        """Seconds in steps of every kind."""
         self.micro_batches = cell.micro_batches
         training.set_first_rate()
         self.share = _full_share(dataset, cell, ranks)
@@ -67,19 +67,19 @@ class Stepper:
             self.fetch = resident_batch(self.copy(next(self.fetch)))
 
     def step(self) -> None:
-        """One step that is in no window."""
+        """Take one step outside any window."""
         start = time.perf_counter()
         self.training.step(self.copy(next(self.fetch)), self.share)
         self._advance()
         self.spent_s += time.perf_counter() - start
 
     def one_batch(self) -> object:
-        """What the model sees in one forward pass, on the device."""
+        """Return a batch of one forward pass, on the device."""
         batch = self.copy(next(self.fetch))
         return batch[0] if self.micro_batches > 1 and isinstance(batch, tuple) else batch
 
     def window(self, kind: WindowKind, steps: int, *, detailed: bool = True) -> TimedWindow:
-        """A window of so many steps; raises WorkloadError where loss() gives weights that are not the batch's."""
+        """Measure a window; raise WorkloadError if the weights of loss() are not those of the batches."""
         self.ranks.barrier()
         training, share = self.training, self.share
         window = measure_window(
@@ -108,7 +108,7 @@ def _full_share(dataset: SizedDataset, cell: Cell, ranks: Ranks) -> Share:
 
 
 def _check_weight(weight: float, expected: int) -> None:
-    """With unit "samples" the harness takes a batch's weight to be its length: here it makes sure."""
+    """Raise WorkloadError if the weight is not the number of samples, as unit "samples" promises."""
     if weight != expected:
         raise WorkloadError(
             f"loss() gave a weight of {weight:g} for {expected} samples; with unit 'samples' the weight "
@@ -118,13 +118,13 @@ def _check_weight(weight: float, expected: int) -> None:
 
 StepColumns = dict[str, npt.NDArray[Any]]
 WINDOW_KEYS = ("rank", "window", "window_kind")
-"""What names a window; the rest of its row are amounts."""
+"""Columns that identify a window; the others are amounts."""
 STEPPED = ("warmup", "timed")
 """The windows whose single steps are recorded."""
 
 
 def window_rows(rank: int, stretches: Sequence[TimedWindow]) -> list[WindowRow]:
-    """One row a window of one rank, with the seconds of each phase."""
+    """Return one row per window of one rank, with the seconds of each phase."""
     return [
         {
             "rank": rank,
@@ -147,7 +147,7 @@ def _phase_seconds(window: Window) -> PhaseSeconds:
 
 
 def step_columns(rank: int, stretches: Sequence[TimedWindow]) -> StepColumns:
-    """One row a step of one rank, in columns; ``loss`` is the mean over the rank's own batch."""
+    """Return one row per step of one rank, in columns; ``loss`` is the mean over the rank's own batch."""
     return joined(
         [_of_window(rank, index, stretch) for index, stretch in enumerate(stretches) if stretch.kind in STEPPED]
     )
@@ -169,11 +169,11 @@ def _of_window(rank: int, index: int, stretch: TimedWindow) -> StepColumns:
 
 
 def joined(parts: Sequence[StepColumns]) -> StepColumns:
-    """The rows of every part under each other."""
+    """Concatenate the rows of several tables."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as columns; None where a row lacks a value."""
+    """Return rows as columns; None if a row lacks a value."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}

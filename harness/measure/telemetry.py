@@ -1,4 +1,4 @@
-"""What a rank's GPUs say of themselves through NVML: energy, power, clocks, throttling, other processes."""
+"""Telemetry of a rank's GPUs through NVML: energy, power, clocks, throttling, other processes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Telemetry:
         self._open = True
 
     def read(self) -> tuple[Reading, ...]:
-        """One reading a device, each device once, in the rank's order; never raises.
+        """Return one reading per device, each device once, in the rank's order; never raises.
 
-        It takes milliseconds: between windows, never inside. The rank must have used its devices before.
+        Takes milliseconds, so never inside a window. The rank must have used its devices before.
         """
         return tuple(map(self._reading, self._handles, self._divided))
 
     def close(self) -> None:
-        """Gives NVML back, once however often it is called."""
+        """Shut NVML down; further calls do nothing."""
         if self._open:
             self._open = False
             with suppress(self._nvml.NVMLError):
@@ -46,7 +46,7 @@ class Telemetry:
 
     def _reading(self, handle: Handle, divided: bool) -> Reading:
         nvml = self._nvml
-        # for a slice of a GPU (MIG), NVML answers with what the whole GPU takes
+        # for a slice of a GPU (MIG), NVML reports the whole GPU's energy and power
         energy = None if divided else _first(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         power = None if divided else _first(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         busy = _first(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
@@ -69,8 +69,8 @@ class Telemetry:
     def _other_pids(self, handle: Handle) -> tuple[int, ...] | None:
         processes = _first(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         pids = {process.pid for process in processes or ()}
-        # We hold a context on this device, so one of the pids is ours. Where none is, they are numbered in another
-        # namespace than ours (an older driver tells a container the host's): which are others' cannot be known.
+        # This process has a context on the device, so one of the pids is its own. If none is, they belong to another
+        # namespace (an older driver gives a container the host's pids), and others cannot be identified.
         return tuple(sorted(pids - self._own_pids)) if pids & self._own_pids else None
 
 
@@ -87,10 +87,10 @@ def open_telemetry(
     uuid_of: Callable[[torch.device], str] = torch_uuid,
     own_pids: Collection[int] = (),
 ) -> Telemetry | None:
-    """Telemetry of one rank's CUDA devices, to be closed by the caller.
+    """Return telemetry of one rank's CUDA devices, to be closed by the caller.
 
-    ``own_pids`` are processes beside this one that do not count as others. None on a CPU, without pynvml or a
-    driver, and where NVML's device cannot be told for certain.
+    ``own_pids``: further processes that do not count as others. None on a CPU, without pynvml or a driver, and if
+    NVML does not find one of the devices.
     """
     if not devices or any(device.type != "cuda" for device in devices):
         return None
@@ -106,7 +106,7 @@ def open_telemetry(
         for device in dict.fromkeys(devices)
     ]
     telemetry = Telemetry(nvml, handles, {os.getpid(), *own_pids})
-    if any(handle is None for handle in handles):  # sums over some devices must not pass for sums over all
+    if any(handle is None for handle in handles):  # a sum over some devices is no sum over all
         telemetry.close()
         return None
     return telemetry
@@ -131,15 +131,15 @@ def _handle(device: torch.device, nvml: Nvml, visible: str, uuid: str) -> Handle
 
 
 def _is_divided(nvml: Nvml, handle: Handle) -> bool:
-    """Whether this is a slice of a GPU, or a GPU that is cut into slices."""
+    """Return whether this is a slice of a GPU, or a GPU that is divided into slices."""
     uuid, mode = _first(lambda: nvml.nvmlDeviceGetUUID(handle)), _first(lambda: nvml.nvmlDeviceGetMigMode(handle))
     return bool(uuid and uuid.startswith("MIG-")) or bool(mode and mode[0])
 
 
 def _first(*queries: Callable[[], Value]) -> Value | None:
-    """The first answer, None where there is none: a trial never fails for what only watches it.
+    """Return the first answer; None if there is none, as a trial never fails because of its telemetry.
 
-    Not all that pynvml raises is an NVMLError: there is NVMLLibraryMismatchError, and names that an old one lacks.
+    pynvml raises not only NVMLError: there is NVMLLibraryMismatchError, and an old version lacks names.
     """
     for query in queries:
         with suppress(Exception):

@@ -1,4 +1,4 @@
-"""How fast a training steps: warm-up until it is steady, then timed windows of full batches."""
+"""Throughput: warm-up until steps are steady, then timed windows of full batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from harness.measure.telemetry import open_telemetry
 from harness.plan.rows import RankFacts
 
 PHASE_PART, LEAST_MARKED = 4, 3
-"""A window that marks dear phases takes one part in so many of a timed window's steps, and at least so many."""
+"""A window that only marks phases has a timed window's steps divided by the first, and at least the second."""
 
 
 @dataclass(frozen=True)
 class ThroughputMeasurement:
-    """One rank's windows, and what was seen around the timed ones.
+    """One rank's windows, and the load around the timed ones.
 
-    ``finite`` is False where the training diverged, ``steady`` where the warm-up came to its limit.
+    ``finite`` is False if the training diverged, ``steady`` if the warm-up reached its limit.
     """
 
     stretches: tuple[TimedWindow, ...]
@@ -35,9 +35,9 @@ class ThroughputMeasurement:
 
 
 def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool = False) -> ThroughputMeasurement:
-    """Warm-up rounds, then windows, and where marking phases costs, one more for these alone.
+    """Take warm-up rounds, then timed windows; if marking phases costs time, one more window for the phases.
 
-    ``shared``: ranks share GPUs. Raises WorkloadError.
+    ``shared``: whether ranks share GPUs. Raises WorkloadError.
     """
     ranks = stepper.ranks
     rounds, steady = _warm_up(stepper, settings)
@@ -54,7 +54,7 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
 
 
 class LoadMonitor:
-    """What a rank's node and GPUs did from now on; read here and in ``seen``, never inside a window."""
+    """Load of a rank's node and GPUs from its construction to ``seen``; never read inside a window."""
 
     def __init__(self, stepper: Stepper, shared: bool) -> None:
         ranks = stepper.ranks
@@ -64,7 +64,7 @@ class LoadMonitor:
         self._gpus = self._telemetry.read() if self._telemetry else ()
 
     def seen(self, timed: Sequence[TimedWindow]) -> RankFacts:
-        """Columns of the rank, over these windows."""
+        """Return the rank's columns over these windows."""
         gpus = self._telemetry.read() if self._telemetry else ()
         used = load.load_between(self._load, load.read())
         if self._telemetry:
@@ -75,7 +75,7 @@ class LoadMonitor:
 
 
 def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow], bool]:
-    """Rounds of warm-up steps until rank 0 finds them steady, or there were ``warmup_rounds``."""
+    """Take rounds of warm-up steps until rank 0 finds them steady; return them, and whether it did in time."""
     rounds: list[TimedWindow] = []
     for _ in range(settings.warmup_rounds):
         rounds.append(stepper.window("warmup", settings.warmup_steps))
@@ -86,12 +86,12 @@ def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow],
 
 
 def window_length(settings: Throughput, pace_s: float) -> int:
-    """Steps a window takes: at least so many, and as many as fill its least seconds at the warm-up's pace."""
+    """Return the steps of a window: at least ``window_steps``, and ``window_seconds`` at the warm-up's pace."""
     wanted = math.ceil(settings.window_seconds / pace_s) if pace_s > 0 else 0
     return max(settings.window_steps, wanted)
 
 
 def _pace(step_s: Sequence[float]) -> float:
-    """Seconds of a step: the median of the second half of the last warm-up round."""
+    """Return the seconds of a step: the median of the second half of the last warm-up round."""
     later = list(step_s)[len(step_s) // 2 :]
     return statistics.median(later) if later else 0.0

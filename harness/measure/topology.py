@@ -1,4 +1,4 @@
-"""How the GPUs of a node are joined, through NVML and in the words of ``nvidia-smi topo -m``."""
+"""The links between the GPUs of a node, by NVML, in the terms of ``nvidia-smi topo -m``; NUMA nodes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ _READ = 0  # NVML_P2P_CAPS_INDEX_READ
 
 
 def capture_topology(nvml: Nvml | None = None) -> Topology | None:
-    """The node's GPUs by UUID, and a square of links between them: NV12, PIX, PXB, PHB, NODE or SYS.
+    """Return the node's GPUs by UUID, and a square of their links: NV12, PIX, PXB, PHB, NODE or SYS; None without NVML.
 
-    ``apart``: the pairs of which the first cannot read the other's memory directly; ``numa``: each GPU's NUMA
-    node, None where it is not told; ``driver``: its version.
-
-    X on the diagonal, None where NVML does not tell. None without NVML.
+    X on the diagonal, None if a link is not known. ``apart``: the pairs of which the first cannot read the other's
+    memory directly; ``numa``: each GPU's NUMA node, None if not known; ``driver``: its version.
     """
-    with suppress(Exception):  # what only describes a node never fails a trial on it
+    with suppress(Exception):  # a description of the node never fails a trial
         nvml = nvml or cast(Nvml, importlib.import_module("pynvml"))
         nvml.nvmlInit()
         try:
@@ -38,7 +36,7 @@ def capture_topology(nvml: Nvml | None = None) -> Topology | None:
 
 
 def links_between(topology: Topology | None, uuids: Iterable[str | None]) -> list[str] | None:
-    """The links between each two of these GPUs (UUIDs as torch or NVML tell them); None where one is not known."""
+    """Return the links between each two of these GPUs, by torch's or NVML's UUID; None if one is not known."""
     if topology is None:
         return None
     places = {uuid: place for place, uuid in enumerate(topology["gpus"])}
@@ -50,7 +48,7 @@ def links_between(topology: Topology | None, uuids: Iterable[str | None]) -> lis
 
 
 def format_links(links: Iterable[str]) -> str | None:
-    """Several links as one text, each once, the best first: 'NV12, SYS'; None without one."""
+    """Return links as text, each once, the best first: 'NV12, SYS'; None if there are none."""
     return ", ".join(sorted(set(links), key=_quality)) or None
 
 
@@ -81,7 +79,7 @@ def _captured(nvml: Nvml) -> Topology:
 
 
 def _apart(nvml: Nvml, handles: Sequence[Handle], one: int, other: int) -> bool:
-    """Whether the driver says that the first GPU cannot read the other's memory directly."""
+    """Return whether, by the driver, the first GPU cannot read the other's memory directly."""
     with suppress(Exception):
         return nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], _READ) != 0
     return False
@@ -95,7 +93,7 @@ def _driver(nvml: Nvml) -> str | None:
 
 
 def _nvlinks(nvml: Nvml, handle: Handle) -> list[str]:
-    """Where each active NVLink of a GPU leads: to a switch, or to the PCI bus id of another GPU."""
+    """Return the remote end of each active NVLink of a GPU: 'switch', or the PCI bus id of another GPU."""
     ends = []
     for link in range(MOST_NVLINKS):
         try:
@@ -123,7 +121,7 @@ SYSTEM = Path("/sys")
 
 
 def numa_nodes(system: Path = SYSTEM) -> dict[str, str]:
-    """The processors of each NUMA node that has some: ``{"0": "0-31", "1": "32-63"}``."""
+    """Return the processors of each NUMA node that has some: ``{"0": "0-31", "1": "32-63"}``."""
     found = {}
     with suppress(OSError):
         for folder in sorted((system / "devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
@@ -133,9 +131,9 @@ def numa_nodes(system: Path = SYSTEM) -> dict[str, str]:
 
 
 def numa_node_of_bus(bus: str, system: Path = SYSTEM) -> int | None:
-    """The NUMA node of a PCI device by NVML's bus id, ``00000000:18:00.0``; None where it is not told."""
+    """Return the NUMA node of a PCI device by NVML's bus id, ``00000000:18:00.0``; None if it is not known."""
     with suppress(OSError, ValueError):
         domain, rest = bus.lower().split(":", 1)
         number = int((system / f"bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node").read_text())
-        return number if number >= 0 else None  # -1: the firmware does not say
+        return number if number >= 0 else None  # -1: the firmware has no value
     return None

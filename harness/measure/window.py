@@ -1,4 +1,4 @@
-"""A timed stretch of steps between two device syncs. Nothing observes inside it."""
+"""A timed window: steps between two device syncs, without any observer inside."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Step = Callable[[object, Mark], tuple[Tensor, Tensor | float]]
 
 @dataclass(frozen=True)
 class Window:
-    """What one rank saw: its whole time, each step's time and the part of it that waited for data (seconds).
+    """One rank's window: its duration, each step's time and the part of it that waited for data, in seconds.
 
-    ``phases``: seconds of the whole window by phase, on the clock that the step ran by: the host's on a CPU, the
-    stream's on a GPU, where ``host_phases`` has the host's beside it; empty where they were not marked.
+    ``phases``: seconds of the whole window by phase, on the host's clock on a CPU, on the stream's on a GPU, where
+    ``host_phases`` has the host's; empty if they were not marked.
     ``losses`` and ``weights`` are still on the device, one entry a step.
     """
 
@@ -41,7 +41,7 @@ class Window:
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:
-    """Waits until every device has done what it was asked; a CPU has, when the call returned."""
+    """Wait until every device has finished its work; a CPU has none left when a call returns."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -58,7 +58,7 @@ def measure_window(
     advance: Callable[[], None],
     clock: Clock = time.perf_counter,
 ) -> Window:
-    """Takes ``steps`` steps on batches that are fetched and copied. ``advance`` is called once a step, never waits."""
+    """Take ``steps`` steps on batches that are fetched and copied. ``advance``, once a step, never waits."""
     losses, weights = [], []
     mark = marks.mark
     with no_garbage_collection():

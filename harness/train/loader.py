@@ -1,4 +1,4 @@
-"""Which samples each rank sees in which step, the same for every strategy, and how they reach the device."""
+"""The samples of each rank in each step, the same for every strategy, and their way to the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Key = tuple[int, int]
 class Share:
     """One rank's part of one global batch.
 
-    A rank whose part is empty still takes a step, on one sample of weight 0, since its peers wait for it.
+    A rank with an empty part still takes a step, on one sample of weight 0, since the other ranks wait for it.
     """
 
     keys: tuple[Key, ...]
@@ -42,7 +42,7 @@ def part_of(size: int, part: int, parts: int) -> range:
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch: a permutation that depends on the seed and the epoch alone."""
+    """Return the order of an epoch: a permutation that depends on the seed and the epoch only."""
     return torch.randperm(samples, generator=torch.Generator().manual_seed(_mix(seed, epoch, 0)))
 
 
@@ -59,19 +59,19 @@ def rank_share(codes: Tensor, samples: int, rank: int, world_size: int) -> Share
 
 
 def epoch_shares(samples: int, batch: int, seed: int, epoch: int, rank: int, world_size: int) -> Iterator[Share]:
-    """A rank's shares of one epoch; the last global batch holds what is left."""
+    """Return a rank's shares of one epoch; the last global batch holds the remainder."""
     codes = epoch * samples + epoch_order(samples, seed, epoch)
     return (rank_share(codes[i : i + batch], samples, rank, world_size) for i in range(0, samples, batch))
 
 
 def evaluation_shares(samples: int, batch: int, rank: int, world_size: int) -> Iterator[Share]:
-    """A rank's shares of a data set in its own order, each sample exactly once."""
+    """Return a rank's shares of a data set in its own order, each sample exactly once."""
     codes = torch.arange(samples)
     return (rank_share(codes[i : i + batch], samples, rank, world_size) for i in range(0, samples, batch))
 
 
 def endless_shares(samples: int, batch: int, seed: int, rank: int, world_size: int) -> Iterator[Share]:
-    """Full global batches for ever; each sample once an epoch, epochs joined without a seam."""
+    """Yield shares of full global batches endlessly; each sample once an epoch; a batch may span two epochs."""
     codes, start = torch.empty(0, dtype=torch.int64), 0
     for epoch in count():
         codes = torch.cat([codes[start:], epoch * samples + epoch_order(samples, seed, epoch)])
@@ -82,10 +82,10 @@ def endless_shares(samples: int, batch: int, seed: int, rank: int, world_size: i
 
 
 class SeededDataset(Dataset[object]):
-    """Draws the randomness of each sample from (seed, epoch, index), so every strategy sees the same data.
+    """A data set whose samples draw their randomness from (seed, epoch, index): the same data for every strategy.
 
-    Seeds torch's CPU generator and Python's ``random`` around each sample and puts both back after the batch. Until a
-    batch has been seen to draw from one of them, neither is seeded: that takes 10 microseconds a sample.
+    Seeds torch's CPU generator and Python's ``random`` for each sample and restores both after the batch. Until a batch
+    has drawn from one of them, neither is seeded, as that takes 10 microseconds a sample.
     """
 
     def __init__(self, dataset: SizedDataset, seed: int) -> None:
@@ -108,13 +108,13 @@ class SeededDataset(Dataset[object]):
 
 
 class _Generators:
-    """The state of the generators that a data set may draw from, as it was when this was made."""
+    """The state of the generators that a data set may draw from, at construction."""
 
     def __init__(self) -> None:
         self._torch, self._python = torch.default_generator.get_state(), random.getstate()
 
     def untouched(self) -> bool:
-        """Whether nothing was drawn since."""
+        """Return whether nothing was drawn since."""
         return torch.equal(self._torch, torch.default_generator.get_state()) and self._python == random.getstate()
 
     def put_back(self) -> None:
@@ -128,7 +128,7 @@ class _Generators:
 
 
 def _mix(seed: int, epoch: int, index: int) -> int:
-    """A 63-bit seed of three numbers (the finaliser of splitmix64, Steele et al. 2014)."""
+    """Return a 63-bit seed of three numbers (the finaliser of splitmix64, Steele et al. 2014)."""
     value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + index + 1) & (2**64 - 1)
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
@@ -145,9 +145,9 @@ def batches(
     collate: Collate | None = None,
     micro_batches: int = 1,
 ) -> Iterator[object]:
-    """The batches of these shares, still on the host. ``options``: workers, pin_memory, prefetch_factor.
+    """Yield the batches of these shares, on the host. ``options``: workers, pin_memory, prefetch_factor.
 
-    With several micro-batches each share gives a tuple of them, as ``Training.step`` takes it.
+    With several micro-batches, each share yields a tuple of them, as ``Training.step`` expects.
     """
     if micro_batches > 1:
         shares = (part for share in shares for part in share.split(micro_batches))
@@ -159,7 +159,7 @@ def batches(
         pin_memory=_pins(device, options),
         prefetch_factor=int(options.get("prefetch_factor", 2)) if workers else None,
         collate_fn=collate,
-        # else each pass draws from the global one: a resumed training would draw once more
+        # else each pass draws from the global generator, and a resumed training once more
         generator=torch.Generator().manual_seed(_mix(seed, 0, 0)),
         worker_init_fn=_end_with_trainer if workers else None,
     )
@@ -170,12 +170,12 @@ def batches(
 
 
 def _end_with_trainer(worker: int) -> None:
-    """Where the trainer is killed, torch's workers notice it between two samples: one that hangs would stay."""
+    """End this loader process with its trainer: torch's own check runs between samples, so a hanging one would stay."""
     die_with_parent()
 
 
 def copier(device: torch.device, options: Options) -> Callable[[object], object]:
-    """What brings a batch of ``batches`` to the device; on a CPU it is there, and looking at it would cost."""
+    """Return a function that moves a batch to the device; on a CPU the identity."""
     if device.type == "cpu":
         return _as_it_is
     pinned = _pins(device, options)
@@ -191,12 +191,12 @@ def _pins(device: torch.device, options: Options) -> bool:
 
 
 def resident_batch(batch: object) -> Iterator[object]:
-    """One batch for ever: a step without a loader."""
+    """Yield one batch endlessly: steps without a loader."""
     return repeat(batch)
 
 
 def to_device(batch: object, device: torch.device, *, non_blocking: bool) -> object:
-    """The batch with every tensor inside it on the device."""
+    """Return the batch with all its tensors on the device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=non_blocking)
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""The ranks of one worker group, as one of them sees it. Used between windows, never inside one."""
+"""One rank of a worker group and its collectives. Used between windows, never inside one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank's place and its devices. Its collectives run over the CPU backend (gloo)."""
+    """This rank, its node and its devices. Its collectives use the CPU backend (gloo)."""
 
     rank: int
     world_size: int
@@ -29,11 +29,11 @@ class Ranks:
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Returns when every rank has come here."""
+        """Wait until every rank has called this."""
         self.sum([0.0])
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -41,7 +41,7 @@ class Ranks:
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in the order of the ranks, on every rank."""
+        """Return every rank's value, in the order of the ranks, on every rank."""
         if self.world_size == 1:
             return [value]
         size = self.world_size
@@ -50,7 +50,7 @@ class Ranks:
         return values
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over the ranks."""
+        """Return the element-wise sum over the ranks."""
         total = torch.tensor(values, dtype=torch.float64)
         if self.world_size > 1:
             dist.all_reduce(total)

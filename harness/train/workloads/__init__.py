@@ -1,4 +1,4 @@
-"""What a workload is, where its class comes from, and how a cell's parameters reach it."""
+"""Workloads: their protocol, their classes by name, and their construction from a cell."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ Collate = Callable[[list[object]], object]
 
 
 class Workload(Protocol):
-    """A model and its data. It knows nothing of devices, ranks or time.
+    """A model and its data, independent of devices, ranks and time.
 
     Optional: ``collate(samples)``; ``metrics(model, batch) -> {name: (sum, weight)}``;
-    ``derived(means) -> {name: value}``, what follows from the means of the loss and of the metrics, such as a
-    perplexity; ``metric_names``, the names that both give, so that a target is checked before anything runs;
+    ``derived(means) -> {name: value}``, computed from the means of the loss and of the metrics, such as a
+    perplexity; ``metric_names``, the names that both return, so that a target is checked before anything runs;
     ``shard_units(model)``, the modules that fsdp shards one by one.
     """
 
     unit: str
-    """What throughput counts: "samples" or "tokens"."""
+    """The unit of throughput: "samples" or "tokens"."""
 
     def build_model(self) -> nn.Module: ...
 
     def datasets(self) -> Datasets: ...
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        """Sum of the losses over the batch, and its weight: how many samples or tokens it holds."""
+        """Return the sum of the losses over the batch, and its weight: its number of samples or tokens."""
         ...
 
 
@@ -56,7 +56,7 @@ def collate_of(workload: Workload) -> Collate | None:
 
 
 def module_of(name: str) -> str:
-    """The module of a built-in workload or of ``package.module:ClassName``."""
+    """Return the module of a built-in workload or of ``package.module:ClassName``."""
     return _location(name).partition(":")[0]
 
 
@@ -65,7 +65,7 @@ def _location(name: str) -> str:
 
 
 def load_class(name: str) -> type:
-    """The class of a built-in workload or of ``package.module:ClassName``; raises WorkloadError."""
+    """Return the class of a built-in workload or of ``package.module:ClassName``; raise WorkloadError."""
     hint = "" if name in BUILTIN_WORKLOADS else " (the experiment file's folder is on the import path)"
     found = load_user_class(f"workload {name!r}", _location(name), hint)
     missing = [method for method in ("build_model", "datasets", "loss") if not callable(getattr(found, method, None))]
@@ -75,7 +75,7 @@ def load_class(name: str) -> type:
 
 
 def build(cell: Cell) -> Workload:
-    """The workload with a cell's data, model and options; raises WorkloadError if it does not take them."""
+    """Return the workload with a cell's data, model and options; raise WorkloadError if it does not accept them."""
     found = load_class(cell.workload)
     named = {key: value for key, value in (("data", cell.data), ("model", cell.model)) if value is not None}
     arguments = {**named, **cell.workload_options}

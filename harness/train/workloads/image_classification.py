@@ -1,4 +1,4 @@
-"""ResNets on images: torchvision's resnet18 to 152, and a CIFAR-style small family that a CPU can train."""
+"""ResNets on images: torchvision's resnet18 to 152, and a small CIFAR-style family that a CPU can train."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NORMS = ("batch", "group")
 
 
 def make_norm(kind: str, channels: int) -> nn.Module:
-    """Batch normalisation, or group normalisation in four groups, which keeps no statistics of the batch."""
+    """Return batch normalisation, or group normalisation in four groups, which has no batch statistics."""
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(math.gcd(4, channels), channels)
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Block(nn.Module):
 class SmallResNet(nn.Module):
     """Three stages of ``blocks`` blocks with ``width``, 2 ``width`` and 4 ``width`` channels.
 
-    Takes images of shape (batch, channels, height, width), gives logits of shape (batch, classes).
+    Images of shape (batch, channels, height, width) -> logits of shape (batch, classes).
     """
 
     def __init__(self, blocks: int, *, width: int, channels: int, classes: int, norm: str = "batch") -> None:
@@ -69,7 +69,7 @@ class SmallResNet(nn.Module):
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 MODELS = (*DEPTHS, *TORCHVISION)
 SMALL_IMAGE = 64
-"""Up to this side in pixels torchvision's models get the stem of He et al.'s CIFAR networks."""
+"""Up to this side in pixels, torchvision's models get the stem of He et al.'s CIFAR networks."""
 IMAGE_SIZES = {"digits": 16, "cifar10": 32}
 CLASSES = {"digits": 10, "cifar10": 10}
 
@@ -79,8 +79,8 @@ class ImageClassification:
 
     ``data``: digits, cifar10, synthetic, synthetic_device or a folder with train/ and val/. ``model``: one of
     MODELS. ``width``: channels of the small family's first stage; ``norm``: its normalisation, batch or group.
-    ``image_size``: side in pixels, by default 16 for digits, 32 for cifar10 and 224 else. ``samples``: how many
-    a synthetic set has.
+    ``image_size``: side in pixels, by default 16 for digits, 32 for cifar10 and 224 else. ``samples``: the size
+    of a synthetic set.
     """
 
     unit = "samples"
@@ -146,7 +146,7 @@ class ImageClassification:
 
 
 def _require_torchvision() -> None:
-    """Its compiled operators load only beside the torch they were built for; raises WorkloadError."""
+    """Raise WorkloadError if torchvision cannot be imported: its operators need the torch they were built for."""
     try:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError, OSError) as error:

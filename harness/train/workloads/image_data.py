@@ -1,4 +1,4 @@
-"""Images to classify: digits that ship with scikit-learn, CIFAR-10, folders of images, synthetic ones."""
+"""Data sets of image classification: scikit-learn's digits, CIFAR-10, folders of images, synthetic images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CIFAR10_FOLDER = "cifar-10-batches-py"
 
 @dataclass(frozen=True)
 class Source:
-    """What the images are: side in pixels, number of classes, and how many a synthetic set has."""
+    """The images: side in pixels, number of classes, size of a synthetic set, folder of CIFAR-10."""
 
     image_size: int
     classes: int
@@ -56,7 +56,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 def load(name: str, source: Source) -> Datasets:
-    """Training and validation data by name, or from a folder with train/ and val/; raises WorkloadError."""
+    """Return training and validation data by name, or from a folder with train/ and val/; raise WorkloadError."""
     loaders: dict[str, Callable[[Source], Datasets]] = {
         "digits": lambda s: _digits(s.image_size),
         "cifar10": _cifar10,
@@ -68,7 +68,7 @@ def load(name: str, source: Source) -> Datasets:
 
 @lru_cache(maxsize=4)
 def _digits(image_size: int) -> Datasets:
-    """scikit-learn's digits in three equal channels, standardised."""
+    """Return scikit-learn's digits in three equal channels, standardised."""
     images, labels = read_digits(image_size)
     images = ((images - images.mean()) / images.std()).expand(-1, 3, -1, -1).contiguous()
     kept, held = split_digits()
@@ -76,7 +76,7 @@ def _digits(image_size: int) -> Datasets:
 
 
 def read_digits(image_size: int) -> tuple[Tensor, Tensor]:
-    """scikit-learn's 1,797 real 8x8 digits, resized: shape (1797, 1, side, side), from 0 to 1, and their labels."""
+    """Return scikit-learn's 1,797 real 8x8 digits, resized to (1797, 1, side, side), from 0 to 1, and their labels."""
     table = _digits_table()
     images = torch.tensor(table[:, :64], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     labels = torch.tensor(table[:, 64], dtype=torch.int64)
@@ -84,15 +84,15 @@ def read_digits(image_size: int) -> tuple[Tensor, Tensor]:
 
 
 def split_digits() -> tuple[Tensor, Tensor]:
-    """Which digits are for training and which for validation: the same 360 of them are always held out."""
+    """Return the indices for training and for validation: the same 360 digits are always held out."""
     order = torch.randperm(DIGITS, generator=torch.Generator().manual_seed(0))
     return order[DIGITS_VALIDATION:], order[:DIGITS_VALIDATION]
 
 
 def _digits_table() -> np.ndarray:
-    """64 pixels and the label of each digit, shape (1797, 65).
+    """Return 64 pixels and the label of each digit, shape (1797, 65).
 
-    Read from scikit-learn's own file without importing it: that takes over a second, in every worker process.
+    Reads scikit-learn's file without importing it, which takes over a second in every worker process.
     """
     found = importlib.util.find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
@@ -100,7 +100,7 @@ def _digits_table() -> np.ndarray:
     file = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     if file.exists():
         return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits  # another version may keep it elsewhere
+    from sklearn.datasets import load_digits  # another version may have another path
 
     return np.column_stack(load_digits(return_X_y=True))
 
@@ -110,7 +110,7 @@ def _synthetic(source: Source) -> Datasets:
 
 
 def _cifar10(source: Source) -> Datasets:
-    """torchvision's CIFAR-10 from ``data_folder``; downloaded only where ``download: true`` says so."""
+    """Return torchvision's CIFAR-10 from ``data_folder``; download it only with ``download: true``."""
     from torchvision.datasets import CIFAR10
 
     folder = Path(source.folder or ".").expanduser()
@@ -119,7 +119,7 @@ def _cifar10(source: Source) -> Datasets:
         raise WorkloadError(f"data cifar10: {folder / CIFAR10_FOLDER} does not exist on this node. {CIFAR10_HINT}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # one process a node downloads, the others wait and find the files
+        # one process per node downloads, the others wait and find the files
         with FileLock(folder / ".cifar10.lock"):
             train = CIFAR10(str(folder), train=True, download=not present, transform=_augment(source))
             validation = CIFAR10(str(folder), train=False, transform=_plain(source))
@@ -129,14 +129,14 @@ def _cifar10(source: Source) -> Datasets:
 
 
 def count_classes(data: str) -> int:
-    """The classes of a folder with train/; 1,000, as in ImageNet, where there is none to count."""
+    """Return the number of classes of a folder with train/; 1,000, as in ImageNet, if there are none to count."""
     train = Path(data) / "train"
     folders = [entry for entry in train.iterdir() if entry.is_dir()] if train.is_dir() else []
     return len(folders) or 1000
 
 
 def _folder(path: Path, source: Source) -> Datasets:
-    """train/ and val/ with one folder of images a class, as torchvision's ImageFolder reads them."""
+    """Return train/ and val/ with one folder of images per class, read by torchvision's ImageFolder."""
     from torchvision.datasets import ImageFolder
 
     try:
@@ -160,7 +160,7 @@ def _plain(source: Source) -> Callable[[object], Tensor]:
 
 
 def _augment(source: Source) -> Callable[[object], Tensor]:
-    """A shifted crop and a mirror image; the harness seeds both from (seed, epoch, sample)."""
+    """Return a random crop and flip; the harness seeds both from (seed, epoch, sample)."""
     from torchvision import transforms
 
     crop = transforms.RandomCrop(source.image_size, padding=max(1, source.image_size // 8))

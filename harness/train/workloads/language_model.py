@@ -26,7 +26,7 @@ INITIAL_STD = 0.02
 
 @dataclass(frozen=True)
 class Shape:
-    """Layers, attention heads, width of the residual stream, and the most tokens that the model looks at."""
+    """Layers, attention heads, width of the residual stream, and the longest context in tokens."""
 
     layers: int
     heads: int
@@ -36,7 +36,7 @@ class Shape:
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer net four times as wide, each added to what came in."""
+    """Causal self-attention and a two-layer net four times as wide, each with a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Takes tokens of shape (batch, length), gives logits of shape (batch, length, vocabulary).
+    """Tokens of shape (batch, length) -> logits of shape (batch, length, vocabulary).
 
     The output layer shares the token embedding's weights, as in GPT-2. No dropout.
     """
@@ -73,7 +73,7 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         self.apply(_initialise)
         for name, weight in self.named_parameters():
-            if name.endswith(("attended.weight", "down.weight")):  # however many add to the stream, it keeps its size
+            if name.endswith(("attended.weight", "down.weight")):  # the residual stream keeps its scale with depth
                 nn.init.normal_(weight, std=INITIAL_STD / math.sqrt(2 * shape.layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -98,19 +98,19 @@ SHAPES = {
     "small": Shape(layers=12, heads=12, width=768, context=1024),
     "gpt2": Shape(layers=12, heads=12, width=768, context=1024, vocabulary=50_257),
 }
-"""120,576 parameters; 842,496; 10.8 M; 86.0 M; 124.4 M. The last is GPT-2 small to the number, with the rows of its
-vocabulary that bytes never name: the arithmetic and the messages of the model that everybody knows."""
+"""120,576 parameters; 842,496; 10.8 M; 86.0 M; 124.4 M. The last is GPT-2 small, its vocabulary included, of which
+bytes use 256 rows: arithmetic and messages are those of the well-known model."""
 NAMES = (STDLIB, *SYNTHETIC)
 BYTES = 256
 
 
 class LanguageModel:
-    """The next byte from those before it, with the cross-entropy.
+    """Prediction of the next byte from those before it, with the cross-entropy.
 
     ``data``: stdlib (the Python standard library's own sources), a folder of text files, or synthetic bytes.
-    ``model``: nano, micro, mini, small or gpt2. ``context``: bytes that a sample holds, by default the most that the
-    model looks at. ``text_bytes``: how much text is read at most. ``samples``: how many a synthetic set has.
-    Reports the perplexity of a byte.
+    ``model``: nano, micro, mini, small or gpt2. ``context``: bytes of a sample, by default the model's longest
+    context. ``text_bytes``: limit on the text that is read. ``samples``: the size of a synthetic set.
+    Reports the perplexity per byte.
     """
 
     unit = "tokens"
@@ -144,13 +144,13 @@ class LanguageModel:
         return torch.randint(BYTES, (self.shape.context + 1,), generator=generator)
 
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """``batch``: tokens of shape (samples, context + 1); each is to be told from those before it."""
+        """``batch``: tokens of shape (samples, context + 1); each token is predicted from those before it."""
         wanted = batch[:, 1:]
         total = cross_entropy(model(batch[:, :-1]).flatten(0, 1), wanted.flatten(), reduction="sum")
         return total, torch.full((), wanted.numel(), device=total.device)
 
     def derived(self, means: dict[str, float]) -> dict[str, float]:
-        """exp of the mean loss; infinite where that is no longer a number that a computer holds."""
+        """Return exp of the mean loss; infinity if that overflows."""
         try:
             return {"perplexity": math.exp(means["loss"])}
         except OverflowError:
@@ -184,7 +184,7 @@ class Windows(Dataset[Tensor]):
 
 @lru_cache(maxsize=4)
 def _texts(data: str, most_bytes: int) -> tuple[Tensor, Tensor]:
-    """The bytes of training and validation text, each file after the other."""
+    """Return the bytes of training and of validation text, files joined by a line feed."""
     train, validation = read_texts(data, most_bytes)
     return _joined(train), _joined(validation)
 

@@ -1,8 +1,8 @@
-"""A wide fully connected net: many parameters, little arithmetic.
+"""A wide multilayer perceptron: many parameters, little arithmetic.
 
 At a batch of 16 each weight is used 16 times in a step and then copied (dp), reduced (ddp) or gathered (fsdp) once:
-communication is what the step consists of, and dp loses. Its layers are written by hand, with an nn.Parameter and a
-matrix product of their own, as people write them: what works only with torch's own layers shows here.
+communication dominates the step, and dp is slowest. Its layers are written by hand, with an nn.Parameter and a
+matrix product, as in users' code: a strategy that works only with torch's own layers fails here.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Dense(nn.Module):
 class Mlp:
     """Two hidden layers of equal width and a head of ten classes, with the cross-entropy.
 
-    ``data``: digits, scikit-learn's, enlarged to as many pixels as the model has inputs; or synthetic numbers.
-    ``model``: small, medium or large. ``samples``: how many a synthetic set has.
+    ``data``: digits, scikit-learn's, resized to as many pixels as the model has inputs; or synthetic numbers.
+    ``model``: small, medium or large. ``samples``: the size of a synthetic set.
     """
 
     unit = "samples"
@@ -71,7 +71,7 @@ class Mlp:
         return torch.randn(self.side**2, generator=generator), index % CLASSES
 
     def shard_units(self, model: nn.Module) -> list[nn.Module]:
-        """The layers that hold parameters."""
+        """Return the layers with parameters."""
         return [layer for layer in model.modules() if isinstance(layer, Dense)]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

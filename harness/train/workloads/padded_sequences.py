@@ -1,9 +1,9 @@
-"""Sequences of very different lengths through an LSTM: batches whose shapes differ, between steps and between ranks.
+"""Sequences of very different lengths through an LSTM: the shapes of batches differ between steps and between ranks.
 
-Each batch is padded to its own longest sequence, and packed so that nothing is computed for the padding. Only real
-tokens count, in the loss and in the throughput: ranks with short sequences wait for those with long ones, and the
-weights of their shares differ. What a strategy gathers must have one shape all the same: the output is padded to the
-length that came in (``total_length``), not to the longest of a replica's own chunk, or dp could not join its replicas.
+Each batch is padded to its longest sequence, and packed so that nothing is computed for the padding. Only real tokens
+count, in the loss and in the throughput: ranks with short sequences wait for those with long ones, and the weights of
+their shares differ. The output is padded to the input's length (``total_length``), not to the longest sequence of a
+replica's chunk: dp could not gather replicas of different lengths.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TOKEN = re.compile(
 
 
 def tags(source: bytes) -> bytes:
-    """For each byte the position of its kind in TAGS."""
+    """Return for each byte the position of its kind in TAGS."""
     found = bytearray(len(source))
     for token in _TOKEN.finditer(source):
         kind = token.lastgroup or ""
@@ -56,7 +56,7 @@ def tags(source: bytes) -> bytes:
 
 
 def passages(source: bytes, longest: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each stretch between empty lines, cut to ``longest`` bytes."""
+    """Yield start and end of each passage between empty lines, cut to ``longest`` bytes."""
     start = 0
     for text in source.split(b"\n\n"):
         if text.strip():
@@ -84,11 +84,11 @@ SHORTEST = 4
 
 
 class PaddedSequences:
-    """What each byte of a passage of Python code is (keyword, name, string, comment ...), with the cross-entropy.
+    """Classification of each byte of Python code (keyword, name, string, comment ...), with the cross-entropy.
 
     ``data``: stdlib (passages between empty lines of the standard library's sources), a folder of Python files, or
-    synthetic. ``model``: small, medium or large. ``longest``: bytes at which a passage is cut. ``text_bytes``: how
-    much text is read at most. ``samples``: how many a synthetic set has.
+    synthetic. ``model``: small, medium or large. ``longest``: bytes at which a passage is cut. ``text_bytes``: limit
+    on the text that is read. ``samples``: the size of a synthetic set.
     """
 
     unit = "tokens"
@@ -124,7 +124,7 @@ class PaddedSequences:
         return tokens, tokens % len(TAGS)
 
     def collate(self, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens and labels of shape (samples, longest of them), padded, and the lengths between them."""
+        """Return tokens, lengths and labels; tokens and labels of shape (samples, longest), padded."""
         tokens, labels = zip(*samples, strict=True)
         lengths = torch.tensor([len(sequence) for sequence in tokens])
         padded = pad_sequence(list(labels), batch_first=True, padding_value=IGNORED)
@@ -143,10 +143,10 @@ class PaddedSequences:
 
 
 class MovedOnceLstm(nn.LSTM):
-    """An LSTM whose weights are laid out for cuDNN when they move to a device, and not again in a forward pass.
+    """An LSTM whose weights are flattened for cuDNN when they move to a device, and not again in a forward pass.
 
-    There torch lays out anew any weights that it finds exchanged: those that fsdp gathers, whose memory it frees and
-    fills again at each step. A copy made then would be trained on for ever.
+    In a forward pass torch flattens weights whose memory has changed: those that fsdp gathers, as fsdp frees and
+    refills their memory at each step. The model would then train on a stale copy.
     """
 
     _moves = False
@@ -166,8 +166,8 @@ class MovedOnceLstm(nn.LSTM):
 class Tagger(nn.Module):
     """Tokens of shape (batch, length) and each row's length -> logits of shape (batch, length, tags), 0 at padding.
 
-    Packing needs the lengths on the host. They come as a tensor on the device all the same, since dp splits only
-    tensors; reading them makes the host wait once a step, in every strategy.
+    Packing needs the lengths on the host. They are a tensor on the device, since dp splits only tensors; reading them
+    makes the host wait once a step, in every strategy.
     """
 
     def __init__(self, size: Size) -> None:
@@ -184,7 +184,7 @@ class Tagger(nn.Module):
 
 
 class Sequences(Dataset[tuple[Tensor, Tensor]]):
-    """Stretches of one long text, each with the labels of its bytes. ``spans``: start and end of each."""
+    """Parts of one long text, each with the labels of its bytes. ``spans``: start and end of each."""
 
     def __init__(self, text: bytes, labels: bytes, spans: list[tuple[int, int]]) -> None:
         self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -206,7 +206,7 @@ def _passages(data: str, most_bytes: int, longest: int) -> Datasets:
 
 
 def _labelled(data: str, texts: tuple[bytes, ...], longest: int) -> Sequences:
-    """The passages of these files; raises WorkloadError where there are none."""
+    """Return the passages of these files; raise WorkloadError if there are none."""
     spans, start = [], 0
     for text in texts:
         spans += [(start + first, start + last) for first, last in passages(text, longest)]

@@ -1,4 +1,4 @@
-"""Text to learn from that is always there: the Python standard library's own sources, or any folder of text files."""
+"""Text data: the Python standard library's sources, which are always available, or a folder of text files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from harness.errors import WorkloadError
 
 STDLIB = "stdlib"
 HELD_OUT = 10
-"""One byte in so many is for validation: in whole files, or where they come to less than half of it each file's end."""
+"""One byte in HELD_OUT is for validation: whole files or, if they are less than half of that, the end of each file."""
 SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages", "dist-packages")
 LOOKED_AT = 4096
-"""Bytes at the start of a file in which a zero says that it is no text."""
+"""Bytes at the start of a file; a zero among them means that the file is not text."""
 
 Texts = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 
 
 @lru_cache(maxsize=4)
 def read_texts(data: str, most_bytes: int) -> Texts:
-    """Files for training and for validation: of the standard library's Python files, or of a folder's text files.
+    """Return training and validation texts: the standard library's Python files, or a folder's text files.
 
-    In the order of their paths, whose parts beginning with a dot are left out, until there are ``most_bytes``: the
-    same on every machine that has the same files. Raises WorkloadError where there is nothing to read.
+    In the order of their paths, without hidden ones, until there are ``most_bytes``: the same on every machine with
+    the same files. Raises WorkloadError if there is nothing to read.
     """
     root = Path(sysconfig.get_path("stdlib") if data == STDLIB else data)
     if not root.is_dir():
@@ -49,7 +49,7 @@ def read_texts(data: str, most_bytes: int) -> Texts:
 
 
 def _paths(root: Path, suffix: str) -> Iterator[Path]:
-    """The files below a folder, those of a folder itself first, by name."""
+    """Yield the files below a folder by name, a folder's own files before those of its subfolders."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS and not name.startswith("."))
         for name in sorted(names):
@@ -59,7 +59,7 @@ def _paths(root: Path, suffix: str) -> Iterator[Path]:
 
 
 def _split(texts: list[bytes]) -> Texts:
-    """A file is held out where no more than one byte in HELD_OUT is so far, this file included."""
+    """Hold out a file if, with it, no more than one byte in HELD_OUT so far is held out."""
     train: list[bytes] = []
     held: list[bytes] = []
     seen = held_bytes = 0
