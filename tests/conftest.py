@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,13 @@ class FaultRow:
     recovery_s: float | None
 
     KEY: ClassVar[pytest.StashKey[list[FaultRow]]] = pytest.StashKey()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Silence libraries that print while the interpreter unloads them, after the summary: nanobind lists its leaks."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
