@@ -23,6 +23,8 @@ from harness.analysis.steps import StepTimes, step_times
 from harness.analysis.trials import cells, outcomes, ranks, trials, windows
 from harness.analysis.waterfall import waterfall
 from harness.config.experiment import Experiment
+from harness.plan.environment import RunEnvironment
+from harness.plan.rows import RecordedTrial
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
 
@@ -51,11 +53,11 @@ class Results:
         return self.folder.experiment()
 
     @cached_property
-    def environment(self) -> Mapping[str, Any]:
+    def environment(self) -> RunEnvironment:
         return self.folder.environment()
 
     @cached_property
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[RecordedTrial]:
         return self.folder.lines()
 
     @cached_property

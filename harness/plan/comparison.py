@@ -24,6 +24,7 @@ from typing import Any
 
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.cell import Cell, share_of
+from harness.plan.rows import PartnerIds, SetIds
 
 LAUNCHERS = ("ray", "torchrun")
 CELL_AXES = (
@@ -132,7 +133,7 @@ def explaining_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
     return wanted
 
 
-def partner_ids(cell: Cell, *, equivalence: bool = False) -> dict[str, str | None]:
+def partner_ids(cell: Cell, *, equivalence: bool = False) -> PartnerIds:
     """Return base_id, alone_id and wrapped_id, None if the cell has no such partner.
 
     ``equivalence``: the cell is that of a check, whose base trains on the same global batch even if it is uneven.
@@ -145,7 +146,7 @@ def partner_ids(cell: Cell, *, equivalence: bool = False) -> dict[str, str | Non
     }
 
 
-def set_ids(axes: Mapping[str, Any]) -> dict[str, str | None]:
+def set_ids(axes: Mapping[str, Any]) -> SetIds:
     """Return family_id, launchers_id and strategies_id of a cell, given its value on each of CELL_AXES.
 
     Cells of a family hold the same batch fixed: the global one under strong scaling, else the per-device one.

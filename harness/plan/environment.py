@@ -80,9 +80,17 @@ class GroupEnvironment(TypedDict):
     ranks: list[GroupRank]
 
 
-class InvocationFacts(TypedDict, total=False):
-    """The code, versions and hardware of one invocation."""
+Ended = Literal["finished", "interrupted", "error"]
 
+
+class Invocation(TypedDict, total=False):
+    """One invocation: code, versions and hardware, its start, and, once it has ended, its end.
+
+    ``running``: the trial that was cut short; ``differs``: what changed since the invocation before.
+    """
+
+    started_at: float
+    command: list[str]
     blocks: int | None
     git_commit: str | None
     harness: str
@@ -93,19 +101,9 @@ class InvocationFacts(TypedDict, total=False):
     nodes: list[str]
     device: str
     threads_per_device: int
-
-
-class Invocation(InvocationFacts, total=False):
-    """One invocation: its facts, its start, and, once it has ended, its end.
-
-    ``running``: the trial that was cut short; ``differs``: what changed since the invocation before.
-    """
-
-    started_at: float
-    command: list[str]
     differs: list[str]
     wall_s: float
-    ended: Literal["finished", "interrupted", "error"]
+    ended: Ended
     running: str | None
 
 

@@ -79,8 +79,8 @@ class RankFacts(TypedDict, total=False):
 
     peak_memory_bytes: int | None
     peak_reserved_bytes: int | None
-    allocated_by_device: str
-    reserved_by_device: str
+    allocated_by_device: str | None
+    reserved_by_device: str | None
     resident_bytes: int | None
     parameter_bytes: int
     gradient_bytes: int
@@ -159,8 +159,8 @@ class TrialAxes(TypedDict):
     """A cell's value on each axis of the tables; the link of its GPUs is a fact of the trial."""
 
     workload: str
-    data: str
-    model: str
+    data: str | None
+    model: str | None
     strategy: str
     device: str
     devices: int
@@ -177,18 +177,28 @@ class TrialAxes(TypedDict):
     options: str
 
 
-class TrialColumns(TrialAxes):
+class PartnerIds(TypedDict):
+    """The cells that a cell is compared with; None if it has no such partner."""
+
+    base_id: str | None
+    alone_id: str | None
+    wrapped_id: str | None
+
+
+class SetIds(TypedDict):
+    """The sets of cells in which a cell is compared; None if it is compared in no such set."""
+
+    family_id: str | None
+    launchers_id: str | None
+    strategies_id: str | None
+
+
+class TrialColumns(TrialAxes, PartnerIds, SetIds):
     """A trial's identity and axes."""
 
     trial_id: str
     cell_id: str
-    base_id: str | None
     check_id: str | None
-    alone_id: str | None
-    wrapped_id: str | None
-    family_id: str | None
-    launchers_id: str | None
-    strategies_id: str | None
     kind: Kind
     purpose: Purpose
     block: int

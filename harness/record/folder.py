@@ -16,7 +16,9 @@ import yaml
 from harness.config.experiment import Experiment, parse_experiment
 from harness.config.yaml_source import MAX_BYTES, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
+from harness.plan.environment import GroupEnvironment, Invocation, RunEnvironment
 from harness.plan.planner import Plan
+from harness.plan.rows import Circumstances, RecordedTrial
 from harness.plan.trial import Trial, TrialResult
 from harness.record.frames import csv_bytes
 from harness.record.jsonl import read_lines, upgrade_environment
@@ -36,7 +38,6 @@ from harness.system.files import (
     writing,
 )
 
-Lines = Sequence[Mapping[str, Any]]
 RESOLVED = 20
 """How much larger than an experiment file the resolved one may be, which holds every default."""
 
@@ -142,11 +143,11 @@ class RunFolder:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def append(self, trial: Trial, result: TrialResult, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def append(self, trial: Trial, result: TrialResult, circumstances: Circumstances) -> RecordedTrial:
         """Records what became of a trial: its steps or epochs first, then its line. Returns the line."""
-        return self._write([Record(trial, result, facts)])[0]
+        return self._write([Record(trial, result, circumstances)])[0]
 
-    def append_all(self, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
+    def append_all(self, records: Sequence[Record]) -> Iterator[RecordedTrial]:
         """The same of several, in order, which wait for the disk together. Gives each line when it is there.
 
         Raises WriteError at the first that cannot be written; those before it are recorded all the same.
@@ -162,7 +163,7 @@ class RunFolder:
         for record in records:
             yield from self._write([record])
 
-    def _write(self, records: Sequence[Record]) -> list[dict[str, Any]]:
+    def _write(self, records: Sequence[Record]) -> list[RecordedTrial]:
         """All steps or epochs and logs, and when these are on disk the lines."""
         lines = [record.line() for record in records]
         parts = [part for record in records for part in self._parts(record)]
@@ -191,14 +192,14 @@ class RunFolder:
                 sanitize.redact_text(record.result.detail).encode("utf-8", errors="backslashreplace"),
             )
 
-    def add_environment(self, entry: Mapping[str, Any]) -> None:
+    def add_environment(self, entry: GroupEnvironment) -> None:
         """Adds what one worker group saw to environment.json."""
         with writing(self._environment):
             content = self.environment()
             content.setdefault("groups", []).append(sanitize.plain(entry))
             replace_text(self._environment, json.dumps(content, indent=1))
 
-    def set_invocation(self, invocation: int, facts: Mapping[str, Any]) -> None:
+    def set_invocation(self, invocation: int, facts: Invocation) -> None:
         """Adds facts of one invocation, the first being 0, to environment.json."""
         with writing(self._environment):
             content = self.environment()
@@ -217,11 +218,11 @@ class RunFolder:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[RecordedTrial]:
         """Every recorded trial, in the order of recording; a line cut short by a crash does not count."""
         return read_lines(self._lines) if self._lines.exists() else []
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> RunEnvironment:
         """Return the content of environment.json so far, in the names of today's schema version."""
         if not self._environment.exists():
             return {}
@@ -235,16 +236,16 @@ class RunFolder:
         """The experiment file as it was given."""
         return read_text(self.path / "experiment.yaml", MAX_BYTES)
 
-    def steps(self, lines: Lines) -> pd.DataFrame:
+    def steps(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
         """Every step of the timed trials among these lines."""
         timed = [line for line in lines if line["kind"] != "convergence" and line["purpose"] != "equivalence"]
         return self._compacted(STEPS, timed)
 
-    def epochs(self, lines: Lines) -> pd.DataFrame:
+    def epochs(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
         """Every epoch of the convergence trials among these lines."""
         return self._compacted(EPOCHS, [line for line in lines if line["kind"] == "convergence"])
 
-    def checks(self, lines: Lines) -> pd.DataFrame:
+    def checks(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
         """The update of every equivalence check among these lines."""
         return self._compacted(CHECKS, [line for line in lines if line["purpose"] == "equivalence"])
 
@@ -255,7 +256,7 @@ class RunFolder:
             with replacing(self.path / f"{table.name}.parquet") as partial:
                 write_frame(partial, frame)
 
-    def _compacted(self, table: Table, lines: Lines) -> pd.DataFrame:
+    def _compacted(self, table: Table, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
         """From raw/ where it is there, else from the compacted file, as in a folder that was passed on."""
         compacted = self.path / f"{table.name}.parquet"
         if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
@@ -263,7 +264,7 @@ class RunFolder:
                 return table.typed(read_table(compacted, table).to_pandas())
         return self._from_raw(table, lines)
 
-    def _from_raw(self, table: Table, lines: Lines) -> pd.DataFrame:
+    def _from_raw(self, table: Table, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
         named = [
             (line["trial_id"], line["attempt"], self._raw(f"{line['trial_id']}-{line['attempt']}")) for line in lines
         ]

@@ -1,35 +1,30 @@
-"""JSON and lines of JSON: recorded trials as text, and read again."""
+"""JSON lines: recorded trials, checked and brought up to the current schema version as they are read."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.errors import RunFolderError
 from harness.plan.comparison import set_ids
-from harness.plan.rows import SkipCode
-from harness.record.reading import _check_objects, _object, naming_file
-from harness.record.schema import TRIALS, WINDOWS
+from harness.plan.environment import RunEnvironment
+from harness.plan.rows import RecordedTrial, SkipCode
+from harness.record.reading import naming_file, object_of
 
 _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
 """How every line begins, today and earlier, and so what is left of one that a crash cut short."""
 _TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_NEEDED = ("attempt", "cell_id", "kind", "purpose", "block", "invocation", "outcome", "strategy", "devices")
-_WINDOW = ("rank", "window", "window_kind", "duration_s", "steps", "weight")
-_DTYPES = {column.name: column.dtype for table in (WINDOWS, TRIALS) for column in table.columns}
-_PYTHON: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "Int64": (int,),
-    "Float64": (float, int),
-    "boolean": (bool,),
-}
+_LINES = TypeAdapter(list[RecordedTrial], config=ConfigDict(strict=True, extra="allow"))
+_ABSENT = {name: None for name, kind in get_type_hints(RecordedTrial).items() if NoneType in get_args(kind)}
+"""Columns that may be None; older schema versions lack some of them."""
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[RecordedTrial]:
     """The recorded trials in a file, brought up to today's version; raises RunFolderError.
 
     What a crash cut short does not count: the rest after the last newline, or a line that was ended later.
@@ -40,12 +35,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         with naming_file(path, f"line {number} "):
             try:
-                row = _object(line)
+                row = object_of(line)
             except (ValueError, RecursionError):
                 if _torn(line):
                     continue
                 raise
-            rows.append(_with_set_ids(_checked(_upgraded(row))))
+            rows.append(_checked(_upgraded(row)))
     if not _torn(rest):
         raise RunFolderError(f"{path}: is damaged or incomplete: it does not end with a recorded trial")
     return rows
@@ -68,7 +63,9 @@ def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
             window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
     if "skip_code" not in line:  # until version 2
         line["skip_code"] = _skip_code(line)
-    return line
+    if "family_id" not in line:  # until version 2
+        line |= set_ids(line)
+    return {**_ABSENT, **line}
 
 
 _SKIP_CODES: Mapping[SkipCode, str] = {
@@ -104,49 +101,32 @@ def _skip_code(line: Mapping[str, Any]) -> SkipCode | None:
     return next(codes, None)
 
 
-def _with_set_ids(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the line with the ids of the sets that its cell is compared in, which lines lacked at first."""
-    return line if "family_id" in line else {**line, **set_ids(line)}
-
-
-def upgrade_environment(content: dict[str, Any]) -> dict[str, Any]:
+def upgrade_environment(content: dict[str, Any]) -> RunEnvironment:
     """Return environment.json's content of an older schema version in today's names."""
     if "sittings" in content:  # until version 2
         content["invocations"] = content.pop("sittings")
     for group in content.get("groups", []):
         if "sitting" in group:
             group["invocation"] = group.pop("sitting")
-    return content
+    environment: RunEnvironment = {"invocations": content.get("invocations", []), "groups": content.get("groups", [])}
+    return environment
 
 
-def _checked(line: dict[str, Any]) -> dict[str, Any]:
-    """The line of a trial, if its values are of the types of their columns; raises TypeError or ValueError."""
+def _checked(line: dict[str, Any]) -> RecordedTrial:
+    """Return the line of a trial if its values are of the types of their columns; raises ValueError."""
     if not (isinstance(line.get("trial_id"), str) and _TRIAL_ID.fullmatch(line["trial_id"])):
         raise ValueError(f"trial_id: got {str(line.get('trial_id'))[:40]!r}")
-    _check_values(line, _NEEDED)
-    for key in ("windows", "ranks"):
-        _check_objects(line[key], key)
-    for key in ("facts", "parts"):
-        if not isinstance(line[key], dict):
-            raise TypeError(f"{key}: expected an object, got a {type(line[key]).__name__}")
-    for window in line["windows"]:
-        _check_values(window, _WINDOW)
-    return line
+    try:
+        (trial,) = _LINES.validate_python([line])
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
+    for row in (trial, trial["facts"], *trial["windows"], *trial["ranks"]):
+        _check_integers(row)
+    return trial
 
 
-def _check_values(row: Mapping[str, Any], needed: tuple[str, ...]) -> None:
-    for name in _whole(tuple(row), tuple(map(type, row.values())), needed):
-        if not -(2**63) <= row[name] < 2**63:
+def _check_integers(row: Mapping[str, object]) -> None:
+    for name, value in row.items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{name}: a number of more than 64 bits")
-
-
-@lru_cache(maxsize=1024)
-def _whole(names: tuple[str, ...], types: tuple[type, ...], needed: tuple[str, ...]) -> tuple[str, ...]:
-    """Which of the names have whole numbers; raises where a type is not its column's. A run has few kinds of rows."""
-    found = {name: kind for name, kind in zip(names, types, strict=True) if kind is not NoneType}
-    for name, kind in found.items():
-        if name in _DTYPES and kind not in _PYTHON[_DTYPES[name]]:
-            raise TypeError(f"{name}: expected {_DTYPES[name]}, got a {kind.__name__}")
-    if missing := [name for name in needed if name not in found]:
-        raise ValueError(f"{missing[0]} is missing")
-    return tuple(name for name, kind in found.items() if kind is int)

@@ -36,7 +36,7 @@ def read_text(path: Path, most: int) -> str:
 def read_object(path: Path, *, lists: tuple[str, ...] = ()) -> dict[str, Any]:
     """A file's JSON object; those of its keys that are to be lists of objects are. Raises RunFolderError."""
     with naming_file(path):
-        content = _object(path.read_bytes())
+        content = object_of(path.read_bytes())
         for key in lists:
             _check_objects(content.get(key, []), key)
         return content
@@ -53,7 +53,7 @@ def naming_file(path: Path, part: str = "") -> Iterator[None]:
         raise RunFolderError(f"{path}: {part}is damaged or incomplete ({said})") from error
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def object_of(data: bytes) -> dict[str, Any]:
     content = decode_json(data)
     if not isinstance(content, dict):
         raise TypeError(f"expected a JSON object, got a {type(content).__name__}")

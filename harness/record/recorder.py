@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
+from harness.plan.rows import RecordedTrial
 from harness.record.folder import RunFolder
 from harness.record.rows import Record
 from harness.system.signals import deferred_interrupts
@@ -25,7 +25,7 @@ class Recorder:
         self._changed = threading.Condition()
         self._waiting: list[Record] = []
         self._busy = self._closed = False
-        self._written: list[tuple[Record, dict[str, Any]]] = []
+        self._written: list[tuple[Record, RecordedTrial]] = []
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
 
@@ -51,7 +51,7 @@ class Recorder:
             self._waiting.append(record)
             self._changed.notify_all()
 
-    def written(self, wait_s: float | None) -> list[tuple[Record, dict[str, Any]]]:
+    def written(self, wait_s: float | None) -> list[tuple[Record, RecordedTrial]]:
         """The records that came on disk since this was last asked, in order, each with its line.
 
         Waits at most so many seconds until all are there, None: for as long as it takes. Raises WriteError where
@@ -72,7 +72,7 @@ class Recorder:
                 self._written += written
                 self._changed.notify_all()
 
-    def _recorded(self, records: list[Record]) -> tuple[list[tuple[Record, dict[str, Any]]], BaseException | None]:
+    def _recorded(self, records: list[Record]) -> tuple[list[tuple[Record, RecordedTrial]], BaseException | None]:
         """What came on disk, in order, and why not the rest."""
         written = []
         try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.plan.cell import Cell, format_gpu_ids
 from harness.plan.comparison import partner_ids, set_ids
 from harness.plan.planner import Plan
+from harness.plan.rows import Circumstances, RecordedTrial, TrialAxes, TrialColumns
 from harness.plan.trial import Columns, Trial, TrialResult
 from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.system import sanitize
@@ -21,12 +22,12 @@ class Record:
 
     trial: Trial
     result: TrialResult
-    facts: Mapping[str, Any]
+    circumstances: Circumstances
 
     @property
     def name(self) -> str:
         """What its files are called."""
-        return f"{self.trial.id}-{self.facts['attempt']}"
+        return f"{self.trial.id}-{self.circumstances['attempt']}"
 
     @property
     def rows(self) -> tuple[Table, Columns] | None:
@@ -39,18 +40,37 @@ class Record:
         """Where the text of a failure is, from the run folder."""
         return f"logs/{self.name}.txt" if self.result.detail else None
 
-    def line(self) -> dict[str, Any]:
-        """All but what is long."""
-        elsewhere = ("trial_id", "detail", "steps", "epochs", "checks")
-        columns = {field.name: getattr(self.result, field.name) for field in fields(self.result)}
-        short = {name: value for name, value in columns.items() if name not in elsewhere}
-        return sanitize.redact_row({**trial_columns(self.trial), **self.facts, **short, "log": self.log})
+    def line(self) -> RecordedTrial:
+        """Return the trial's line of trials.jsonl, without secrets."""
+        result = self.result
+        line: RecordedTrial = {
+            **trial_columns(self.trial),
+            **self.circumstances,
+            "outcome": result.outcome,
+            "reason": result.reason,
+            "skip_code": result.skip_code,
+            "error_type": result.error_type,
+            "error_rank": result.error_rank,
+            "started_at": result.started_at,
+            "trial_s": result.trial_s,
+            "steps_s": result.steps_s,
+            "unit": result.unit,
+            "parameters": result.parameters,
+            "facts": result.facts,
+            "parts": dict(result.parts),
+            "ranks": list(result.ranks),
+            "windows": list(result.windows),
+            "log": self.log,
+        }
+        redacted: Any = sanitize.redact_row(line)
+        line = redacted
+        return line
 
 
 SCHEMA_VERSION = 3
 
 
-def trial_columns(trial: Trial) -> dict[str, Any]:
+def trial_columns(trial: Trial) -> TrialColumns:
     """A trial's identity and axes, as columns of the table of trials."""
     cell = trial.cell
     axes = axes_of(cell)
@@ -70,7 +90,7 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
     }
 
 
-def axes_of(cell: Cell) -> dict[str, Any]:
+def axes_of(cell: Cell) -> TrialAxes:
     """A cell's value on each axis of the tables."""
     return {
         "workload": cell.workload,

@@ -141,14 +141,14 @@ class Execution:
 
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
         """Hands the trial's row over. A lost trial is not settled while it has attempts left."""
-        facts: Circumstances = {
+        circumstances: Circumstances = {
             "attempt": self._attempts.next_number(trial.id),
             "invocation": self.invocation,
             "group_id": group.id if group else None,
             "position": position,
         }
         with deferred_interrupts():
-            self._recorder.put(Record(trial, result, facts))
+            self._recorder.put(Record(trial, result, circumstances))
             self._attempts.add(trial.id, result.outcome)
             self.running = None if self.running == trial.id else self.running
         self._policy.learn(trial, result)
@@ -157,7 +157,7 @@ class Execution:
         """Of the trials that came on disk since, that they are over; waits so long until all are there."""
         with deferred_interrupts():  # an interruption inside would leave some untold
             for record, line in self._recorder.written(wait_s):
-                if record.facts["group_id"]:
+                if record.circumstances["group_id"]:
                     self._emit(TrialEnded(record.trial, line, again=not self._attempts.is_settled(record.trial.id)))
 
     def _tell_all(self) -> None:

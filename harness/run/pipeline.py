@@ -12,6 +12,7 @@ from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError, RunFolderError, WriteError
 from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
+from harness.plan.environment import Ended, Invocation
 from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
@@ -67,10 +68,10 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | Non
     for difference in differs:
         emit(Note(f"since the last invocation: {difference}"))
     execution = Execution(plan, folder, launcher, emit)
-    start = {"started_at": began, "command": sys.argv[1:], **facts, "differs": differs}
+    start: Invocation = {**facts, "started_at": began, "command": sys.argv[1:], "differs": differs}
     folder.set_invocation(execution.invocation, start)
     emit(RunStarted(folder.path, execution.trials, execution.done))
-    ended = "error"
+    ended: Ended = "error"
     try:
         execution.run()
         ended = "finished"
@@ -79,7 +80,7 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | Non
         raise
     finally:
         with deferred_interrupts():
-            end = {"wall_s": time.time() - began, "ended": ended, "running": execution.running}
+            end: Invocation = {"wall_s": time.time() - began, "ended": ended, "running": execution.running}
             folder.set_invocation(execution.invocation, end)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.environment import PACKAGES, cpu_model, git_commit, package_version
+from harness.plan.environment import Invocation
 from harness.plan.inventory import Node
 from harness.plan.planner import Plan
 from harness.system.files import PACKAGE_FOLDER, python_files
@@ -32,12 +33,12 @@ COMPARED = {
 """What is compared between invocations, and what it is called."""
 
 
-def invocation_facts(plan: Plan, home: Path | None) -> dict[str, Any]:
+def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
     """What the numbers of this call depend on. ``home``: the experiment file's folder, if it may be looked at."""
     timed = plan.experiment.throughput
     return {
-        "blocks": timed and timed.most_blocks,
-        "git_commit": home and git_commit(home),
+        "blocks": timed.most_blocks if timed else None,
+        "git_commit": git_commit(home) if home else None,
         "harness": f"{package_version('harness') or 'not installed'}, source {_digest(python_files(PACKAGE_FOLDER))}",
         "workload_code": _own_code(home) if home and plan.experiment.own_code else None,
         "python": sys.version.split()[0],

@@ -141,7 +141,8 @@ def told_by_worker_groups(plain: bool = False) -> dict[str, Any]:
         for number, (kind, seconds) in enumerate(zip(WINDOWS, noise.uniform(1.0, 1.1, len(WINDOWS)), strict=True))
     ]
     held = dict.fromkeys(("peak_memory_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes"), 10**6)
-    row = {"node_rank": 0, "host": "a", "threads": 1, **held}
+    place = {"node_rank": 0, "node_id": "n", "address": "127.0.0.1", "host": "a", "devices": "cpu"}
+    row = {**place, "threads": 1, **held}
     bare = TrialResult(
         "",
         "ok",
@@ -151,7 +152,7 @@ def told_by_worker_groups(plain: bool = False) -> dict[str, Any]:
         unit="samples",
         parameters=1,
         parts={"windows": 1.0, "build": 1.0},
-        ranks=tuple({"rank": rank, **row} for rank in range(ranks)),
+        ranks=tuple({"rank": rank, "local_rank": rank, **row} for rank in range(ranks)),
     )
     facts = {"steady": True, "flops_per_unit": 1e6, "flops_reason": "", "measured_peak_flops_per_s": 1e12}
     timed = dataclasses.replace(bare, facts=facts, steps=steps)

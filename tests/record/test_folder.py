@@ -114,7 +114,7 @@ def test_trials_that_are_recorded_together_are_as_if_each_was_alone(
     ]
     alone = RunFolder.create(tmp_path / "alone", plan.experiment, plan, "name: test\n")
     for record in records:
-        alone.append(record.trial, record.result, record.facts)
+        alone.append(record.trial, record.result, record.circumstances)
     assert [line["trial_id"] for line in folder.append_all(records)] == [first.id, second.id, third.id]
     assert folder.lines() == alone.lines()
     assert folder.steps(folder.lines()).equals(alone.steps(alone.lines()))

@@ -64,7 +64,18 @@ def windows_of(ranks: int) -> tuple[dict[str, Any], ...]:
 
 def ranks_of(ranks: int) -> tuple[dict[str, Any], ...]:
     return tuple(
-        {"rank": rank, "local_rank": rank, "node_rank": 0, "peak_memory_bytes": 2**30} for rank in range(ranks)
+        {
+            "rank": rank,
+            "local_rank": rank,
+            "node_rank": 0,
+            "node_id": "n",
+            "address": "127.0.0.1",
+            "host": "vm",
+            "devices": "cpu",
+            "threads": 1,
+            "peak_memory_bytes": 2**30,
+        }
+        for rank in range(ranks)
     )
 
 

@@ -203,7 +203,7 @@ def test_a_disk_that_stands_still_does_not_keep_the_run_from_hearing(
     assert second > 3
 
     def slow(folder: RunFolder, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
-        if any(record.facts["group_id"] == plan.groups[1].id for record in records):
+        if any(record.circumstances["group_id"] == plan.groups[1].id for record in records):
             assert answers.wait(30)
         together.append(len(records))
         return append_all(folder, records)
