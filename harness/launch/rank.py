@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from harness.launch.heartbeat import StepCounter
-from harness.launch.protocol import Job, Message
-from harness.launch.startup import Registration
+from harness.launch.protocol import Job
+from harness.launch.startup import Received, Registration
 from harness.launch.worker import run_group
 from harness.plan.trial import WorkerGroup
 from harness.train.ranks import Ranks
 
-SendFromRank = Callable[[Message | Registration], bool]
+SendFromRank = Callable[[Received], bool]
 
 
 def run_rank(job: Job, process: Registration, send: SendFromRank, connect: Callable[[], Ranks]) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from harness.launch.postmortem import ProcessOutput, output_of_this_process
+from harness.launch.protocol import Message
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class ResourcesRequested:
     """The launcher's own process requests resources for the ranks (unix time)."""
 
     at: float
+
+
+Received = Message | Registration | ResourcesRequested
+"""A message to the driver: for the run, or for the launcher alone."""
 
 
 def register_process(

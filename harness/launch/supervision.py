@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
-from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
+from harness.launch.startup import Received, Registration, ResourcesRequested, StartupTimer
 from harness.launch.watchdog import Ending, Verdict, Watchdog
 from harness.plan.trial import TrialResult
 
@@ -16,8 +16,6 @@ TAKE_S = 1.0
 """The timeout of one look at the messages; a message ends it."""
 ENDING_S = 0.05
 """The same after the last result, when only the end of the processes is awaited."""
-
-Received = Message | Registration | ResourcesRequested
 
 
 class RunningGroup(Protocol):

@@ -14,7 +14,7 @@ from harness.plan.trial import TrialResult
 DIES_S = 0.1
 """How long after its sockets a dying process is gone."""
 
-Ask = Callable[[str, Sequence[tuple[str, Any]]], list[Any]]
+Ask = Callable[[str, Sequence[tuple[str, object]]], list[Any]]
 """Asks the nodes' agents a question about (node id, what) each: one answer each, None where none comes."""
 
 
@@ -135,5 +135,5 @@ class Watchdog:
         answers = self._ask("killed_for_memory", lambda p: p.traces)
         return bool(dict(zip(self._processes, answers, strict=True)).get(rank))
 
-    def _ask(self, question: str, about: Callable[[Registration], Any]) -> list[Any]:
+    def _ask(self, question: str, about: Callable[[Registration], object]) -> list[Any]:
         return self._ask_nodes(question, [(p.node_id, about(p)) for p in self._processes.values()])

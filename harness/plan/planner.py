@@ -183,7 +183,7 @@ def single_rank_only(plan: Plan) -> Plan:
     """Return the plan for ``--inline``: trials of worker groups of several ranks become skips."""
     kept = tuple(group for group in plan.groups if group.placement.workers == 1)
     skips = [
-        Skip(trial, f"--inline runs one rank in this process; this cell needs {group.placement.workers}")
+        Skip(trial, f"--inline runs one rank in this process; this cell needs {group.placement.workers}", "inline")
         for group in plan.groups
         if group.placement.workers > 1
         for trial in group.trials

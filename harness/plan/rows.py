@@ -36,9 +36,11 @@ SkipCode = Literal[
     "out_of_memory",
     "precise",
     "time_up",
+    "inline",
 ]
 """Why a trial was skipped: its cell cannot run on this machine or data, the doctor found an error, a smaller batch ran
-out of memory, the interval is narrow enough, or limits.wall was reached. The reason beside it has the numbers."""
+out of memory, the interval is narrow enough, limits.wall was reached, or --inline runs one rank only. The reason
+beside it has the numbers."""
 WindowKind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
 """Only timed windows enter a throughput."""
 Severity = Literal["error", "warning", "note"]

@@ -60,6 +60,7 @@ def test_cells_of_several_ranks_are_skipped_rows(make_experiment: Callable[..., 
     assert {skip.trial.id for skip in added} == {
         trial.id for group in plan.groups if group.placement.workers > 1 for trial in group.trials
     }
+    assert {skip.skip_code for skip in added} == {"inline"}
     assert {skip.reason for skip in added} == {"--inline runs one rank in this process; this cell needs 2"}
     assert any(trial.cell.strategy == "dp" and trial.cell.devices == 2 for trial in inline.trials)
 

@@ -23,7 +23,7 @@ def patience() -> float:
     return HURRY_S if interrupted() else ANSWER_S
 
 
-def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:
+def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, object]]) -> list[Any]:
     """One answer a (node id, what), in order, from one question a node; None where a node does not answer.
 
     An agent that has died on a node that lives is replaced, and the new one asked; where that dies too, or the
@@ -48,7 +48,7 @@ def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, Any]
     return answers
 
 
-def _answers(cluster: Cluster, question: str, asked: Mapping[str, list[Any]]) -> tuple[dict[str, Any], list[str]]:
+def _answers(cluster: Cluster, question: str, asked: Mapping[str, list[object]]) -> tuple[dict[str, Any], list[str]]:
     """What the agents of these nodes answer, and the nodes whose agent is dead."""
     given, dead = {}, []
     references = {

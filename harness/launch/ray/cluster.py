@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import ClusterError
 from harness.launch.agent import NodeAgent
@@ -22,6 +22,10 @@ from harness.launch.ray.session import as_ray_reads, check_reachable, session
 from harness.plan.inventory import Inventory, Node
 from harness.system.files import PACKAGE_FOLDER, python_files
 from harness.system.scratch import Scratch
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
 
 ANSWER_TIMEOUT_S = 120
 """How long a node's agent has to come up and say what its machine is."""
@@ -53,8 +57,8 @@ class Cluster:
     """A connected cluster: one agent a node, and the mailbox on the driver's node."""
 
     inventory: Inventory
-    mailbox: Any
-    agents: dict[str, Any]
+    mailbox: ActorHandle
+    agents: dict[str, ActorHandle]
     embedded: bool
 
     def replace_agents(self, node_ids: Iterable[str]) -> list[str]:
@@ -184,7 +188,7 @@ def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
     return Cluster(inventory, mailbox, agents, is_embedded)
 
 
-def _actor(kind: type, node_id: str) -> Any:
+def _actor(kind: type, node_id: str) -> ActorHandle:
     """An actor on this node and no other, which reserves nothing."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -194,7 +198,7 @@ def _actor(kind: type, node_id: str) -> Any:
     return actor_class.options(scheduling_strategy=there).remote()
 
 
-def _answers(names: Sequence[str], references: Sequence[Any]) -> list[Any]:
+def _answers(names: Sequence[str], references: Sequence[ObjectRef]) -> list[Any]:
     """What each node's agent answers, in order; raises ClusterError that names a node which does not, and why.
 
     Names may be alike: two raylets of one machine have one host and one address.

@@ -6,12 +6,14 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import ray
+from ray.actor import ActorHandle
 from ray.runtime_context import get_runtime_context
 from ray.train import get_context
 from ray.train.backend import Backend, BackendConfig
@@ -22,9 +24,24 @@ from harness.launch.ray import private
 from harness.launch.startup import Registration, ResourcesRequested, register_process
 from harness.system.scratch import Scratch, shared_memory
 
+T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 LEAVE_S = 30.0
 """How long the ranks have to leave their process group; they end in any case."""
+
+
+class RayWorkerGroup(Protocol):
+    """The ranks, as Ray Train hands them to a backend."""
+
+    def __len__(self) -> int: ...
+
+    def execute(self, function: Callable[..., T], *arguments: object) -> list[T]: ...
+
+    def execute_async(self, function: Callable[..., T], *arguments: object) -> list[ray.ObjectRef]: ...
+
+    def execute_single(self, rank: int, function: Callable[..., T], *arguments: object) -> T: ...
+
+    def execute_single_async(self, rank: int, function: Callable[..., T], *arguments: object) -> ray.ObjectRef: ...
 
 
 class RankBackend(Backend):
@@ -36,8 +53,8 @@ class RankBackend(Backend):
 
     share_cuda_visible_devices = True
 
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        processes: list[Registration] = worker_group.execute(_prepare)
+    def on_start(self, worker_group: RayWorkerGroup, backend_config: RankConfig) -> None:
+        processes = worker_group.execute(_prepare)
         for process in processes:
             ray.get(backend_config.mailbox.put.remote(backend_config.launch, process))
         alone = len({process.node_id for process in processes}) == 1
@@ -50,7 +67,7 @@ class RankBackend(Backend):
         ]
         ray.get(joining)
 
-    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+    def on_shutdown(self, worker_group: RayWorkerGroup, backend_config: RankConfig) -> None:
         with contextlib.suppress(ray.exceptions.GetTimeoutError):
             ray.get(worker_group.execute_async(_leave), timeout=LEAVE_S)
 
@@ -61,7 +78,7 @@ class RankConfig(BackendConfig):
 
     backend: str
     timeout_s: float
-    mailbox: Any
+    mailbox: ActorHandle
     launch: int
 
     @property
@@ -102,7 +119,7 @@ def _use_interface(alone: bool) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
-def _at_rank_0(worker_group: Any) -> str:
+def _at_rank_0(worker_group: RayWorkerGroup) -> str:
     """Where torch's store is to listen, told to every rank as torch expects it."""
     address, port = worker_group.execute_single(0, _address_and_port)
     worker_group.execute(_set_master, address, port)
@@ -153,13 +170,13 @@ WorkerGroupCallback: Any = private.worker_group_callback()
 class ResourceRequestCallback(WorkerGroupCallback):
     """Report when the controller requests the group's resources: what comes before is its own start."""
 
-    def __init__(self, mailbox: Any, launch: int) -> None:
+    def __init__(self, mailbox: ActorHandle, launch: int) -> None:
         self._mailbox, self._launch = mailbox, launch
 
-    def before_worker_group_start(self, worker_group_context: Any) -> None:
+    def before_worker_group_start(self, worker_group_context: object) -> None:
         ray.get(self._mailbox.put.remote(self._launch, ResourcesRequested(time.time())))
 
 
-def startup_callbacks(mailbox: Any, launch: int) -> list[Any]:
+def startup_callbacks(mailbox: ActorHandle, launch: int) -> list[ResourceRequestCallback]:
     """Return the callbacks that time a worker group's start; none if Ray has no such callbacks."""
     return [] if WorkerGroupCallback is object else [ResourceRequestCallback(mailbox, launch)]

@@ -32,8 +32,8 @@ from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, startup_callbacks
 from harness.launch.ray.trainer import UNUSED, Fit, free_devices
 from harness.launch.ray.worker import train
-from harness.launch.startup import StartupTimer
-from harness.launch.supervision import GroupEnd, Received, supervise
+from harness.launch.startup import Received, StartupTimer
+from harness.launch.supervision import GroupEnd, supervise
 from harness.launch.watchdog import Ending, Watchdog
 from harness.plan.inventory import Machine, Node
 from harness.plan.placement import Placement
@@ -104,7 +104,7 @@ class RayLauncher:
     def _scaling(self, group: WorkerGroup, nodes: Sequence[Node]) -> ScalingConfig:
         placement = group.placement
         resources = _resources(group, self.machine, nodes)
-        pinned: dict[str, Any] = {}
+        pinned: dict[str, list[dict[str, str]]] = {}
         if len(self.cluster.inventory.nodes) > 1:
             names = [node.node_id for node in nodes for _ in range(placement.workers_per_node)]
             pinned["label_selector"] = [{"ray.io/node-id": name} for name in names]
@@ -166,7 +166,7 @@ class RayGroup:
         self.watchdog.clear()
 
 
-def _answer(reference: Any) -> Any:
+def _answer(reference: ray.ObjectRef) -> Any:
     """What the mailbox answers; raises ClusterLostError where it is gone, without which no rank is heard."""
     try:
         return ray.get(reference)

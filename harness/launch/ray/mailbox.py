@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from harness.launch.protocol import TrialStarted
+from harness.launch.startup import Received
 
 
 class Mailbox:
@@ -16,7 +16,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._queue: asyncio.Queue[Received] = asyncio.Queue()
         self._launch = -1
         self._deadline: float | None = None
 
@@ -25,7 +25,7 @@ class Mailbox:
         self._launch, self._deadline = launch, deadline
         self._queue = asyncio.Queue()
 
-    async def put(self, launch: int, message: Any) -> bool:
+    async def put(self, launch: int, message: Received) -> bool:
         """Keeps a message; False tells its sender not to start the trial it announces."""
         if launch != self._launch:
             return False
@@ -34,9 +34,9 @@ class Mailbox:
         await self._queue.put(message)
         return True
 
-    async def take(self, wait_s: float) -> list[Any]:
+    async def take(self, wait_s: float) -> list[Received]:
         """What has arrived; waits so long for a first message."""
-        messages: list[Any] = []
+        messages: list[Received] = []
         if self._queue.empty() and wait_s > 0:
             try:
                 messages.append(await asyncio.wait_for(self._queue.get(), wait_s))

@@ -8,15 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from harness.errors import ClusterError
 from harness.launch.ray import private
 from harness.system.signals import deferred_interrupts, sigterm_blocked
 
+Handler = Callable[[int, FrameType | None], Any] | int | None
 NO_AUTO_INIT = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Ray reads it when it is imported."""
 
@@ -84,7 +85,7 @@ def _variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingPr
                 os.environ[name] = value
 
 
-def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
+def _handle(handlers: Mapping[signal.Signals, Handler]) -> None:
     """Puts these handlers back: Ray has its own while it starts, and leaves none when it ends."""
     for number, handler in handlers.items():
         with contextlib.suppress(ValueError, TypeError):  # not in the main thread, or not set from Python

@@ -11,10 +11,10 @@ from ray.actor import ActorHandle
 from ray.train import get_context
 from ray.train.torch import get_devices
 
-from harness.launch.protocol import Job, Message
+from harness.launch.protocol import Job
 from harness.launch.rank import devices_of, run_rank
 from harness.launch.ray.controller import register
-from harness.launch.startup import Registration
+from harness.launch.startup import Received, Registration
 from harness.train.ranks import Ranks
 
 
@@ -31,7 +31,7 @@ def train(config: TrainConfig) -> None:
     job, mailbox, launch = config["job"], config["mailbox"], config["launch"]
     process = register(connected=True)
 
-    def send(message: Message | Registration) -> bool:
+    def send(message: Received) -> bool:
         received: bool = ray.get(mailbox.put.remote(launch, message))
         return received
 

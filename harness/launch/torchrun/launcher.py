@@ -12,8 +12,8 @@ from harness.doctor.gate import SkipRule, skip_reason, skip_rules
 from harness.launch.agent import NodeAgent
 from harness.launch.failures import explained, from_exit, from_hang, primary
 from harness.launch.protocol import GroupStarted, Job, Message
-from harness.launch.startup import Registration, StartupTimer
-from harness.launch.supervision import GroupEnd, Received, supervise
+from harness.launch.startup import Received, Registration, StartupTimer
+from harness.launch.supervision import GroupEnd, supervise
 from harness.launch.torchrun.processes import Processes, start_processes
 from harness.launch.watchdog import Ending, Watchdog
 from harness.plan.trial import TrialResult, WorkerGroup, skipped
@@ -41,6 +41,7 @@ class TorchrunLauncher:
                 yield skipped(trial, reason)
                 continue
             job = Job(self.experiment, replace(group, trials=(trial,)), self.threads_per_device, self.import_path)
+            finished = False
             for message in self._run(job, deadline, parts):
                 finished = isinstance(message, TrialResult) and not message.ends_group
                 if isinstance(message, GroupStarted):
@@ -98,6 +99,6 @@ def _failure(trial_id: str, end: GroupEnd, watchdog: Watchdog, processes: Proces
     return replace(row, detail=f"{row.detail}\n\nthe processes printed last:\n{output}") if output else row
 
 
-def ask_here(question: str, things: Sequence[tuple[str, Any]]) -> list[Any]:
+def ask_here(question: str, things: Sequence[tuple[str, object]]) -> list[Any]:
     """This machine's answers, in the place of the agents that Ray has on every node."""
     return list(getattr(NodeAgent(), question)([what for _, what in things]) or [None] * len(things))

@@ -12,9 +12,9 @@ import time
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
 
 from harness.launch.protocol import TrialStarted
+from harness.launch.startup import Received
 
 JOIN_S = 5.0
 RETRY_S = 0.01
@@ -33,15 +33,15 @@ class SocketMailbox:
         self.refused = False
         """Whether a trial was not allowed to start."""
         self._path, self._deadline = str(path), deadline
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._closed = False
         self._listener = Listener(self._path, family="AF_UNIX", authkey=self.key)
         self._door = threading.Thread(target=self._accept, daemon=True)
         self._door.start()
 
-    def take(self, wait_s: float) -> list[Any]:
+    def take(self, wait_s: float) -> list[Received]:
         """What has arrived; waits so long for a first message."""
-        messages: list[Any] = []
+        messages: list[Received] = []
         with contextlib.suppress(queue.Empty):
             messages.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())
             while True:
@@ -70,7 +70,7 @@ class SocketMailbox:
             while True:
                 connection.send(self._put(connection.recv()))
 
-    def _put(self, message: Any) -> bool:
+    def _put(self, message: Received) -> bool:
         if self._closed:
             return False
         if isinstance(message, TrialStarted) and self._deadline is not None and time.time() >= self._deadline:
@@ -88,7 +88,7 @@ class DriverLine:
         self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def send(self, message: Any) -> bool:
+    def send(self, message: Received) -> bool:
         """Tells the driver and waits until it has it; False asks the group to stop before its next trial."""
         self._connection.send(message)
         return self._answers.get()
