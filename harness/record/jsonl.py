@@ -90,6 +90,7 @@ _SKIP_CODES: Mapping[SkipCode, str] = {
     "out_of_memory": r".* of the same cell ran out of memory \(limits\.prune_oom\)$",
     "precise": "precise enough",
     "time_up": r"time is up: limits\.wall",
+    "inline": "--inline runs one rank",
 }
 """How the reasons of skipped trials begin in lines that have no code yet; the first that matches counts."""
 
