@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
 from harness.train.loader import Share, batches, epoch_shares
 from harness.train.ranks import Ranks
@@ -23,6 +24,8 @@ from harness.train.workloads.padded_sequences import PaddedSequences
 
 SAMPLES, BATCH, EPOCHS, SEED = 22, 7, 2, 4  # uneven shares; one sample is left for the last batch
 CPU = torch.device("cpu")
+SEVERAL = [name for name, traits in BUILTIN_TRAITS.items() if not traits.one_process]
+"""The strategies with a process a device."""
 FAULTS = ("unweighted last batch", "sum for mean", "one rank's data repeated")
 
 
@@ -105,8 +108,7 @@ def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fa
 def results(rank: int, world_size: int) -> dict[tuple[str, int, str, str], Any]:
     """All parameters under every strategy of this world size, right and with each planted fault."""
     found: dict[tuple[str, int, str, str], Any] = {}
-    strategies = ["ddp", "fsdp"] if world_size > 1 else ["single", "dp", "ddp", "fsdp"]
-    for strategy in strategies:
+    for strategy in SEVERAL if world_size > 1 else BUILTIN_TRAITS:
         for devices in [1, 2, 3] if strategy == "dp" else [world_size]:
             for name in WORKLOADS:
                 found[strategy, devices, name, ""] = train(strategy, rank, world_size, devices, name, "", EPOCHS)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.config import experiment as config
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import ExperimentError
 
 
@@ -70,7 +71,7 @@ def test_all_problems_are_told_at_once() -> None:
     }
     assert problems_of(content) == [
         "name: got '../x'; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot",
-        "grid.strategy[0]: got 'dpp'; did you mean 'dp'? (allowed: ddp, dp, fsdp, single), "
+        f"grid.strategy[0]: got 'dpp'; did you mean 'dp'? (allowed: {', '.join(sorted(BUILTIN_TRAITS))}), "
         "or package.module:ClassName of your own",
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; it should be a valid integer",

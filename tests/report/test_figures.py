@@ -149,7 +149,8 @@ def test_colour_means_strategy_in_every_figure() -> None:
             if one.get_marker() == "D"
         }
         assert used == {COLOURS["ddp"]}, name
-    assert [*COLOURS][:4] == [*MARKERS][:4] == list(BUILTIN_TRAITS)
+    count = len(BUILTIN_TRAITS)
+    assert [*COLOURS][:count] == [*MARKERS][:count] == list(BUILTIN_TRAITS)
 
 
 def test_a_strategy_of_the_users_own_has_a_colour_and_a_marker_of_a_reserve() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.equivalence import FAULTS, WORKLOADS
+from tests.equivalence import FAULTS, SEVERAL, WORKLOADS
 
 pytestmark = pytest.mark.slow
 
@@ -23,14 +23,14 @@ def difference(trained: Results, strategy: str, devices: int, workload: str, fau
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize(
     ("strategy", "devices"),
-    [("dp", 1), ("dp", 2), ("dp", 3), ("ddp", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp", 3)],
+    [(name, devices) for name in ("dp", *SEVERAL) for devices in (1, 2, 3)],
 )
 def test_every_strategy_trains_as_one_device_does(trained: Results, strategy: str, devices: int, workload: str) -> None:
     assert difference(trained, strategy, devices, workload) <= BOUND
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize(("strategy", "devices"), [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3)])
+@pytest.mark.parametrize(("strategy", "devices"), [(name, devices) for name in SEVERAL for devices in (2, 3)])
 def test_planted_faults_are_found(trained: Results, strategy: str, devices: int, fault: str) -> None:
     assert difference(trained, strategy, devices, "samples", fault) > 10 * BOUND
 
