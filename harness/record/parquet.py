@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from harness.plan.trial import Columns
 from harness.record.reading import naming_file
 from harness.record.schema import Table
-from harness.system.files import begin_reading
 
 ARROW = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64(), "boolean": pa.bool_()}
 ROWS = 1 << 20
@@ -66,7 +65,6 @@ def _joined(table: Table, paths: Sequence[Path]) -> tuple[pa.Table, list[int]]:
     """The rows of all files, and how many each has; in few large pieces, which can be given back one by one."""
     counts, pieces = [], []
     for start in range(0, len(paths), FILES):
-        begin_reading(paths[start : start + FILES])
         read = [read_table(path, table) for path in paths[start : start + FILES]]
         counts += [part.num_rows for part in read]
         pieces.append(pa.concat_tables(read, promote_options="permissive").combine_chunks())

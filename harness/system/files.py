@@ -48,15 +48,13 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_all(contents: Iterable[tuple[Path, bytes | memoryview]]) -> None:
-    """Replace several files, each atomically; their waits for the disk overlap, which takes less time."""
+    """Replace several files, each atomically."""
     with contextlib.ExitStack() as stack:
         files = []
         for path, data in contents:
             partial = stack.enter_context(_in_place_of(path))
             files.append(stack.enter_context(partial.open("wb", buffering=0)))
             _write(files[-1], data)
-        for file in files if len(files) > 1 else ():
-            _begin_writing(file.fileno())
         for file in files:
             to_disk(file.fileno())
 
@@ -66,13 +64,6 @@ def remove_all(paths: Iterable[Path]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def begin_reading(paths: Iterable[Path]) -> None:
-    """Ask the system to read small files ahead, without waiting."""
-    for path in paths if hasattr(os, "posix_fadvise") else ():  # macOS has none
-        with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 @contextlib.contextmanager
@@ -112,17 +103,6 @@ def writing(path: Path) -> Iterator[None]:
 def to_disk(number: int) -> None:
     """Wait until the data of an open file is on disk, and the metadata that is needed to read it."""
     _SYNC(number)
-
-
-def _begin_writing(number: int) -> None:
-    """Ask the system to start writing an open file's data, without waiting.
-
-    The first ``to_disk`` then waits for all of these files, since they share the journal of the file system, and the
-    others are short. PostgreSQL falls back on the same call (pg_flush_data in its fd.c).
-    """
-    if hasattr(os, "posix_fadvise"):  # macOS has none
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _write(file: io.FileIO, data: bytes | memoryview) -> None:

@@ -43,18 +43,6 @@ def test_a_workloads_own_metric_comes_last_and_need_not_be_in_every_trial(
     assert frame["val_top5"].tolist()[0] == 0.5 and pd.isna(frame["val_top5"].tolist()[1])
 
 
-def test_files_that_are_put_together_begin_to_be_read_before_the_first_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    read = parquet.read_table
-    monkeypatch.setattr(parquet, "begin_reading", lambda paths: done.extend(f"begin {path.stem}" for path in paths))
-    monkeypatch.setattr(parquet, "read_table", lambda path, table: (done.append(path.stem), read(path, table))[1])
-    monkeypatch.setattr(parquet, "FILES", 2)
-    gather(STEPS, written(tmp_path, STEPS, *({"rank": [rank]} for rank in range(3))))
-    assert done == ["begin 0", "begin 1", "0", "1", "begin 2", "2"]
-
-
 def test_no_files_are_a_frame_without_rows(tmp_path: Path) -> None:
     assert gather(STEPS, []).columns.tolist() == STEPS.names
 

@@ -93,50 +93,6 @@ def test_files_and_lines_are_on_disk_before_they_count(tmp_path: Path, monkeypat
     assert done[4:] == ["sync"]
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="not on this system")
-def test_files_begin_to_be_read_without_a_wait_and_one_that_is_not_there_stops_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[tuple[str, int]] = []
-    begin = os.posix_fadvise
-
-    def note(number: int, start: int, size: int, advice: int) -> None:
-        begun.append((os.readlink(f"/proc/self/fd/{number}"), advice))
-        begin(number, start, size, advice)
-
-    monkeypatch.setattr(os, "posix_fadvise", note)
-    there = [tmp_path / name for name in "ac"]
-    for path in there:
-        path.write_bytes(b"x")
-    files.begin_reading([there[0], tmp_path / "b", there[1]])
-    assert begun == [(str(path), os.POSIX_FADV_WILLNEED) for path in there]
-    monkeypatch.delattr(os, "posix_fadvise")
-    files.begin_reading(there)
-    assert len(begun) == 2
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="not on this system")
-def test_all_files_are_begun_before_one_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    begin, sync = os.posix_fadvise, files.to_disk
-    monkeypatch.setattr(os, "posix_fadvise", lambda *told: (done.append("begin"), begin(*told)))
-    monkeypatch.setattr(files, "to_disk", lambda number: (done.append("wait"), sync(number)))
-    replace_all([(tmp_path / "one", b"1"), (tmp_path / "two", b"2")])
-    assert done == ["begin", "begin", "wait", "wait"]
-
-
-def test_where_the_system_cannot_begin_files_are_written_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for refuse in (lambda *_: os.fstat(-1), None):
-        if refuse:
-            monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
-        else:
-            monkeypatch.delattr(os, "posix_fadvise")
-        replace_all([(tmp_path / name, repr(refuse).encode()) for name in ("one", "two")])
-        assert (tmp_path / "two").read_text() == repr(refuse)
-
-
 def test_a_text_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "text"
     replace_text(path, "before")
