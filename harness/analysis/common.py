@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import pandas as pd
 
@@ -13,8 +13,19 @@ from harness.config.strategy_traits import strategy_order
 from harness.record.frames import records
 
 Lines = Sequence[Mapping[str, Any]]
-Row = Mapping[Any, Any]
+Row = Mapping[str, Any]
+"""A row of a frame: of which types its values are, the schema says."""
 Rows = Sequence[Row]
+Values = dict[str, str | float | bool | None]
+"""Part of a row of a derived table."""
+
+
+class Rule(TypedDict):
+    """The rule that set the number of blocks: between at_least and at_most, until the interval is within halfwidth."""
+
+    at_least: int
+    at_most: int
+    halfwidth: float
 
 
 def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
@@ -49,19 +60,19 @@ def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
     }
 
 
-def ends(estimate: Estimate) -> dict[str, Any]:
+def ends(estimate: Estimate) -> Values:
     return {"blocks": estimate.n, "low": estimate.low, "high": estimate.high}
 
 
-def order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def order(row: Row) -> tuple[object, ...]:
     batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
     names = ("model", "data", "precision", "scaling", batch)
     fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else natural(row[name])) for name in names)
-    ids = "" if pd.isna(row["device_ids"]) else natural(row["device_ids"])
+    ids: object = "" if pd.isna(row["device_ids"]) else natural(row["device_ids"])
     return (*fixed, strategy_order(row["strategy"]), row["devices"], row["nodes"], ids, row["options"])
 
 
-def natural(value: Any) -> Any:
+def natural(value: object) -> object:
     """Text so that resnet8 comes before resnet14; anything else as it is."""
     if not isinstance(value, str):
         return value

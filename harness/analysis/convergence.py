@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import order
+from harness.analysis.common import Values, order
+from harness.config.sections import Target
 from harness.record.schema import AXES, CONVERGENCE
 
 
 def convergence(
     trials: pd.DataFrame,
     epochs: pd.DataFrame,
-    target: Mapping[str, Any] | None,
+    target: Target | None,
     excluded: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:
     """One row a training: where it ended, and when it reached the target, if it did.
 
-    ``target``: {'metric': 'val_accuracy', 'at_least': 0.95} or with 'at_most'; None for no target. ``excluded``: why
-    cells are not equivalent to one device, by the id of the check that shows it.
+    ``target``: the one of the experiment file, if it has any. ``excluded``: why cells are not equivalent to one device,
+    by the id of the check that shows it.
     """
     done = trials[(trials["kind"] == "convergence") & trials["outcome"].isin(["ok", "diverged"])]
     by_trial = {key: group for key, group in epochs.groupby(["trial_id", "attempt"])}
@@ -45,16 +45,18 @@ def convergence(
     return CONVERGENCE.frame(sorted(rows, key=order))
 
 
-def _time_to_target(curve: pd.DataFrame, target: Mapping[str, Any] | None) -> dict[str, Any]:
+def _time_to_target(curve: pd.DataFrame, target: Target | None) -> Values:
     if not target:
         return {}
-    if target["metric"] not in curve:
-        return {"target": f"{target['metric']}: no such metric was recorded"}
-    values = curve[target["metric"]].astype("Float64")
-    at_least = target.get("at_least")
-    reached = values >= at_least if at_least is not None else values <= target["at_most"]
-    sign, bound = (">=", at_least) if at_least is not None else ("<=", target["at_most"])
-    named = {"target": f"{target['metric']} {sign} {bound:g}"}
+    if target.metric not in curve:
+        return {"target": f"{target.metric}: no such metric was recorded"}
+    values = curve[target.metric].astype("Float64")
+    if target.at_least is not None:
+        reached, words = values >= target.at_least, f">= {target.at_least:g}"
+    else:
+        assert target.at_most is not None  # the file gives exactly one of the two
+        reached, words = values <= target.at_most, f"<= {target.at_most:g}"
+    named: Values = {"target": f"{target.metric} {words}"}
     hits = curve[reached.fillna(False).astype(bool)]
     if hits.empty:
         return {**named, "reached": False}

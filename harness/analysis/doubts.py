@@ -11,6 +11,7 @@ import pandas as pd
 
 from harness.analysis.common import Row, Rows, bases_of, by_cell, measured
 from harness.analysis.steps import StepTimes
+from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 from harness.record.frames import records
 
@@ -84,7 +85,7 @@ def _slow_rank(trial: Evidence) -> bool:
 
 
 def _foreign_load(trial: Evidence) -> bool:
-    nodes: dict[Any, list[Row]] = {}
+    nodes: dict[int | None, list[Row]] = {}
     for rank in trial.ranks:
         nodes.setdefault(rank["node_rank"], []).append(rank)
     return any((foreign_cores(node) or 0.0) > FOREIGN_CORES for node in nodes.values())
@@ -171,7 +172,7 @@ def doubts(
     times: StepTimes,
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
-    environment: Mapping[str, Any],
+    environment: RunEnvironment,
 ) -> pd.Series[str]:
     """Return for each row of ``trials`` its doubts, joined by '; '; empty if there are none."""
     evidence = _evidence(trials, times, windows, ranks, environment)
@@ -201,7 +202,7 @@ def _evidence(
     times: StepTimes,
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
-    environment: Mapping[str, Any],
+    environment: RunEnvironment,
 ) -> dict[Key, Evidence]:
     """Return the evidence of each trial, by its id and attempt."""
     spread, slow, nodes = _spread(times), slow_ranks(windows), _environments(environment)
@@ -245,7 +246,7 @@ def foreign_cores(node: Rows) -> float | None:
     return max(0.0, busy / seconds)
 
 
-def _environments(environment: Mapping[str, Any]) -> dict[tuple[str, int], str]:
+def _environments(environment: RunEnvironment) -> dict[tuple[str, int], str]:
     """What each worker group's nodes were like and how they were set, as text to compare."""
     return {
         (group["group_id"], group["invocation"]): json.dumps(sorted({_signature(node) for node in group["nodes"]}))
@@ -254,13 +255,14 @@ def _environments(environment: Mapping[str, Any]) -> dict[tuple[str, int], str]:
     }
 
 
-def _signature(node: Mapping[str, Any]) -> str:
+def _signature(node: NodeEnvironment) -> str:
+    settings: Mapping[str, object] = node
     variables = {k: v for k, v in (node.get("variables") or {}).items() if k not in PLACEMENT_VARIABLES}
     memory_gib = round((node.get("memory_bytes") or 0) / 2**30)
-    return json.dumps([*(node.get(key) for key in ENVIRONMENT_KEYS), memory_gib, variables], sort_keys=True)
+    return json.dumps([*(settings.get(key) for key in ENVIRONMENT_KEYS), memory_gib, variables], sort_keys=True)
 
 
-def tally(doubts: Sequence[Any]) -> str | None:
+def tally(doubts: Sequence[str | None]) -> str | None:
     """'wide spread (2 of 3)': each doubt of a cell's trials, with how many of them have it; None without one."""
     names = [name for text in doubts if not pd.isna(text) for name in str(text).split("; ") if name]
     counts = {name: names.count(name) for name in dict.fromkeys(names)}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import order
+from harness.analysis.common import Values, order
 from harness.record.schema import AXES, EQUIVALENCE
 
 MAX_DIFFERENCE = 0.01
 """The largest relative difference of two updates that rounding is given; a wrong share or scale gives 0.1 and more."""
+
+Updates = Mapping[str, npt.NDArray[np.float64]]
+"""The change of the parameters, folded into sums, by cell id."""
 
 
 def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
@@ -40,7 +44,9 @@ def not_equivalent(equivalence: pd.DataFrame) -> dict[str, str]:
     return {str(row["cell_id"]): str(row["reason"]) for row in bad.to_dict("records")}
 
 
-def _verdict(cell_id: str, base_id: str, updates: dict[str, Any], failed: dict[str, str]) -> dict[str, Any]:
+def _verdict(
+    cell_id: str, base_id: str, updates: Mapping[str, npt.NDArray[np.float64]], failed: Mapping[str, str]
+) -> Values:
     for name, which in (("the check", cell_id), ("one device's check", base_id)):
         if which not in updates:
             return {"reason": f"unknown: {name} ended as {failed.get(which, 'nothing: it was not run')}"}

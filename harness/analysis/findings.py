@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
+from harness.analysis.common import Lines
 from harness.plan.checks import batches, links, versions
+from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES, FINDINGS
 
 FAILED = {
@@ -18,7 +20,7 @@ FAILED = {
 }
 
 
-def findings(lines: Sequence[Mapping[str, Any]], trials: pd.DataFrame) -> pd.DataFrame:
+def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
     """The findings of each cell's newest examination. That it failed is one, unless it had found an error before."""
     last = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor"}
     named = trials.drop_duplicates("trial_id", keep="last").set_index("trial_id")
@@ -32,7 +34,7 @@ def findings(lines: Sequence[Mapping[str, Any]], trials: pd.DataFrame) -> pd.Dat
     return FINDINGS.frame(rows)
 
 
-def figures(lines: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, str]]:
+def figures(lines: Lines) -> dict[str, Mapping[str, str]]:
     """What the newest examinations measured on the way, in words, by trial."""
     return {
         line["trial_id"]: line["facts"]["figures"]
@@ -41,7 +43,7 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, str]]:
     }
 
 
-def static_findings(plan: Mapping[str, Any], environment: Mapping[str, Any]) -> pd.DataFrame:
+def static_findings(plan: Mapping[str, Any], environment: RunEnvironment) -> pd.DataFrame:
     """Rows of schema.FINDINGS: batches that do not divide, and, of no cell in particular, what the nodes are.
 
     ``plan`` and ``environment`` are the contents of plan.json and environment.json.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
-from harness.analysis.common import measured, order
+from harness.analysis.common import Values, measured, order
 from harness.analysis.stats import geometric_mean
 from harness.record.frames import records
 from harness.record.schema import AXES, GPUS, TRIAL_COLUMNS
@@ -25,7 +23,7 @@ def gpus(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
     return GPUS.frame(sorted(rows, key=order))
 
 
-def _row(ranks: pd.DataFrame) -> dict[str, Any]:
+def _row(ranks: pd.DataFrame) -> Values:
     first = records(ranks.head(1))[0]
     held = {why for text in ranks["throttled"].dropna() for why in text.split(", ") if why}
     efficiencies = [_samples_per_joule(trial) for _, trial in ranks.groupby(KEYS, sort=False)]

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.common import Lines
+from harness.plan.environment import RunEnvironment
 from harness.record.schema import MISSING
 
 WHY = {
@@ -20,7 +21,7 @@ WHY = {
 RUNNING = "cut short: it was being measured when the run was interrupted"
 
 
-def missing(lines: Lines, plan: Mapping[str, Any], environment: Mapping[str, Any]) -> pd.DataFrame:
+def missing(lines: Lines, plan: Mapping[str, Any], environment: RunEnvironment) -> pd.DataFrame:
     """One row a planned trial that no line was recorded of, in the order of the plan."""
     invocations = environment.get("invocations", [])
     last = invocations[-1] if invocations else {}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Rows, by_cell, ends, measured, order
+from harness.analysis.common import Rows, Rule, Values, by_cell, ends, measured, order
 from harness.analysis.doubts import tally
-from harness.analysis.ratios import Rule, doubts_of, paired
+from harness.analysis.ratios import doubts_of, paired
 from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
 from harness.config.strategy_traits import strategy_order
 from harness.record.schema import AXES, NOISE, PARITY, VERSUS
@@ -20,7 +19,7 @@ Excluded = Mapping[str, str] | None
 """Why cells have no ratio, by the id of the check that shows it."""
 
 
-def noise(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
+def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     """Each base against its twin, which is the same cell in a worker group of its own: the noise floor."""
     twins, counted = by_cell(measured(trials, "twin")), measured(trials)
     bases = by_cell(counted[counted["cell_id"].isin(twins)])
@@ -32,7 +31,7 @@ def noise(trials: pd.DataFrame, rule: Rule = None) -> pd.DataFrame:
     return NOISE.frame(sorted(rows, key=order))
 
 
-def parity(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -> pd.DataFrame:
+def parity(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = None) -> pd.DataFrame:
     """Each cell under Ray against the same cell under torchrun, the control, paired by block."""
     counted = measured(trials)
     cells = by_cell(counted) if counted["launcher"].eq("torchrun").any() else {}
@@ -47,7 +46,7 @@ def parity(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -
     return PARITY.frame(sorted(rows, key=order))
 
 
-def versus(trials: pd.DataFrame, rule: Rule = None, excluded: Excluded = None) -> pd.DataFrame:
+def versus(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = None) -> pd.DataFrame:
     """Each strategy on several devices against the one before it (dp, ddp, fsdp), all else equal, paired by block."""
     alike: dict[str, list[Rows]] = {}
     for group in by_cell(measured(trials)).values():
@@ -77,13 +76,13 @@ def excludes_one(ratio: Estimate) -> bool | None:
     return None if ratio.low is None or ratio.high is None else not ratio.low <= 1 <= ratio.high
 
 
-def _ratio(group: Rows, other: Rows, rule: Rule, excluded: Excluded = None) -> dict[str, Any] | None:
+def _ratio(group: Rows, other: Rows, rule: Rule | None, excluded: Excluded = None) -> Values | None:
     """Both throughputs and their ratio, or why it has none; None where no block holds both."""
     speeds, others, pilot = paired(group, other, rule)
     if not speeds:
         return None
     ratio = paired_ratio(speeds, others, pilot=pilot)
-    told: dict[str, Any] = {
+    told: Values = {
         "own": geometric_mean(speeds).value,
         "other": geometric_mean(others).value,
         "ratio": ratio.value,
@@ -94,7 +93,7 @@ def _ratio(group: Rows, other: Rows, rule: Rule, excluded: Excluded = None) -> d
     return told | {**dict.fromkeys(RATIO), "excluded": reason} if reason else told
 
 
-def _named(group: Rows) -> dict[str, Any]:
+def _named(group: Rows) -> Values:
     return {axis: group[0][axis] for axis in ("cell_id", "unit", *AXES)}
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
-from harness.analysis.common import Lines, measured, order
+from harness.analysis.common import Lines, Values, measured, order
+from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES, HOST_PHASES, LEDGER, PHASES
 from harness.record.schema.recorded import COLLECTIVE_COLUMNS
 
@@ -22,9 +20,9 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
     From the timed windows, or, where marking the phases costs too much, from windows of their own. Collectives of dp
     and fsdp, on rank 0 in profiled steps, lie inside the phases: they are not to be added.
     """
-    profiled = measured(trials).groupby("cell_id")[COLLECTIVES].mean()
+    profiled = measured(trials).groupby("cell_id")[COLLECTIVES].mean().to_dict("index")
     rows = _by_cell(trials, windows, NAMES)
-    return PHASES.frame([{**row, **profiled.loc[row["cell_id"]].to_dict()} for row in rows])
+    return PHASES.frame([{**row, **{name: profiled[row["cell_id"]][name] for name in COLLECTIVES}} for row in rows])
 
 
 def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
@@ -32,7 +30,7 @@ def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
     return HOST_PHASES.frame(_by_cell(trials, windows, HOST_NAMES))
 
 
-def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> list[dict[str, Any]]:
+def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> list[Values]:
     known = windows[windows["window_kind"].isin(["timed", "phases"]) & windows[f"{names[-1]}"].notna()]
     counted = measured(trials)
     merged = known.merge(counted[["trial_id", "attempt", "cell_id"]], on=["trial_id", "attempt"], how="inner")
@@ -44,22 +42,22 @@ def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]
         marked = [name for name in names if not pd.isna(total[name])]
         seconds = {name: float(total[name]) / float(total["steps"]) for name in marked}
         axes = {axis: firsts[cell_id][axis] for axis in ("cell_id", *AXES)}
-        step: dict[str, Any] = {"step_s": sum(seconds.values()), **seconds}
+        step: Values = {"step_s": sum(seconds.values()), **seconds}
         rows.append({**axes, **step})
     return sorted(rows, key=order)
 
 
-def ledger(lines: Lines, environment: Mapping[str, Any]) -> pd.DataFrame:
+def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:
     """Return where each second went: parts of trials, of worker groups beside their trials, of invocations."""
     rows = []
-    in_group: dict[tuple[Any, Any], float] = {}
+    in_group: dict[tuple[int, str | None], float] = {}
     for line in lines:
         key = (line["invocation"], line["group_id"])
         in_group[key] = in_group.get(key, 0.0) + (line["trial_s"] or 0.0)
         where = {"level": "trial", "invocation": line["invocation"], "group_id": line["group_id"]}
         for part, seconds in line["parts"].items():
             rows.append({**where, "trial_id": line["trial_id"], "part": part, "seconds": seconds})
-    groups: dict[Any, float] = {}
+    groups: dict[int, float] = {}
     for group in environment.get("groups", []):
         where = {"level": "group", "invocation": group["invocation"], "group_id": group["group_id"]}
         groups[group["invocation"]] = groups.get(group["invocation"], 0.0) + group["whole_s"]

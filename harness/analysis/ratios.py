@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Rows, bases_of, by_cell, ends, measured, order
+from harness.analysis.common import Rows, Rule, Values, bases_of, by_cell, ends, measured, order
 from harness.analysis.doubts import tally
 from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
 from harness.record.schema import AXES, SCALING
 
 RATIOS = ("speedup", "low", "high", "precise", "efficiency", "efficiency_low", "efficiency_high")
-Rule = Mapping[str, Any] | None
-"""The rule that set the number of blocks, as the file has it: at_least, at_most, halfwidth; None for a number."""
 
 
-def scaling(trials: pd.DataFrame, rule: Rule = None, excluded: Mapping[str, str] | None = None) -> pd.DataFrame:
+def scaling(trials: pd.DataFrame, rule: Rule | None = None, excluded: Mapping[str, str] | None = None) -> pd.DataFrame:
     """Speedup and efficiency of each measured cell against its base, paired by block and invocation.
 
     The base is the planned one; where it could not run, the smallest device count of the same strategy that
@@ -55,7 +52,7 @@ def doubts_of(group: Rows, other: Rows, name: str) -> str | None:
     return "; ".join(part for part in (own, marked) if part) or None
 
 
-def paired(group: Rows, base: Rows, rule: Rule) -> tuple[list[float], list[float], list[bool] | None]:
+def paired(group: Rows, base: Rows, rule: Rule | None) -> tuple[list[float], list[float], list[bool] | None]:
     """The throughputs of both in each block, from the last invocation that holds both, in the order of the blocks.
 
     A block that was cut in two has its base, and the base its twin, in both invocations: it is one block all the same.
@@ -68,7 +65,7 @@ def paired(group: Rows, base: Rows, rule: Rule) -> tuple[list[float], list[float
     return speeds, others, [row["block"] < rule["at_least"] for row in both] if rule else None
 
 
-def _against(group: Rows, base: Rows, rule: Rule) -> dict[str, Any] | None:
+def _against(group: Rows, base: Rows, rule: Rule | None) -> Values | None:
     """The ratio columns of one cell; None where no block holds both it and the base."""
     speeds, bases, pilot = paired(group, base, rule)
     if not speeds:
@@ -94,6 +91,6 @@ def _against(group: Rows, base: Rows, rule: Rule) -> dict[str, Any] | None:
     }
 
 
-def meets(estimate: Estimate, rule: Rule) -> bool | None:
+def meets(estimate: Estimate, rule: Rule | None) -> bool | None:
     """Whether an interval is as narrow as the rule asks; None without a rule."""
     return None if rule is None else estimate.halfwidth is not None and estimate.halfwidth <= rule["halfwidth"]

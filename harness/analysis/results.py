@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
+from harness.analysis.common import Rule
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import equivalence, not_equivalent
@@ -83,15 +83,15 @@ class Results:
         return not_equivalent(self.equivalence)
 
     @property
-    def rule(self) -> dict[str, Any] | None:
+    def rule(self) -> Rule | None:
         """The rule that set the number of blocks; None if the file gives a number."""
-        settings = self.experiment.throughput
-        return settings.rule.model_dump() if settings and settings.rule else None
+        rule = self.experiment.throughput and self.experiment.throughput.rule
+        return Rule(at_least=rule.at_least, at_most=rule.at_most, halfwidth=rule.halfwidth) if rule else None
 
     @property
     def pilot(self) -> int | None:
         """The number of blocks that the rule decided from; None without a rule."""
-        return int(self.rule["at_least"]) if self.rule else None
+        return self.rule["at_least"] if self.rule else None
 
 
 def _trials(results: Results) -> pd.DataFrame:
@@ -101,7 +101,7 @@ def _trials(results: Results) -> pd.DataFrame:
 
 def _convergence(results: Results) -> pd.DataFrame:
     settings = results.experiment.convergence
-    target = settings.target.model_dump(exclude_none=True) if settings and settings.target else None
+    target = settings.target if settings else None
     return convergence(results.trials, results.epochs, target, results.not_equivalent)
 
 

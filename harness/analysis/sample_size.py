@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from harness.analysis.common import Lines
 from harness.analysis.stats import stein_blocks
 from harness.analysis.trials import throughput
 from harness.config.sections import BlockRule
 from harness.plan.comparison import base_cell, comparable, single_device_cell, wrapped_single_device_cell
 from harness.plan.trial import Trial
-
-Lines = Sequence[Mapping[str, Any]]
 
 
 def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dict[str, int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import mean
-from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, Rows, by_cell, ends, measured, order
+from harness.analysis.common import Lines, Row, Rows, Values, by_cell, ends, measured, order
 from harness.analysis.doubts import tally
 from harness.analysis.peak_flops import peak_flops
 from harness.analysis.stats import geometric_mean
@@ -26,7 +25,7 @@ def ranks(lines: Lines) -> pd.DataFrame:
     return _nested(RANKS, lines)
 
 
-def throughput(windows: Iterable[Mapping[str, Any]]) -> float | None:
+def throughput(windows: Iterable[Row]) -> float | None:
     """All ranks' samples over the slowest rank's time, summed over the timed windows; None without one.
 
     Numerator and denominator cover the same steps. Windows begin together, so the slowest rank ends each.
@@ -52,7 +51,7 @@ def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     return TRIALS.typed(merged)
 
 
-def _trial_row(line: Mapping[str, Any]) -> dict[str, Any]:
+def _trial_row(line: Row) -> Row:
     row = {name: value for name, value in line.items() if name not in ("windows", "ranks", "facts", "parts")}
     peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
     first = [window for window in line["windows"] if window["rank"] == 0]
@@ -102,7 +101,7 @@ def _known(rows: Rows, name: str) -> list[float]:
     return [float(row[name]) for row in rows if not pd.isna(row[name])]
 
 
-def _arithmetic(trial: Row, speed: float, probes: Sequence[float]) -> dict[str, Any]:
+def _arithmetic(trial: Row, speed: float, probes: Sequence[float]) -> Values:
     """What one device computes, and what part that is of its peak: MFU as Chowdhery et al. 2022 define it."""
     if pd.isna(trial["flops_per_unit"]):
         return {"flops_reason": trial["flops_reason"]}

@@ -10,6 +10,7 @@ import pytest
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
+from harness.config.sections import Target
 from tests.records import epochs_of, line, steps_of
 
 
@@ -164,7 +165,7 @@ def test_on_cuda_the_hosts_waiting_is_no_part_of_the_step() -> None:
 
 
 def test_a_target_that_nobody_recorded_is_named() -> None:
-    row = training([0.5], {"metric": "val_f1", "at_least": 0.5})
+    row = training([0.5], Target(metric="val_f1", at_least=0.5))
     assert row["target"] == "val_f1: no such metric was recorded"
     assert pd.isna(row["reached"])
 
@@ -180,10 +181,10 @@ def test_cells_come_in_the_order_of_the_strategies() -> None:
     assert cells["cell_id"].tolist() == ["single", "ddp1", "ddp2", "fsdp2"]
 
 
-TARGET = {"metric": "val_accuracy", "at_least": 0.9}
+TARGET = Target(metric="val_accuracy", at_least=0.9)
 
 
-def training(accuracies: list[float], target: dict[str, Any] | None) -> pd.Series[Any]:
+def training(accuracies: list[float], target: Target | None) -> pd.Series[Any]:
     trials = trials_of([line("ddp2", kind="convergence", rates=(1.0, 1.0))])
     return convergence(trials, epochs_of("ddp2-s0", accuracies), target).iloc[0]
 
@@ -203,14 +204,14 @@ def test_never_reached_is_never_reached() -> None:
 
 
 def test_a_loss_must_fall_to_its_target() -> None:
-    row = training([0.5, 0.6, 0.7], {"metric": "val_loss", "at_most": 1.0})
+    row = training([0.5, 0.6, 0.7], Target(metric="val_loss", at_most=1.0))
     assert row["epochs_to_target"] == 2
 
 
 def test_every_metric_of_the_last_epoch_is_carried_over() -> None:
     trials = trials_of([line("ddp2", kind="convergence", rates=(1.0, 1.0))])
     epochs = epochs_of("ddp2-s0", [0.5, 0.6]).assign(val_perplexity=[9.0, 7.0], val_own=[1.0, 3.0])
-    row = convergence(trials, epochs, {"metric": "val_perplexity", "at_most": 8.0}).iloc[0]
+    row = convergence(trials, epochs, Target(metric="val_perplexity", at_most=8.0)).iloc[0]
     assert (row["val_accuracy"], row["val_perplexity"], row["val_own"]) == (0.6, 7.0, 3.0)
     assert row["epochs_to_target"] == 2
 

@@ -8,6 +8,7 @@ import pytest
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
+from harness.config.sections import Target
 from harness.record.schema import CELLS, FINDINGS, TRIALS, WATERFALL
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
 from harness.report.tables.evidence import imprecise
@@ -107,7 +108,7 @@ def test_rehearsals_are_marked() -> None:
 def test_a_target_that_was_never_reached_says_never() -> None:
     lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0))]
     trials = trial_tables.trials(lines, steps_of(lines))
-    target = {"metric": "val_accuracy", "at_least": 0.9}
+    target = Target(metric="val_accuracy", at_least=0.9)
     never = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.5]), target)).rows[0]
     assert never.cells[-3:] == ("0 of 1", "never", "never")
     once = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.95]), target)).rows[0]
