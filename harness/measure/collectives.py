@@ -97,20 +97,20 @@ def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindo
     training = stepper.training
     count = max(LEAST_STEPS, -(-steps // 4))
     before = training.snapshot()
-    stretches: list[TimedWindow] = []
+    windows: list[TimedWindow] = []
     for _ in range(ROUNDS):
         with training.without_gradient_sync():
             stepper.window("alone", 1)  # this step still broadcasts buffers: not kept
-            stretches.append(stepper.window("alone", count))
+            windows.append(stepper.window("alone", count))
         training.restore(before)
         stepper.window("together", 1)  # nor does this step broadcast them
-        stretches.append(stepper.window("together", count))
-    told = ddp_says(training.model, lambda: stepper.window("together", 1))
+        windows.append(stepper.window("together", count))
+    timers = read_ddp_timers(training.model, lambda: stepper.window("together", 1))
     training.restore(before)
-    return stretches, told
+    return windows, timers
 
 
-def ddp_says(model: Any, step: Callable[[], object]) -> dict[str, float]:
+def read_ddp_timers(model: Any, step: Callable[[], object]) -> dict[str, float]:
     """Return medians over a few steps of DDP's own timers, in seconds; empty if DDP records none.
 
     Communication is the span from the first bucket that is ready to the last that is reduced; the part of it after
@@ -120,9 +120,9 @@ def ddp_says(model: Any, step: Callable[[], object]) -> dict[str, float]:
     spans: list[tuple[float, float]] = []
     for _ in range(LOGGED_STEPS):
         step()
-        told = model._get_ddp_logging_data()
-        span = told.get("backward_comm_time", 0)
-        spans.append((span / 1e9, max(0, span - told.get("backward_compute_comm_overlap_time", 0)) / 1e9))
+        data = model._get_ddp_logging_data()
+        span = data.get("backward_comm_time", 0)
+        spans.append((span / 1e9, max(0, span - data.get("backward_compute_comm_overlap_time", 0)) / 1e9))
     model._set_ddp_runtime_logging_sample_rate(100)
     if not any(span for span, _ in spans):
         return {}

@@ -76,8 +76,8 @@ def measure_update(
 
     def stream(rank: int, world_size: int) -> Iterator[tuple[Share, object]]:
         shares = endless_shares(samples, cell.global_batch_size, seed, rank, world_size)
-        mine = list(islice(shares, STEPS))
-        return zip(mine, batches(dataset, mine, seed=seed, device=device, options={}, collate=collate), strict=True)
+        own = list(islice(shares, STEPS))
+        return zip(own, batches(dataset, own, seed=seed, device=device, options={}, collate=collate), strict=True)
 
     _, whole = next(iter(stream(0, 1)))
     training = Training(cell, Frozen(workload, whole), seed, ranks)

@@ -69,14 +69,14 @@ def _count(workload: Workload, batch: object, device: torch.device) -> Flops:
         # some batches run step by step, in products that are counted; others of the same model do not
         return Flops(None, "a recurrent layer, whose kernel depends on the batch and may have no formula")
     # the audit is the outer mode: it sees operators after the counter has decomposed composite ones
-    with _CountAudit() as watch, FlopCounterMode(display=False, custom_mapping=_own_formulas()) as counter:
+    with _CountAudit() as audit, FlopCounterMode(display=False, custom_mapping=_own_formulas()) as counter:
         loss, weight = workload.loss(model, batch)
-        watch.in_backward = True
+        audit.in_backward = True
         loss.backward()
     total, units = counter.get_total_flops(), float(weight)
-    if watch.uncounted:
-        return Flops(None, f"torch's FLOP counter has no formula for {', '.join(sorted(watch.uncounted))}")
-    if watch.repeated:
+    if audit.uncounted:
+        return Flops(None, f"torch's FLOP counter has no formula for {', '.join(sorted(audit.uncounted))}")
+    if audit.repeated:
         return Flops(None, "backward repeats forward work (activation checkpointing), which is no model FLOP")
     if total == 0:
         return Flops(None, "no matrix product, convolution or attention was seen")

@@ -92,7 +92,7 @@ def throughput(context: TrialContext) -> TrialResult:
     speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribe)
     context.rank_facts |= {**setup.memory(context.ranks), **speed.load}
     explanation = _explanation(context, settings, stepper, speed, setup.workload)
-    windows = (*speed.stretches, *explanation.windows)
+    windows = (*speed.windows, *explanation.windows)
     context.parts |= _seconds_by_part(windows)
     return _throughput_result(context, setup, speed, windows, explanation.facts, stepper.spent_s)
 

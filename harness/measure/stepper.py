@@ -123,19 +123,19 @@ STEPPED = ("warmup", "timed")
 """The windows whose single steps are recorded."""
 
 
-def window_rows(rank: int, stretches: Sequence[TimedWindow]) -> list[WindowRow]:
+def window_rows(rank: int, windows: Sequence[TimedWindow]) -> list[WindowRow]:
     """Return one row per window of one rank, with the seconds of each phase."""
     return [
         {
             "rank": rank,
             "window": index,
-            "window_kind": stretch.kind,
-            "duration_s": stretch.window.duration_s,
-            "steps": stretch.window.steps,
-            "weight": stretch.weight,
-            **_phase_seconds(stretch.window),
+            "window_kind": timed_window.kind,
+            "duration_s": timed_window.window.duration_s,
+            "steps": timed_window.window.steps,
+            "weight": timed_window.weight,
+            **_phase_seconds(timed_window.window),
         }
-        for index, stretch in enumerate(stretches)
+        for index, timed_window in enumerate(windows)
     ]
 
 
@@ -146,22 +146,26 @@ def _phase_seconds(window: Window) -> PhaseSeconds:
     return seconds
 
 
-def step_columns(rank: int, stretches: Sequence[TimedWindow]) -> StepColumns:
+def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
     """Return one row per step of one rank, in columns; ``loss`` is the mean over the rank's own batch."""
     return joined(
-        [_of_window(rank, index, stretch) for index, stretch in enumerate(stretches) if stretch.kind in STEPPED]
+        [
+            _of_window(rank, index, timed_window)
+            for index, timed_window in enumerate(windows)
+            if timed_window.kind in STEPPED
+        ]
     )
 
 
-def _of_window(rank: int, index: int, stretch: TimedWindow) -> StepColumns:
-    window = stretch.window
+def _of_window(rank: int, index: int, timed_window: TimedWindow) -> StepColumns:
+    window = timed_window.window
     losses = np.array([float(loss) for loss in window.losses])
     weights = np.array([float(weight) for weight in window.weights])
     return {
         "rank": np.full(window.steps, rank),
         "window": np.full(window.steps, index),
         "step": np.arange(window.steps),
-        "warmup": np.full(window.steps, stretch.kind == "warmup"),
+        "warmup": np.full(window.steps, timed_window.kind == "warmup"),
         "step_s": np.array(window.step_s, dtype=float),
         "wait_s": np.array(window.wait_s, dtype=float),
         "loss": losses / np.maximum(weights, 1.0),

@@ -27,7 +27,7 @@ class ThroughputMeasurement:
     ``finite`` is False if the training diverged, ``steady`` if the warm-up reached its limit.
     """
 
-    stretches: tuple[TimedWindow, ...]
+    windows: tuple[TimedWindow, ...]
     window_steps: int
     finite: bool
     steady: bool
@@ -44,9 +44,9 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     pace_s = _pace(rounds[-1].window.step_s)
     detailed = phase_timers.phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
-    watch = LoadMonitor(stepper, shared)
+    monitor = LoadMonitor(stepper, shared)
     timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]
-    used = watch.seen(timed)
+    used = monitor.columns(timed)
     finite = stepper.training.finite(list(timed[-1].window.losses))
     flags = ranks.sum([float(finite)])
     marked = () if detailed else (stepper.window("phases", max(LEAST_MARKED, -(-steps // PHASE_PART))),)
@@ -54,7 +54,7 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
 
 
 class LoadMonitor:
-    """Load of a rank's node and GPUs from its construction to ``seen``; never read inside a window."""
+    """Load of a rank's node and GPUs from its construction to ``columns``; never read inside a window."""
 
     def __init__(self, stepper: Stepper, shared: bool) -> None:
         ranks = stepper.ranks
@@ -63,12 +63,12 @@ class LoadMonitor:
         self._load = load.read()
         self._gpus = self._telemetry.read() if self._telemetry else ()
 
-    def seen(self, timed: Sequence[TimedWindow]) -> RankFacts:
+    def columns(self, timed: Sequence[TimedWindow]) -> RankFacts:
         """Return the rank's columns over these windows."""
         gpus = self._telemetry.read() if self._telemetry else ()
         used = load.load_between(self._load, load.read())
         if self._telemetry:
-            samples = sum(stretch.weight for stretch in timed)
+            samples = sum(window.weight for window in timed)
             used |= summarise(self._gpus, gpus, seconds=used["watched_s"], shared=self._shared, samples=samples)
             self._telemetry.close()
         return used
@@ -79,7 +79,7 @@ def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow],
     rounds: list[TimedWindow] = []
     for _ in range(settings.warmup_rounds):
         rounds.append(stepper.window("warmup", settings.warmup_steps))
-        steady = stepper.ranks.first and is_steady([stretch.window.step_s for stretch in rounds])
+        steady = stepper.ranks.first and is_steady([window.window.step_s for window in rounds])
         if stepper.ranks.broadcast(steady):
             return rounds, True
     return rounds, False

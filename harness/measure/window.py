@@ -77,5 +77,5 @@ def measure_window(
         mark(START)
         synchronize()
         duration = clock() - start
-    told = marks.read()
-    return Window(duration, told.step_s, told.wait_s, losses, weights, told.phases, told.host_phases)
+    timings = marks.read()
+    return Window(duration, timings.step_s, timings.wait_s, losses, weights, timings.phases, timings.host_phases)

@@ -55,12 +55,12 @@ def stepper_for(cell: Cell, workload: Any = None, samples: int = 64) -> Stepper:
 
 def test_warm_up_goes_in_rounds_to_its_limit_and_windows_follow() -> None:
     speed = measure_throughput(stepper_for(CELL), FAST)
-    kinds = [stretch.kind for stretch in speed.stretches]
+    kinds = [window.kind for window in speed.windows]
     rounds = kinds.count("warmup")
     assert 2 <= rounds <= FAST.warmup_rounds
     assert kinds[: rounds + 2] == ["warmup"] * rounds + ["timed"] * 2
     assert speed.finite and speed.window_steps == FAST.window_steps
-    assert [stretch.weight for stretch in speed.stretches if stretch.kind == "timed"] == [32.0, 32.0]
+    assert [window.weight for window in speed.windows if window.kind == "timed"] == [32.0, 32.0]
     assert speed.load["watched_s"] > 0
 
 
@@ -152,9 +152,9 @@ def test_after_the_communication_windows_everything_is_as_before() -> None:
     stepper = stepper_for(replace(CELL, strategy="ddp"))
     stepper.window("warmup", 3)
     before = stepper.training.snapshot()
-    stretches, told = measure_communication(stepper, 20)
-    assert [stretch.kind for stretch in stretches] == ["alone", "together"] * 2
-    assert {stretch.window.steps for stretch in stretches} == {5}
+    windows, told = measure_communication(stepper, 20)
+    assert [window.kind for window in windows] == ["alone", "together"] * 2
+    assert {window.window.steps for window in windows} == {5}
     assert set(told) in ({"ddp_communication_s", "ddp_exposed_s"}, set())  # on one process DDP may tell nothing
     after = stepper.training.snapshot()
     for name, value in before["model"].items():
@@ -216,8 +216,8 @@ def test_what_a_replicating_call_starts_on_each_gpu_counts_with_the_calls_inside
 def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
     monkeypatch.setattr(throughput.phase_timers, "phases_are_cheap", lambda *asked: cheap)
     speed = measure_throughput(stepper_for(CELL), FAST)
-    timed = [stretch.window for stretch in speed.stretches if stretch.kind == "timed"]
-    marked = [stretch.window for stretch in speed.stretches if stretch.kind == "phases"]
+    timed = [window.window for window in speed.windows if window.kind == "timed"]
+    marked = [window.window for window in speed.windows if window.kind == "phases"]
     assert len(timed) == FAST.windows
     assert all(bool(window.phases) is cheap for window in timed)
     assert [window.steps for window in marked] == ([] if cheap else [3]) and all(window.phases for window in marked)
