@@ -1,4 +1,4 @@
-"""What the analyses share: which trials count, what cells have in common, the order of rows."""
+"""Shared by the analyses: the trials that count, the bases of cells, the order of rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
 
 
 def by_cell(trials: pd.DataFrame) -> dict[str, Rows]:
-    """The trials of each cell, by block and invocation; cells in their order of appearance."""
+    """Return the trials of each cell, by block and invocation; cells in their order of appearance."""
     cells: dict[str, list[Row]] = {}
     for row in records(trials):
         cells.setdefault(str(row["cell_id"]), []).append(row)
@@ -49,7 +49,7 @@ def by_cell(trials: pd.DataFrame) -> dict[str, Rows]:
 
 
 def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
-    """The base of each measured cell: the planned one; where that could not run, the least devices of its family."""
+    """Return the base of each measured cell: the planned one or, if that failed, the smallest of its family."""
     smallest: dict[str, tuple[int, str]] = {}
     for cell_id, (first, *_) in cells.items():
         candidate = (int(first["devices"]), cell_id)
@@ -73,7 +73,7 @@ def order(row: Row) -> tuple[object, ...]:
 
 
 def natural(value: object) -> object:
-    """Text so that resnet8 comes before resnet14; anything else as it is."""
+    """Return a sort key that puts resnet8 before resnet14; anything but text is returned unchanged."""
     if not isinstance(value, str):
         return value
     return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"([0-9]+)", value)]

@@ -1,4 +1,4 @@
-"""Trials and epochs -> where each training ended, and when it reached its target."""
+"""Trials and epochs -> the end of each training, and the time to its target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def convergence(
     target: Target | None,
     excluded: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:
-    """One row a training: where it ended, and when it reached the target, if it did.
+    """Return one row a training: its last epoch, and the time to the target if it was reached.
 
     ``target``: the one of the experiment file, if it has any. ``excluded``: why cells are not equivalent to one device,
     by the id of the check that shows it.

@@ -1,4 +1,4 @@
-"""Checks -> whether each strategy trains what one device trains."""
+"""Equivalence checks -> whether each strategy's update equals that of one device."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ Updates = Mapping[str, npt.NDArray[np.float64]]
 
 
 def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
-    """Each check against one device's: the norm of the difference of both updates over the norm of one device's.
+    """Return each check against that of one device.
 
-    Both updates are the sum of the same few steps from the same start on the same global batches, folded alike.
+    The difference is the norm of the difference of both updates over the norm of one device's. Both
+    updates are the sum of the same few steps from the same start on the same global batches, folded alike.
     """
     ran = trials[trials["purpose"] == "equivalence"].drop_duplicates("trial_id", keep="last")
     by_trial = {key: part.sort_values("bucket")["update"] for key, part in checks.groupby(["trial_id", "attempt"])}
@@ -39,7 +40,7 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
 
 
 def not_equivalent(equivalence: pd.DataFrame) -> dict[str, str]:
-    """Why a check's cells may not be compared, by the check's cell id; those that could not be checked may."""
+    """Return the reason that a check's cells have no ratios, by the check's cell id; an unknown result is no reason."""
     bad = equivalence[equivalence["equivalent"].eq(False).fillna(False)]
     return {str(row["cell_id"]): str(row["reason"]) for row in bad.to_dict("records")}
 

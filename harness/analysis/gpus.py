@@ -1,4 +1,4 @@
-"""What GPUs told during timed windows, by cell."""
+"""NVML readings of the GPUs during timed windows, by cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENERGY = ["energy_j", "samples_per_joule"]
 
 
 def gpus(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
-    """One row a cell whose GPUs told anything of themselves; none without GPUs."""
+    """Return one row a cell whose GPUs gave any reading; no rows without GPUs."""
     asked = ranks[[*KEYS, *STATES, *ENERGY]]
     told = asked[asked[[*STATES, *ENERGY]].notna().any(axis=1)][KEYS].drop_duplicates()
     kept = measured(trials)[[*KEYS, "cell_id", *AXES]].merge(told, on=KEYS)
@@ -41,7 +41,7 @@ def _row(ranks: pd.DataFrame) -> Values:
 
 
 def _samples_per_joule(trial: pd.DataFrame) -> float | None:
-    """All ranks' samples over all GPUs' energy; None where a rank's is not known."""
+    """Return all ranks' samples over all GPUs' energy; None if the energy of a rank is not known."""
     known = trial[ENERGY].astype("Float64")
     if known.isna().any(axis=None):
         return None

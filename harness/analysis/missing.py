@@ -1,4 +1,4 @@
-"""The plan and what was recorded -> what has no result, and why."""
+"""Plan and recorded trials -> the planned trials without a result, with the reason."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WHY = {
     "error": "not started: the run ended with an error of its own",
     None: "not started: the run was killed, or is still going on",
 }
-"""By how the last invocation ended; None where nothing says so, since nobody was left to write it down."""
+"""By the end of the last invocation; None if it recorded none, since its process was killed."""
 RUNNING = "cut short: it was being measured when the run was interrupted"
 
 
 def missing(lines: Lines, plan: Mapping[str, Any], environment: RunEnvironment) -> pd.DataFrame:
-    """One row a planned trial that no line was recorded of, in the order of the plan."""
+    """Return one row a planned trial without a recorded line, in the order of the plan."""
     invocations = environment.get("invocations", [])
     last = invocations[-1] if invocations else {}
     why = WHY.get(last.get("ended"), WHY[None])

@@ -1,4 +1,4 @@
-"""Windows and parts -> where a step goes, and where the run's time went."""
+"""Windows and parts -> the phases of a step, and the ledger of the run's time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ HOST_NAMES = tuple(f"host_{name}" for name in NAMES if name != "idle_s")
 
 
 def phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
-    """One row a measured cell: seconds of its step by phase, the mean over ranks and blocks; they add up to the step.
+    """Return one row a measured cell: seconds of its step by phase, the mean over ranks and blocks.
 
-    From the timed windows, or, where marking the phases costs too much, from windows of their own. Collectives of dp
+    Phases add up to the step. From the timed windows or, if marking the phases costs too much, from windows of their
+    own. Collectives of dp
     and fsdp, on rank 0 in profiled steps, lie inside the phases: they are not to be added.
     """
     profiled = measured(trials).groupby("cell_id")[COLLECTIVES].mean().to_dict("index")
@@ -26,7 +27,7 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
 
 
 def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
-    """What the host did meanwhile where a GPU computes: a second clock, not to be added to the first."""
+    """Return the host's seconds by phase while a GPU computes: a second clock, not to be added to the first."""
     return HOST_PHASES.frame(_by_cell(trials, windows, HOST_NAMES))
 
 
