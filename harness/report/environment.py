@@ -78,7 +78,7 @@ def node_facts(node: NodeEnvironment) -> list[tuple[str, str]]:
 
 def machine_line(nodes: Sequence[NodeEnvironment]) -> str:
     if not nodes:
-        return "no worker group came up"
+        return "no worker group started"
     first = nodes[0]
     gpus = [device["model"] for device in first["devices"] if device["kind"] == "cuda"]
     what = gpus[0] if gpus else f"{first['cpu']}, {first['cores']} cores, no GPU used"
@@ -99,7 +99,7 @@ def difference(environment: RunEnvironment) -> str:
 def invocation_differences(environment: RunEnvironment) -> list[str]:
     """A sentence for each invocation that found other code, versions or hardware than the one before it."""
     return [
-        f"Invocation {number} found what differs from the one before: {'; '.join(invocation['differs'])}."
+        f"Invocation {number} differs from the one before: {'; '.join(invocation['differs'])}."
         for number, invocation in enumerate(environment.get("invocations", []))
         if invocation.get("differs")
     ]

@@ -81,17 +81,17 @@ SCALING = (
         level=3,
     ),
     Section(
-        "Strategies against each other",
+        "Comparison of strategies",
         lambda results: versus_table(results.versus),
-        "On the same devices at the same batch, paired by block. Rows whose interval excludes 1 are shaded; rows in "
-        "italics are rehearsals.",
+        "Ratio of throughputs on the same devices at the same batch, paired by block. Shaded: the interval excludes 1. "
+        "Italics: emulated or oversubscribed.",
         level=3,
     ),
     Section(
-        "What Ray costs",
+        "Overhead of Ray",
         lambda results: parity_table(results.parity),
-        "The same worker code on the same cells under Ray and under torchrun, the control, interleaved by block: the "
-        "ratio of their throughputs is paired by block. Rows whose interval excludes 1 are shaded.",
+        "Ratio of throughputs of the same cell under Ray and under torchrun (the control), with the same worker code, "
+        "paired by block. Shaded: the interval excludes 1.",
         level=3,
     ),
     Section(
@@ -102,10 +102,10 @@ SCALING = (
         level=3,
     ),
     Section(
-        "Do they train the same thing?",
+        "Equivalence of strategies",
         lambda results: equivalence_table(results.equivalence),
-        "A few steps in fp32 from the same start on the same global batches, batch statistics frozen and no dropout, "
-        "against one device: the difference of the two updates over the size of one device's.",
+        "A few fp32 steps from the same initial parameters on the same global batches, with frozen batch statistics "
+        "and no dropout, against one device: norm of the difference of the two updates over the norm of one device's.",
         level=3,
     ),
     Section("Doubts", lambda results: doubt_table(results.trials), level=3),
@@ -119,43 +119,43 @@ DETAILS = (
         summary.convergence_words,
     ),
     Section(
-        "Where the efficiency goes, in numbers",
+        "Efficiency loss by part, in numbers",
         lambda results: waterfall_table(results.waterfall),
-        "Of two ranks the faster one is the usual one, so that the slower one's cost is whole. Cells that lack a part, "
-        "such as those whose profiled steps failed, have no rows.",
-        folded="Every part of every cell",
+        "With two ranks, the faster one is the typical rank, so that the slower one's loss is counted in full. Cells "
+        "that lack a part, such as those whose profiled steps failed, have no rows.",
+        folded="All parts of all cells",
     ),
-    Section("Not explained", lambda results: unexplained_table(results.trials), level=3),
+    Section("Efficiency loss not explained", lambda results: unexplained_table(results.trials), level=3),
     Section(
         "Communication of ddp",
         lambda results: communication_table(results.waterfall, results.trials),
-        "By taking it away: steps together less the slowest rank's steps alone. It holds what DDP's own clocks leave "
-        "out, such as copying gradients into buckets and, on a CPU, the cores that the exchange itself takes; a GPU's "
-        "two figures should be close.",
+        "By difference: the time of a step on all devices less that of the slowest rank without gradient exchange. It "
+        "includes costs outside DDP's timers: copies of gradients into buckets and, on a CPU, the cores that the "
+        "exchange occupies. On GPUs both numbers should be close.",
     ),
     Section(
         "Compute",
         lambda results: compute_table(results.cells),
-        "Matrix products, convolutions and attention of forward and backward, counted from shapes.",
+        "FLOPs of matrix products, convolutions and attention, forward and backward, counted from shapes.",
     ),
     Section(
         "Memory",
         lambda results: memory_table(results.cells, results.ranks, results.trials),
-        "Of the fullest rank of each cell; on a CPU the peak is the whole process, libraries included.",
+        "Peak of the rank with the most memory, per cell; on a CPU that of the whole process, libraries included.",
     ),
     Section(
         "GPUs",
         lambda results: gpu_table(results.gpus),
-        "As NVML tells of them right after the timed windows, over all blocks; clocks that were held down are told by "
-        "counters over the windows. Energy is counted over 10 s and more, where nobody shares the GPU.",
+        "NVML's readings right after the timed windows, over all blocks. Throttling is read from counters over the "
+        "windows. Energy is measured over at least 10 s, if no other process uses the GPU.",
     ),
-    Section("Where the run's time went", lambda results: ledger_table(results.ledger), summary.checks_words),
+    Section("Run time by part", lambda results: ledger_table(results.ledger), summary.checks_words),
     Section(
-        "What became of the trials",
+        "Trial outcomes",
         lambda results: outcome_table(results.outcomes),
         empty=lambda results: "No trial has ended.",
     ),
-    Section("Trials that failed", lambda results: failure_table(results.trials), level=3),
-    Section("Planned, without a result", lambda results: missing_table(results.missing), level=3),
+    Section("Failed trials", lambda results: failure_table(results.trials), level=3),
+    Section("Trials without a result", lambda results: missing_table(results.missing), level=3),
 )
 """Below the figures."""

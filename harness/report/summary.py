@@ -27,14 +27,14 @@ def cards(results: Results) -> list[dict[str, str]]:
     cards = [
         {
             "value": str(int((last["outcome"] == "ok").sum())),
-            "label": f"trials ok; {int((last['outcome'] == 'skipped').sum())} skipped with their reason",
+            "label": f"trials ok; {int((last['outcome'] == 'skipped').sum())} skipped, with reasons",
         },
         {"value": str(results.cells.shape[0]), "label": "cells measured"},
     ]
     if wall:
         ledger = results.ledger
         measured = float(ledger["seconds"][(ledger["level"] == "trial") & ledger["part"].isin(MEASURED)].sum())
-        label = f"until the report, {100 * measured / wall:.0f} % of it timed windows and epochs"
+        label = f"wall time until the report, {100 * measured / wall:.0f} % in timed windows and epochs"
         cards.append({"value": duration(wall), "label": label})
     rows = results.scaling
     claims = rows[
@@ -83,7 +83,7 @@ def findings(results: Results) -> list[str]:
     if wide := imprecise(results.scaling):
         found.append(wide)
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
-        found.append("One block was measured: there is no interval, and nothing is known of the spread between runs.")
+        found.append("One block was measured: there are no intervals, and the variance between runs is unknown.")
     return found
 
 
@@ -105,12 +105,12 @@ def _noise(results: Results) -> list[str]:
     if not wrong.empty:
         worst = wrong.iloc[(wrong["ratio"].astype(float) - 1).abs().argmax()]
         return [
-            f"The base and its twin, which are the same, differ: {worst['ratio']:.3f} ({worst['low']:.3f} to "
-            f"{worst['high']:.3f}). By chance one in twenty does; {plural(len(noise), 'pair')} here. If it stays, "
-            "worker groups do not run alike on this machine."
+            f"A/A test: the base and its twin, the same cell, differ: {worst['ratio']:.3f} ({worst['low']:.3f} to "
+            f"{worst['high']:.3f}). By chance 1 in 20 does; {plural(len(noise), 'pair')} here. If this recurs, "
+            "worker groups on this machine differ in speed."
         ]
     if noise.empty and not results.cells.empty and results.experiment.throughput:
-        return ["No base was measured twice: the noise floor is unknown."]
+        return ["No A/A test: no base was measured twice, so the noise floor is unknown."]
     return []
 
 
@@ -122,7 +122,7 @@ def checks_words(results: Results) -> str:
     if checks.empty or total <= 0:
         return ""
     spent = float(ledger["seconds"][(ledger["level"] == "trial") & ledger["trial_id"].isin(checks)].sum())
-    return f"Checks and preflight took {100 * spent / total:.1f} % of it."
+    return f"Equivalence checks and preflight took {100 * spent / total:.1f} % of the run."
 
 
 def preflight_words(results: Results) -> str:
@@ -142,8 +142,8 @@ def noise_words(noise: pd.DataFrame) -> str:
     widest = max((abs(number(row[end]) - 1) for row in rows_of(known) for end in ("low", "high")), default=0.0)
     floor = f" Differences under {100 * widest:.0f} % may be noise." if len(known) else ""
     return (
-        "The base was measured twice in every block, the second time in a worker group of its own. Both are the same, "
-        f"so their ratio should be 1: how far its interval reaches is the noise floor of this study.{floor}"
+        "A/A test: the base was measured twice in every block, the second time in a worker group of its own. Their "
+        f"ratio should be 1; the noise floor of this run is how far its interval reaches from 1.{floor}"
     )
 
 
@@ -208,7 +208,7 @@ def scaling_words(scaling: pd.DataFrame) -> str:
         f"Against the base of the same setting ({span} {rate_unit(scaling)} in absolute numbers), "
         f"{' and '.join(words[kind] for kind in kinds)}. "
         "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
-        "logarithm over n blocks, each in fresh processes. Rows in italics are rehearsals, not claims about speed."
+        "logarithm over n blocks, each in fresh processes. Italics: emulated or oversubscribed, no claim about speed."
     )
 
 
@@ -222,6 +222,6 @@ def convergence_words(results: Results) -> str:
     if target:
         bound = f"at least {target.at_least:g}" if target.at_least is not None else f"at most {target.at_most:g}"
         words += (
-            f" Target: {target.metric} {bound}, looked for at the end of each epoch; the clock excludes evaluation."
+            f" Target: {target.metric} {bound}, checked at the end of each epoch; training time excludes evaluation."
         )
-    return words + (f" {plural(resumed, 'training')} went on from a checkpoint." if resumed else "")
+    return words + (f" {plural(resumed, 'training')} resumed from a checkpoint." if resumed else "")

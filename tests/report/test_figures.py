@@ -167,7 +167,7 @@ def test_efficiency_is_left_out_on_one_device_count() -> None:
 def test_batch_sizes_need_two_and_mark_what_failed() -> None:
     one_size = draw_all(results_of([line("single"), line("ddp2", rates=(80.0, 80.0))]))["batch_sizes"]
     assert one_size.figure is None
-    assert one_size.caption.startswith("Left out: one batch size was measured")
+    assert one_size.caption.startswith("Left out: only one batch size was measured")
     lines = [*full_study(), line("ddp2x32", strategy="ddp", outcome="oom", devices=2, per_device_batch_size=32)]
     failed = draw_all(results_of(lines))["batch_sizes"]
     crosses = [one for axes in axes_of(failed.figure) for one in axes.get_lines() if one.get_marker() == "x"]
@@ -308,7 +308,7 @@ def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
         for axes in axes_of(drawings[name].figure):
             (band,) = axes.patches
             assert across(band.get_path().get_extents(band.get_patch_transform())) == pytest.approx((low, high)), name
-        assert "Grey band: the base against its twin" in drawings[name].caption
+        assert "Grey band: noise floor (A/A test" in drawings[name].caption
     without = draw_all(results_of(full_study()))["ratios"]
     assert not any(axes.patches for axes in axes_of(without.figure)) and "band" not in without.caption
 

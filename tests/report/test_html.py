@@ -181,9 +181,9 @@ def test_a_run_that_ended_early_has_a_report_that_says_what_is_missing(
     assert cut_short.startswith("cut short" if running else "not started")
     html = folder.report.read_text()
     assert "11 planned trials without a result" in html and "1 trial failed: 1 error" in html
-    assert "Planned, without a result" in html and reason in html
+    assert "Trials without a result" in html and reason in html
     assert "single x1" in html and "1 to 3" in html  # which cell, in which blocks
-    assert "Invocation 0 found what differs from the one before: torch 2.14.0 -&gt; 2.15.0." in html
+    assert "Invocation 0 differs from the one before: torch 2.14.0 -&gt; 2.15.0." in html
 
 
 def test_a_run_that_was_killed_before_its_first_trial_has_a_report(make_experiment: Make, tmp_path: Path) -> None:
@@ -326,9 +326,7 @@ def test_a_twin_that_differs_is_a_finding_that_says_how_often_chance_does_that()
         results = SimpleNamespace(noise=NOISE.frame([row]), cells=pd.DataFrame([1]), experiment=None)
         told = content._noise(results)  # type: ignore[arg-type]
         assert bool(told) == found
-        assert not found or (
-            "By chance one in twenty does; 1 pair here" in told[0] and "1.200 (1.100 to 1.300)" in told[0]
-        )
+        assert not found or ("By chance 1 in 20 does; 1 pair here" in told[0] and "1.200 (1.100 to 1.300)" in told[0])
 
 
 def test_the_end_of_a_run_tells_the_floor_and_the_doubts() -> None:
@@ -337,14 +335,14 @@ def test_the_end_of_a_run_tells_the_floor_and_the_doubts() -> None:
         [{"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubt} for doubt in ("wide spread", None, "wide spread")]
     )
     assert belief_lines(noise, trials, SCALING.frame([])) == [
-        "Noise floor (the base against its twin, 95 %): 0.900 to 1.100.",
+        "Noise floor (A/A test, 95 % CI): 0.900 to 1.100.",
         "Doubts (?), by timed trials: wide spread (2 of 3).",
     ]
     one = NOISE.frame([{"ratio": 1.0}])
     assert belief_lines(one, trials[:0], SCALING.frame([])) == ["Noise floor: unknown, as one block has no interval."]
     off = NOISE.frame([{"ratio": 1.2, "low": 1.1, "high": 1.3, "excludes_one": True}])
     (told,) = belief_lines(off, trials[:0], SCALING.frame([]))
-    assert told.endswith("1 of 1 leave out 1, as one in twenty does by chance.")
+    assert told.endswith("1 of 1 exclude 1; 1 in 20 does by chance.")
 
 
 def test_what_checks_took_of_the_run_is_told(run_folder: RunFolder) -> None:
@@ -356,7 +354,7 @@ def test_what_checks_took_of_the_run_is_told(run_folder: RunFolder) -> None:
     rows += [("group", None, 15.0)]
     vars(results)["ledger"] = pd.DataFrame(rows, columns=["level", "trial_id", "seconds"])
     vars(results)["trials"] = trials
-    assert content.checks_words(results) == "Checks and preflight took 5.0 % of it."
+    assert content.checks_words(results) == "Equivalence checks and preflight took 5.0 % of the run."
     vars(results)["trials"] = trials[:1]
     assert content.checks_words(results) == ""
 
@@ -365,10 +363,10 @@ def test_the_report_says_what_checks_took_and_what_is_not_explained(
     run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = replace(
-        section_of("Where the run's time went"), words=lambda results: "Checks and preflight took 5.0 % of it."
+        section_of("Run time by part"), words=lambda results: "Equivalence checks and preflight took 5.0 % of the run."
     )
     reason = replace(
-        section_of("Not explained"),
+        section_of("Efficiency loss not explained"),
         table=lambda results: TextTable(
             (Heading("cell"), Heading("reason")), (Line(("ddp x2", "cannot be taken away")),)
         ),
@@ -376,8 +374,8 @@ def test_the_report_says_what_checks_took_and_what_is_not_explained(
     monkeypatch.setattr("harness.report.html.DETAILS", (words, reason))
     write_report(run_folder.path)
     html = run_folder.report.read_text()
-    assert "<p>Checks and preflight took 5.0 % of it.</p>" in html
-    assert "<h3>Not explained</h3>" in html
+    assert "<p>Equivalence checks and preflight took 5.0 % of the run.</p>" in html
+    assert "<h3>Efficiency loss not explained</h3>" in html
     assert "<td>ddp x2</td><td>cannot be taken away</td>" in html
 
 
@@ -424,7 +422,7 @@ def test_timed_windows_and_epochs_are_what_counts_as_measured(run_folder: RunFol
     )
     vars(results)["ledger"] = ledger
     cards = {card["value"]: card["label"] for card in content.cards(results)}
-    assert cards["1 min 30 s"] == "until the report, 20 % of it timed windows and epochs"
+    assert cards["1 min 30 s"] == "wall time until the report, 20 % in timed windows and epochs"
 
 
 def test_ranks_that_yield_to_other_processes_are_told_and_so_is_a_difference() -> None:

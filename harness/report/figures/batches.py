@@ -35,7 +35,7 @@ def batch_sizes(results: Results) -> Drawing:
     name, title = "batch_sizes", "Per-device throughput and peak memory against batch size"
     rows = results.cells.assign(peak_gib=results.cells["peak_memory_bytes"] / GIB)
     if rows[BATCH].nunique() < 2:
-        return Drawing(name, title, "Left out: one batch size was measured, so there is nothing to compare.", None)
+        return Drawing(name, title, "Left out: only one batch size was measured.", None)
     not_equivalent = not_equivalent_cells(results)
     failed = _without_result(results.trials)
     facets = facets_of(rows, batch=False)

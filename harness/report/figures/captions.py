@@ -11,11 +11,6 @@ from harness.report.labels import rate_unit
 from harness.report.row import rows_of
 
 
-def rows_apart(rows: pd.DataFrame) -> bool:
-    """Whether any row is a rehearsal."""
-    return bool((rows["emulated"].fillna(False) | rows["oversubscribed"].fillna(False)).any())
-
-
 def cut(facets: Sequence[tuple[str, pd.DataFrame]]) -> str:
     return f" The first {MOST_FACETS} settings are drawn; tables/ has all." if len(facets) == MOST_FACETS else ""
 
@@ -80,7 +75,7 @@ def failures(failed: pd.DataFrame) -> str:
 
 def noise(noise: pd.DataFrame) -> str:
     if noise["low"].notna().any():
-        return " Grey band: the base against its twin in another worker group, the noise floor."
+        return " Grey band: noise floor (A/A test: the base against its twin in another worker group)."
     return ""
 
 

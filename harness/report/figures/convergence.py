@@ -23,7 +23,7 @@ TRIAL = ["trial_id", "attempt"]
 
 def learning_curves(results: Results) -> Drawing:
     """Training loss, and accuracy or validation loss, against samples and against training time, one line a seed."""
-    name, title = "convergence", "How trainings learn, against samples and training time"
+    name, title = "convergence", "Learning curves, against samples and training time"
     done = results.trials["outcome"].isin(["ok", "diverged"])
     trials = results.trials[(results.trials["kind"] == "convergence") & done]
     keys = [*TRIAL, "strategy", "devices", "seed", "emulated", "oversubscribed"]

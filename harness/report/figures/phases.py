@@ -23,10 +23,10 @@ HATCHES = {"wait": "xx", "idle": "..", "copy": "--", "backward": "//"}
 
 def step_phases(results: Results) -> Drawing:
     """Seconds of a step by phase, stacked; one bar a cell."""
-    name, title = "phases", "Where a step goes"
+    name, title = "phases", "Step time by phase"
     rows = results.phases
     if rows.empty:
-        return Drawing(name, title, "Left out: no phases were marked.", None)
+        return Drawing(name, title, "Left out: no phases were recorded.", None)
     not_equivalent = not_equivalent_cells(results)
     facets = facets_of(rows)
     present = [phase for phase in NAMES if rows[f"{phase}_s"].fillna(0).gt(0).any()]
@@ -56,8 +56,8 @@ def step_phases(results: Results) -> Drawing:
     figure = panels(facets, draw, legend=handles, height=max(1.8, 0.9 + 0.32 * max(len(part) for _, part in facets)))
     clock = "the GPU's stream, partitioned by events" if (rows["device"] == "cuda").any() else "the host's clock"
     caption = (
-        f"Mean over ranks and blocks, by {clock}; the phases add up to the step. Backward holds the communication that "
-        f"it waits for.{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"Mean over ranks and blocks, by {clock}; the phases add up to the step. Backward includes "
+        f"the communication that it waits for.{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 

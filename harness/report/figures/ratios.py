@@ -19,7 +19,7 @@ FINE = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4)
 
 def paired_ratios(results: Results) -> Drawing:
     """Strategies against each other, and Ray against torchrun: the ratio of throughputs with its interval."""
-    name, title = "ratios", "Throughput of one against another"
+    name, title = "ratios", "Paired throughput ratios"
     rows = pd.concat([_rows(results.versus, "other_strategy"), _rows(results.parity, None)], ignore_index=True)
     left_out = rows["ratio"].isna()
     rows = rows[~left_out]
@@ -53,7 +53,7 @@ def paired_ratios(results: Results) -> Drawing:
     figure = panels(facets, draw, legend=[], height=max(1.5, 1.0 + 0.32 * tallest))
     caption = (
         f"Geometric mean over blocks, paired by block, with 95 % intervals{captions.one_block(rows)}; "
-        f"{captions.count(rows)}. Right of 1 the first of the two is faster.{captions.noise(results.noise)}"
+        f"{captions.count(rows)}. Above 1 the first of the two is faster.{captions.noise(results.noise)}"
         f"{captions.left_out(int(left_out.sum()))}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)

@@ -53,10 +53,9 @@ def step_times(results: Results) -> Drawing:
         axes.set_xlabel("step time (ms)")
 
     figure = panels(facets, draw, legend=[], height=max(1.8, 0.9 + 0.32 * max(len(part) for _, part in facets)))
-    starred = " *" if captions.rows_apart(rows) else ""
     caption = (
         "Boxes: quartiles and median; whiskers: 5th and 95th percentile of every timed step of all ranks and blocks. "
-        f"Steps of one trial are not replicates.{starred}"
+        f"Steps of one trial are not replicates."
         f"{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)

@@ -18,7 +18,7 @@ ROW_HEIGHT = 0.27
 
 def efficiency_waterfall(results: Results) -> Drawing:
     """One panel a cell on several devices: each part of the loss where it is taken from what is left."""
-    name, title = "waterfall", "Where the efficiency goes"
+    name, title = "waterfall", "Efficiency loss by part"
     rows = results.waterfall
     if rows.empty:
         return Drawing(name, title, "Left out: no cell on several devices has the trials that explain it.", None)
@@ -28,10 +28,10 @@ def efficiency_waterfall(results: Results) -> Drawing:
     figure = panels(facets, _draw, legend=[], height=1.1 + ROW_HEIGHT * (tallest + 1))
     caption = (
         "From 100 % down to the efficiency that was measured: each bar is the share of the step that a part takes, "
-        f"hatched where it is a gain; thin lines are 95 % intervals over blocks{captions.one_block(rows)}, "
+        f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.one_block(rows)}, "
         f"{captions.count(rows)}. Side by side: the same step on all "
         "devices at once, no gradients exchanged. dp's and fsdp's collectives come from profiled steps, overlapped "
-        f"or not, and the rest makes up for it.{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"or not, and the rest compensates.{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 

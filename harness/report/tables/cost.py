@@ -29,8 +29,8 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
     """Model FLOP/s of one device of each cell, against what the device can do."""
     columns: tuple[Column, ...] = (
         *CELL,
-        ("GFLOP/s a device", "achieved_flops_per_s", decimal("{:,.3g}", 1e-9)),
-        ("of a matrix product there", _of_measured_peak, percent),
+        ("GFLOP/s per device", "achieved_flops_per_s", decimal("{:,.3g}", 1e-9)),
+        ("% of matmul peak", _of_measured_peak, percent),
         ("MFU", _mfu, flush_right),
     )
     counted = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
@@ -57,7 +57,7 @@ def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
         ("part", lambda row: "ideal (efficiency)" if _is_first(row) else row["part"], words),
         ("ms of a step", "part_s", milliseconds),
         ("share", "share", decimal("{:.1f} %", 100)),
-        ("its 95 % interval", _interval, flush_right),
+        ("95 % interval", _interval, flush_right),
         ("n", "blocks", flush_right),
     )
     left_out = len(waterfall[most:])
@@ -89,9 +89,9 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
     columns: tuple[Column, ...] = (
         ("setting", "setting", words),
         ("devices", shown_devices, flush_right),
-        ("exposed, by taking it away (ms)", "part_s", milliseconds),
-        ("DDP's own: exposed (ms)", "ddp_exposed_s", milliseconds),
-        ("DDP's own: first bucket to last (ms)", "ddp_communication_s", milliseconds),
+        ("exposed, by difference (ms)", "part_s", milliseconds),
+        ("exposed, DDP's timer (ms)", "ddp_exposed_s", milliseconds),
+        ("first to last bucket, DDP's timer (ms)", "ddp_communication_s", milliseconds),
     )
     exposed = waterfall[waterfall["part"] == "exposed communication"]
     own = trials.groupby("cell_id")[["ddp_exposed_s", "ddp_communication_s"]].mean()
@@ -104,9 +104,9 @@ def gpu_table(gpus: pd.DataFrame) -> TextTable:
         *CELL,
         ("utilisation", "gpu_utilisation", percent),
         ("power of one (W)", "power_w", decimal("{:,.0f}")),
-        ("clock, of the highest", "sm_clock_fraction", percent),
+        ("clock (% of highest)", "sm_clock_fraction", percent),
         ("hottest (\N{DEGREE SIGN}C)", "temperature_c", decimal("{:.0f}")),
-        ("held down", lambda row: "not known" if is_missing(row["throttled"]) else row["throttled"] or "no", words),
+        ("throttled", lambda row: "not known" if is_missing(row["throttled"]) else row["throttled"] or "no", words),
         ("samples per joule", "samples_per_joule", decimal("{:,.3g}")),
         ("n", "blocks", flush_right),
     )

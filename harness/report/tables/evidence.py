@@ -101,7 +101,7 @@ def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
         ("strategy", cell_label, words),
         ("model", "model", words),
         ("global batch", "global_batch_size", flush_right),
-        ("update differs by", "difference", decimal("{:.2g} %", 100)),
+        ("update difference", "difference", decimal("{:.2g} %", 100)),
         ("verdict", lambda row: "equivalent" if is_true(row["equivalent"]) else str(row["reason"]), words),
     )
     return make_table(columns, rows_of(equivalence))
@@ -113,7 +113,7 @@ def doubt_table(trials: pd.DataFrame) -> TextTable:
     columns: tuple[Column, ...] = (
         ("doubt", "doubt", words),
         ("timed trials", lambda row: f"{row['trials']} of {len(timed)}", flush_right),
-        ("what it means", lambda row: _meaning(str(row["doubt"])), words),
+        ("meaning", lambda row: _meaning(str(row["doubt"])), words),
     )
     names = [name for text in timed["doubts"].fillna("") for name in str(text).split("; ") if name]
     return make_table(columns, [{"doubt": name, "trials": count} for name, count in Counter(names).most_common()])
@@ -126,13 +126,13 @@ def _meaning(name: str) -> str:
 
 
 def ledger_table(ledger: pd.DataFrame) -> TextTable:
-    """Where the run's time went, the largest part first."""
+    """Run time by part, the largest part first."""
     total = float(ledger["seconds"].sum())
     columns: tuple[Column, ...] = (
         ("where", lambda row: LEVELS[str(row["level"])], words),
         ("part", "part", words),
         ("time", "seconds", duration),
-        ("of all", lambda row: number(row["seconds"]) / total, decimal("{:.1f} %", 100)),
+        ("of total", lambda row: number(row["seconds"]) / total, decimal("{:.1f} %", 100)),
     )
     sums = ledger.groupby(["level", "part"], sort=False)["seconds"].sum().sort_values(ascending=False)
     return make_table(columns, rows_of(sums[sums >= 0.0005 * total].reset_index()))
@@ -189,8 +189,8 @@ def belief_lines(noise: pd.DataFrame, trials: pd.DataFrame, scaling: pd.DataFram
     if not known.empty:
         floors = ", ".join(f"{ratio(row['low'])} to {ratio(row['high'])}" for row in rows_of(known))
         wrong = int(known["excludes_one"].fillna(False).sum())
-        chance = f" {wrong} of {len(known)} leave out 1, as one in twenty does by chance." if wrong else ""
-        lines.append(f"Noise floor (the base against its twin, 95 %): {floors}.{chance}")
+        chance = f" {wrong} of {len(known)} exclude 1; 1 in 20 does by chance." if wrong else ""
+        lines.append(f"Noise floor (A/A test, 95 % CI): {floors}.{chance}")
     elif len(noise):
         lines.append("Noise floor: unknown, as one block has no interval.")
     if wide := imprecise(scaling):

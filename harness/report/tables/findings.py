@@ -19,8 +19,8 @@ def findings_table(findings: pd.DataFrame) -> TextTable:
         ("check", "check", words),
         ("where", "where", words),
         ("seen", "seen", words),
-        ("what it means", "means", words),
-        ("what to do", "advice", words),
+        ("meaning", "means", words),
+        ("advice", "advice", words),
     )
     rows = [
         {**rows_of(group[:1])[0], "where": finding_location(group), "seen": seen_text(group)}
