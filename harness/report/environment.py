@@ -1,4 +1,4 @@
-"""What the report says of the machines and the invocations of a run."""
+"""Machines and invocations of a run, as facts of the report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_environment(content: Mapping[str, Any]) -> RunEnvironment:
 
 
 def facts(environment: RunEnvironment) -> Facts:
-    """What the template needs of environment.json, by its names there."""
+    """Return the variables of the template that come from environment.json."""
     seen = nodes(environment)
     return {
         "started": started(environment),
@@ -48,7 +48,7 @@ def facts(environment: RunEnvironment) -> Facts:
 
 
 def nodes(environment: RunEnvironment) -> list[NodeEnvironment]:
-    """Each node once, as it was first seen."""
+    """Return each node once, as first recorded."""
     nodes = {node["node_id"]: node for group in environment.get("groups", []) for node in group["nodes"]}
     control = nodes.pop("torchrun", None)  # this machine, which Ray knows by an id
     if control and control["host"] not in {node["host"] for node in nodes.values()}:
@@ -86,7 +86,7 @@ def machine_line(nodes: Sequence[NodeEnvironment]) -> str:
 
 
 def difference(environment: RunEnvironment) -> str:
-    """A sentence where worker groups saw another hardware or other versions of the same node."""
+    """Return a sentence if worker groups recorded different hardware or versions on the same node."""
     keys = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads", "niceness")
     seen: dict[str, set[str]] = {}
     for group in environment.get("groups", []):
@@ -97,7 +97,7 @@ def difference(environment: RunEnvironment) -> str:
 
 
 def invocation_differences(environment: RunEnvironment) -> list[str]:
-    """A sentence for each invocation that found other code, versions or hardware than the one before it."""
+    """Return a sentence for each invocation with other code, versions or hardware than the one before."""
     return [
         f"Invocation {number} differs from the one before: {'; '.join(invocation['differs'])}."
         for number, invocation in enumerate(environment.get("invocations", []))
@@ -106,7 +106,7 @@ def invocation_differences(environment: RunEnvironment) -> list[str]:
 
 
 def started(environment: RunEnvironment) -> str:
-    """When, how often it was resumed, at which commit."""
+    """Return the start, the number of resumptions and the commit."""
     invocations = [invocation for invocation in environment.get("invocations", []) if "started_at" in invocation]
     if not invocations:
         return "not started"

@@ -24,12 +24,12 @@ DPI = 144
 
 
 def write_report(run_folder: Path) -> Results:
-    """Rebuilds tables/, figures/ and report.html of a run folder; raises RunFolderError where it is none."""
+    """Rebuild tables/, figures/ and report.html of a run folder; raise RunFolderError if it is none."""
     return build_report(load(run_folder))
 
 
 def build_report(results: Results) -> Results:
-    """The same of results that are open already."""
+    """Write the report of results that are open already."""
     folder = results.folder
     with _one_error(folder):  # everything is made before anything is written
         tables = {name: getattr(results, name) for name in TABLES}
@@ -51,7 +51,7 @@ def build_report(results: Results) -> Results:
 
 @contextmanager
 def _one_error(folder: RunFolder) -> Iterator[None]:
-    """Recorded files that are well formed and yet cannot be understood; raises RunFolderError."""
+    """Raise RunFolderError if recorded files are well formed but inconsistent."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:

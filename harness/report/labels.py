@@ -13,7 +13,7 @@ BATCH_AXES = ["scaling", "per_device_batch_size", "global_batch_size"]
 
 
 def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
-    """The options that differ between rows, one column each; equal ones are left out."""
+    """Return the options that differ between rows, one column each; equal ones are left out."""
     if frame.empty or "options" not in frame:
         return pd.DataFrame(index=frame.index)
     texts = [text if isinstance(text, str) else "{}" for text in frame["options"].tolist()]
@@ -29,7 +29,7 @@ def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def settings(frame: pd.DataFrame, *, batch: bool = True) -> pd.Series[str]:
-    """For each row what it holds fixed besides strategy and devices, as far as rows differ in it.
+    """Return each row's setting: its axes besides strategy and devices, as far as rows differ in them.
 
     The batch is always named, unless ``batch`` is False.
     """
@@ -51,7 +51,7 @@ def rows_with_setting(frame: pd.DataFrame) -> list[Row]:
 
 
 def rate_unit(frame: pd.DataFrame) -> str:
-    """'samples/s' or 'tokens/s', as the workload counts."""
+    """Return 'samples/s' or 'tokens/s', the workload's unit."""
     units = [str(unit) for unit in frame["unit"].dropna().unique()] if "unit" in frame else []
     return f"{units[0] if len(units) == 1 else 'samples'}/s"
 

@@ -26,7 +26,7 @@ One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `h
 
 
 def as_markdown() -> str:
-    """The page: where things are, then every table with its columns, units and meanings."""
+    """Return the page: files of a run folder, then every table with its columns, units and meanings."""
     parts = [HEAD, "\n## Recorded\n", *map(_section, RECORDED), "\n## Derived\n", *map(_section, DERIVED)]
     parts += ["\n## Doubts\n\n| doubt | what it means |\n|---|---|\n"]
     parts += [f"| {name} | {doubt.meaning} |\n" for name, doubt in DOUBTS.items()]

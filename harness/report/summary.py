@@ -1,4 +1,4 @@
-"""The sentences, cards and facts of the report."""
+"""Cards, findings and sentences of the report."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from harness.report.tables.findings import finding_location, group_findings, see
 from harness.report.tables.text import counts, duration, percent, plural, speed, with_ends
 
 MEASURED = ("windows", "epochs")
-"""The parts of a trial that a throughput or a training clock rests on."""
+"""The parts of a trial that are timed: of throughput and of training time."""
 
 
 def cards(results: Results) -> list[dict[str, str]]:
-    """What a reader wants to know first."""
+    """Return the headline numbers: trials, cells, time, efficiency."""
     trials = results.trials
     last = trials.drop_duplicates("trial_id", keep="last")
     wall = sum(float(invocation.get("wall_s") or 0) for invocation in results.environment.get("invocations", []))
@@ -59,7 +59,7 @@ def cards(results: Results) -> list[dict[str, str]]:
 
 
 def findings(results: Results) -> list[str]:
-    """What must not be overlooked."""
+    """Return the problems of the run, a sentence each."""
     found = []
     last = results.trials.drop_duplicates("trial_id", keep="last")
     bad = last[~last["outcome"].isin(["ok", "skipped"])]
@@ -115,7 +115,7 @@ def _noise(results: Results) -> list[str]:
 
 
 def checks_words(results: Results) -> str:
-    """What part of the run its checks and examinations took."""
+    """Return a sentence on the share of the run that equivalence checks and preflight took."""
     ledger, trials = results.ledger, results.trials
     checks = trials["trial_id"][trials["purpose"].isin(["equivalence", "doctor"])]
     total = float(ledger["seconds"].sum())
@@ -126,7 +126,7 @@ def checks_words(results: Results) -> str:
 
 
 def preflight_words(results: Results) -> str:
-    """How many cells the doctor examined before the run measured them, and what came of it."""
+    """Return a sentence on the cells that the doctor examined, and its findings."""
     trials = results.trials
     examined = trials[trials["purpose"] == "doctor"]["trial_id"].nunique()
     if not examined:

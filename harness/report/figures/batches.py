@@ -31,7 +31,7 @@ LINES = ("devices", "device_ids", "nodes", "emulated", "oversubscribed")
 
 
 def batch_sizes(results: Results) -> Drawing:
-    """Per-device throughput and peak memory against the per-device batch, with marks where none was measured."""
+    """Draw per-device throughput and peak memory against the per-device batch; crosses: no result."""
     name, title = "batch_sizes", "Per-device throughput and peak memory against batch size"
     rows = results.cells.assign(peak_gib=results.cells["peak_memory_bytes"] / GIB)
     if rows[BATCH].nunique() < 2:
@@ -84,7 +84,7 @@ def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str) -> No
 
 
 def _add_intervals(axes: Axes, part: pd.DataFrame) -> None:
-    """Of the throughput of one device: the cell's, over its devices."""
+    """Draw the intervals of per-device throughput: the cell's interval over its devices."""
     known = part[part["low"].notna()]
     if len(known):
         highest = float((known["high"] / known["devices"]).max())
@@ -95,7 +95,7 @@ def _add_intervals(axes: Axes, part: pd.DataFrame) -> None:
 
 
 def _without_result(trials: pd.DataFrame) -> pd.DataFrame:
-    """Throughput trials of cells that gave no figure, by their own fault or for want of memory or samples."""
+    """Return the throughput trials without a result: failed, or skipped for lack of memory or samples."""
     bad = trials["outcome"].isin(["oom", "error", "timeout", "lost", "diverged"])
     skipped = trials["skip_code"].isin(["out_of_memory", "doctor_memory", "too_few_samples"])
     return trials[(trials["kind"] == "throughput") & (bad | skipped)]

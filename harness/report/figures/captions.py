@@ -1,4 +1,4 @@
-"""What stands under a figure: what was drawn, against which base, and what is set apart."""
+"""Captions of figures: what is drawn, against which base, and which marks mean what."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def one_block(rows: pd.DataFrame) -> str:
 
 
 def count(rows: pd.DataFrame) -> str:
-    """'n = 3 blocks', 'n = 2 to 3 blocks'."""
+    """Return 'n = 3 blocks' or 'n = 2 to 3 blocks'."""
     span = " to ".join(dict.fromkeys(str(int(n)) for n in (rows["blocks"].min(), rows["blocks"].max())))
     return f"n = {span} {'block' if span == '1' else 'blocks'}"
 
@@ -84,12 +84,12 @@ def excluded(rows: pd.DataFrame) -> str:
 
 
 def otherwise(cells: Collection[str], rows: pd.DataFrame) -> str:
-    """The same where the cells are known by their ids."""
+    """Return the same sentence if any row is one of these cells."""
     return " Hatched: not equivalent to one device." if rows["cell_id"].isin(cells).any() else ""
 
 
 def unsteady(rows: pd.DataFrame) -> str:
-    """Which points rest on steps that were not steady."""
+    """Return a sentence that names the cells whose steps were not steady."""
     doubts = rows["doubts"].fillna("")
     bad = rows[[any(part.startswith("no steady state") for part in str(text).split("; ")) for text in doubts]]
     names = dict.fromkeys(f"{row['strategy']} on {row['devices']}" for row in rows_of(bad))

@@ -1,4 +1,4 @@
-"""What all figures share: the look, the marks of a strategy, panels, axes and the legend."""
+"""Shared parts of figures: style, colour and marker of a strategy, panels, axes, legend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import matplotlib
 
-matplotlib.use("Agg")  # figures are files: no screen is needed, or taken where there is one
+matplotlib.use("Agg")  # figures are files: no display is needed, or used if there is one
 
 import pandas as pd
 import seaborn as sns
@@ -50,7 +50,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its caption, or, where the data cannot support one, a caption that says why."""
+    """A figure with its caption, or no figure and a caption with the reason."""
 
     name: str
     title: str
@@ -65,7 +65,7 @@ def not_equivalent_cells(results: Results) -> frozenset[str]:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of every figure; put back afterwards."""
+    """Set the style of every figure for a block; the style before is restored."""
     look = {
         **sns.axes_style("whitegrid", {"grid.linestyle": ":", "axes.edgecolor": ".3"}),
         **sns.plotting_context("notebook", font_scale=0.85),
@@ -74,13 +74,13 @@ def style() -> Iterator[None]:
         "figure.max_open_warning": 0,
     }
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # the same figures everywhere, whatever matplotlibrc stands in the current folder
+        matplotlib.rcdefaults()  # the same figures everywhere, whatever matplotlibrc the current folder has
         matplotlib.rcParams.update(look)
         yield
 
 
 def facets_of(rows: pd.DataFrame, *, batch: bool = True) -> list[tuple[str, pd.DataFrame]]:
-    """The rows by what they hold fixed (the batch too, or not), in the order of the table."""
+    """Return the rows by setting (with or without the batch), in the order of the table."""
     names = settings(rows, batch=batch)
     first = list(dict.fromkeys(names))[:MOST_FACETS]
     return [(str(name), rows[names == name]) for name in first]
@@ -104,7 +104,9 @@ def panels(
     flat = [axes for line in grid for axes in line]
     for axes, (name, part) in zip(flat, facets, strict=False):
         draw(axes, part)
-        axes.set_title(name, y=1.0, parse_math=False)  # a name with dollars is a name; a set place is not looked for
+        axes.set_title(
+            name, y=1.0, parse_math=False
+        )  # a name with dollars is no formula; a fixed y is not searched for
     for axes in flat[len(facets) :]:
         axes.set_axis_off()
     add_legend(figure, legend)
@@ -122,7 +124,7 @@ def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
 
 
 def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
-    """Legend entries of the strategies that are in the rows, those set apart with a hollow mark."""
+    """Return the legend entries of the strategies in the rows; emulated and oversubscribed ones are hollow."""
     entries = []
     for strategy in sorted(rows["strategy"].unique(), key=strategy_order):
         part = rows[rows["strategy"] == strategy]
@@ -150,7 +152,7 @@ def draw_point(axes: Axes, row: Row, value: float, low: Scalar, high: Scalar) ->
         error = [[max(value - number(low), 0.0)], [max(number(high) - value, 0.0)]]
         axes.errorbar(devices, value, yerr=error, color=COLOURS[strategy], capsize=3, linewidth=1.2, zorder=3)
     face = "white" if is_apart(row) else COLOURS[strategy]
-    if not is_missing(row.get("excluded")):  # hatched: it does not train what the others train
+    if not is_missing(row.get("excluded")):  # hatched: not equivalent
         hatch_point(axes, devices, value)
     axes.plot(
         devices,
@@ -173,10 +175,10 @@ def hatch_point(axes: Axes, x: float, y: float) -> None:
 
 
 def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[str], *, marked: bool = True) -> None:
-    """One line for each combination of ``units`` in the colour of its strategy, dotted where it is a rehearsal."""
+    """Draw a line for each combination of ``units`` in its strategy's colour, dotted if emulated or oversubscribed."""
     for keys, group in rows.groupby(["strategy", *units], dropna=False, sort=False):
         if len(group) == 1 and not marked:
-            continue  # nothing would be seen of it, and seaborn takes its time
+            continue  # a line of one point without a marker is invisible
         strategy, apart = str(keys[0]), is_apart(rows_of(group[:1])[0])
         sns.lineplot(
             x=group[x].astype(float),
@@ -193,7 +195,7 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
 
 
 def log2_axis(axes: Axes, values: pd.Series[int]) -> None:
-    """A log2 axis whose ticks are the values that were measured, or powers of two where those are many."""
+    """Set a log2 axis with ticks at the measured values, or at powers of two if there are many values."""
     ticks = sorted({int(value) for value in values.dropna()})
     low, high = ticks[0], ticks[-1]
     if len(ticks) > MOST_TICKS:

@@ -1,4 +1,4 @@
-"""How trainings learn."""
+"""Learning curves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIAL = ["trial_id", "attempt"]
 
 
 def learning_curves(results: Results) -> Drawing:
-    """Training loss, and accuracy or validation loss, against samples and against training time, one line a seed."""
+    """Draw training loss, and accuracy or validation loss, against samples and training time, one line a seed."""
     name, title = "convergence", "Learning curves, against samples and training time"
     done = results.trials["outcome"].isin(["ok", "diverged"])
     trials = results.trials[(results.trials["kind"] == "convergence") & done]
@@ -49,7 +49,7 @@ def learning_curves(results: Results) -> Drawing:
 
 
 def _caption(trials: pd.DataFrame, otherwise: pd.DataFrame) -> str:
-    """``otherwise``: the trainings of cells that are not equivalent to one device."""
+    """Return the caption. ``otherwise``: the trainings of cells that are not equivalent to one device."""
     differ = f" Not equivalent to one device, and hatched: {_which(otherwise)}." if len(otherwise) else ""
     seeds = plural(trials["seed"].nunique(), "seed")
     return (

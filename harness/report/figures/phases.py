@@ -1,4 +1,4 @@
-"""Where each cell's step goes."""
+"""Step time by phase."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HATCHES = {"wait": "xx", "idle": "..", "copy": "--", "backward": "//"}
 
 
 def step_phases(results: Results) -> Drawing:
-    """Seconds of a step by phase, stacked; one bar a cell."""
+    """Draw the time of a step by phase, stacked, one bar a cell."""
     name, title = "phases", "Step time by phase"
     rows = results.phases
     if rows.empty:

@@ -14,11 +14,11 @@ from harness.report.row import Row, is_apart, is_missing, number, rows_of
 
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20, 50, 100)
 FINE = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4)
-"""Where all of an axis lies within a factor of two."""
+"""Ticks of an axis that spans less than a factor of two."""
 
 
 def paired_ratios(results: Results) -> Drawing:
-    """Strategies against each other, and Ray against torchrun: the ratio of throughputs with its interval."""
+    """Draw the ratios of throughputs, with intervals, between strategies and between Ray and torchrun."""
     name, title = "ratios", "Paired throughput ratios"
     rows = pd.concat([_rows(results.versus, "other_strategy"), _rows(results.parity, None)], ignore_index=True)
     left_out = rows["ratio"].isna()
@@ -60,7 +60,7 @@ def paired_ratios(results: Results) -> Drawing:
 
 
 def _floors(noise: pd.DataFrame, part: pd.DataFrame) -> list[tuple[float, float]]:
-    """The noise floors of the bases of these rows' setting."""
+    """Return the noise floors of the bases of these rows' settings."""
     settings = {_setting(row) for row in rows_of(part)}
     known = rows_of(noise[noise["low"].notna()])
     return [(number(row["low"]), number(row["high"])) for row in known if _setting(row) in settings]

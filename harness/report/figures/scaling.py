@@ -21,11 +21,11 @@ from harness.report.labels import rate_unit
 from harness.report.row import number, rows_of
 
 JOINED = ("emulated", "oversubscribed", "nodes", "device_ids")
-"""Points are joined over devices where all of these are the same."""
+"""Points that agree in these columns are joined over devices."""
 
 
 def throughput_by_devices(results: Results) -> Drawing:
-    """Throughput against devices, log2 on both axes, with the ideal line from the stated base."""
+    """Draw throughput against devices, log2 on both axes, with the ideal line from the stated base."""
     name, title = "throughput", "Throughput against devices"
     intervals = results.cells[["cell_id", "low", "high"]].rename(columns={"low": "speed_low", "high": "speed_high"})
     rows = results.scaling.merge(intervals, on="cell_id", how="left", validate="one_to_one")
@@ -57,7 +57,7 @@ def throughput_by_devices(results: Results) -> Drawing:
 
 
 def efficiency_by_devices(results: Results) -> Drawing:
-    """Scaling efficiency against devices, with its interval and the ideal at 1."""
+    """Draw scaling efficiency against devices, with its interval and the ideal at 1."""
     name, title = "efficiency", "Scaling efficiency against devices"
     rows = results.scaling[results.scaling["devices"] != results.scaling["base_devices"]]
     left_out = rows["efficiency"].isna()
@@ -90,6 +90,6 @@ def efficiency_by_devices(results: Results) -> Drawing:
 
 
 def noise_of(noise: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[float, float]]:
-    """The noise floors of the bases of these rows."""
+    """Return the noise floors of the bases of these rows."""
     mine = noise[noise["cell_id"].isin(rows["base_id"]) & noise["low"].notna()]
     return [(number(row["low"]), number(row["high"])) for row in rows_of(mine)]

@@ -1,4 +1,4 @@
-"""How step times are spread."""
+"""Distribution of step times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHISKERS = (5, 95)
 
 
 def step_times(results: Results) -> Drawing:
-    """How the step time of each cell is spread: every timed step of every rank and block."""
+    """Draw the distribution of step times of each cell, over the timed steps of all ranks and blocks."""
     name, title = "step_times", "Step time of each cell"
     if results.cells["step_s"].isna().all():
         return Drawing(name, title, "Left out: no step was timed.", None)
@@ -62,7 +62,7 @@ def step_times(results: Results) -> Drawing:
 
 
 def _milliseconds(results: Results, cell_ids: pd.Series[str]) -> dict[str, np.ndarray]:
-    """Every timed step of the headline trials of these cells, by cell."""
+    """Return the timed steps of the throughput trials of these cells, by cell, in ms."""
     trials = results.trials
     known = trials[(trials["outcome"] == "ok") & (trials["kind"] == "throughput") & trials["cell_id"].isin(cell_ids)]
     return {cell_id: 1000 * seconds for cell_id, seconds in results.step_times.of_cells(known).items()}

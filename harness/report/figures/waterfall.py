@@ -1,4 +1,4 @@
-"""Where the efficiency of each cell is lost: from the ideal down to what was measured."""
+"""Efficiency loss of each cell by part: a waterfall from the ideal to the measured efficiency."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROW_HEIGHT = 0.27
 
 
 def efficiency_waterfall(results: Results) -> Drawing:
-    """One panel a cell on several devices: each part of the loss where it is taken from what is left."""
+    """Draw a panel for each cell on several devices: each part starts at the end of the part before it."""
     name, title = "waterfall", "Efficiency loss by part"
     rows = results.waterfall
     if rows.empty:

@@ -26,7 +26,7 @@ CELL: tuple[Column, ...] = (
 
 
 def compute_table(cells: pd.DataFrame) -> TextTable:
-    """Model FLOP/s of one device of each cell, against what the device can do."""
+    """Return model FLOP/s of one device of each cell, relative to the device's peak."""
     columns: tuple[Column, ...] = (
         *CELL,
         ("GFLOP/s per device", "achieved_flops_per_s", decimal("{:,.3g}", 1e-9)),
@@ -48,9 +48,9 @@ def _mfu(row: Row) -> str:
 
 
 def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
-    """The efficiency loss of each cell on several devices, part by part; the shares of a cell add up to 100 %.
+    """Return the efficiency loss of each cell on several devices by part; the shares of a cell add up to 100 %.
 
-    Not more parts than ``most``: the whole table is on disk.
+    At most ``most`` rows: the whole table is on disk.
     """
     columns: tuple[Column, ...] = (
         ("cell", lambda row: f"{cell_label(row)}, {row['setting']}" if _is_first(row) else "", words),
@@ -75,7 +75,7 @@ def _interval(row: Row) -> str:
 
 
 def unexplained_table(trials: pd.DataFrame) -> TextTable:
-    """The cells whose efficiency loss could not be explained, each with the reason."""
+    """Return the cells whose efficiency loss could not be explained, each with the reason."""
     columns: tuple[Column, ...] = (
         ("cell", lambda row: f"{row['strategy']} x{row['devices']}, {row['setting']}", words),
         ("reason", "explain_error", words),
@@ -85,7 +85,7 @@ def unexplained_table(trials: pd.DataFrame) -> TextTable:
 
 
 def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
-    """ddp's exposed communication by taking it away, beside what DDP's own clocks say."""
+    """Return ddp's exposed communication by difference, beside DDP's own timers."""
     columns: tuple[Column, ...] = (
         ("setting", "setting", words),
         ("devices", shown_devices, flush_right),
@@ -99,7 +99,7 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
 
 
 def gpu_table(gpus: pd.DataFrame) -> TextTable:
-    """NVML's readings of the GPUs of each cell."""
+    """Return NVML's readings of the GPUs of each cell."""
     columns: tuple[Column, ...] = (
         *CELL,
         ("utilisation", "gpu_utilisation", percent),

@@ -24,14 +24,14 @@ from harness.report.tables.text import (
 )
 
 NAMED = 6
-"""How many cells a sentence names."""
+"""The most cells that a sentence names."""
 LEVELS = {"trial": "in trials", "group": "worker groups beside their trials", "run": "beside worker groups"}
 PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 ratio = decimal("{:.3f}")
 
 
 def noise_table(noise: pd.DataFrame) -> TextTable:
-    """Each base against its twin."""
+    """Return each base against its twin."""
     unit = rate_unit(noise)
     columns: tuple[Column, ...] = (
         ("setting", "setting", words),
@@ -44,7 +44,7 @@ def noise_table(noise: pd.DataFrame) -> TextTable:
 
 
 def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
-    """Each cell under Ray against the same cell under torchrun."""
+    """Return each cell under Ray against the same cell under torchrun."""
     unit = rate_unit(parity)
     speeds: tuple[Column, ...] = (
         (f"torchrun ({unit})", "control_throughput_per_s", speed),
@@ -61,7 +61,7 @@ def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
 
 
 def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
-    """Each strategy against another on the same devices; ``narrow``, for a terminal: without their throughputs."""
+    """Return each strategy against another on the same devices; ``narrow``, for a terminal: without throughputs."""
     unit = rate_unit(versus)
     speeds: tuple[Column, ...] = (
         (f"second ({unit})", "other_throughput_per_s", speed),
@@ -96,7 +96,7 @@ def _ratio(row: Row) -> str:
 
 
 def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
-    """Whether each strategy is equivalent to one device."""
+    """Return whether each strategy is equivalent to one device."""
     columns: tuple[Column, ...] = (
         ("strategy", cell_label, words),
         ("model", "model", words),
@@ -108,7 +108,7 @@ def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
 
 
 def doubt_table(trials: pd.DataFrame) -> TextTable:
-    """Each doubt with how many timed trials have it, and what it means."""
+    """Return each doubt with its number of timed trials and its meaning."""
     timed = trials[trials["throughput_per_s"].notna() & (trials["outcome"] == "ok")]
     columns: tuple[Column, ...] = (
         ("doubt", "doubt", words),
@@ -126,7 +126,7 @@ def _meaning(name: str) -> str:
 
 
 def ledger_table(ledger: pd.DataFrame) -> TextTable:
-    """Run time by part, the largest part first."""
+    """Return the run's time by part, the largest part first."""
     total = float(ledger["seconds"].sum())
     columns: tuple[Column, ...] = (
         ("where", lambda row: LEVELS[str(row["level"])], words),
@@ -139,7 +139,7 @@ def ledger_table(ledger: pd.DataFrame) -> TextTable:
 
 
 def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
-    """Peak memory of the fullest rank of each cell, and what of it is known."""
+    """Return peak memory of the rank with the most memory of each cell, and its known parts."""
     reserved: tuple[Column, ...] = (("reserved", "peak_reserved_bytes", size),)
     columns: tuple[Column, ...] = (
         ("setting", "setting", words),

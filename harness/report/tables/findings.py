@@ -1,4 +1,4 @@
-"""The doctor's findings as rows and lines of text, for the terminal and the report alike."""
+"""Text table and lines of the doctor's findings, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAID = ["check", "severity", "means", "advice"]
 
 
 def findings_table(findings: pd.DataFrame) -> TextTable:
-    """Errors first; what several cells share stands once."""
+    """Return the findings, errors first; one that several cells share is one row."""
     columns: tuple[Column, ...] = (
         ("severity", "severity", words),
         ("check", "check", words),
@@ -30,24 +30,24 @@ def findings_table(findings: pd.DataFrame) -> TextTable:
 
 
 def group_findings(findings: pd.DataFrame) -> list[pd.DataFrame]:
-    """Findings that say the same of several cells, together; errors first."""
+    """Group equal findings of several cells; errors first."""
     groups = [group for _, group in findings.groupby(SAID, sort=False)]
     return sorted(groups, key=lambda group: SEVERITIES.index(group["severity"].iloc[0]))
 
 
 def seen_text(rows: pd.DataFrame) -> str:
-    """What was seen, each different thing once."""
+    """Return what was observed, each observation once."""
     return "; ".join(dict.fromkeys(map(str, rows["seen"])))
 
 
 def finding_location(rows: pd.DataFrame) -> str:
-    """``ddp x2 resnet8, dp x2 resnet8``."""
+    """Return 'ddp x2 resnet8, dp x2 resnet8'."""
     names = [examined_label(row) for row in rows_of(rows)]
     return ", ".join(dict.fromkeys(names))
 
 
 def examined_label(row: Row) -> str:
-    """``ddp x2 resnet8``; what no cell in particular shows is the nodes'."""
+    """Return 'ddp x2 resnet8', or 'the nodes' for a finding of no cell in particular."""
     if is_missing(row["strategy"]):
         return "the nodes"
     model = "" if is_missing(row["model"]) else f" {row['model']}"
@@ -55,7 +55,7 @@ def examined_label(row: Row) -> str:
 
 
 def summary_line(findings: pd.DataFrame, examined: int) -> str:
-    """One line on all of it."""
+    """Return a line with the number of findings by severity."""
     kinds = [str(group["severity"].iloc[0]) for group in group_findings(findings)]
     told = [plural(kinds.count(kind), kind) for kind in SEVERITIES if kind in kinds]
     return f"{plural(examined, 'cell')} examined: {', '.join(told) if told else 'nothing found'}."

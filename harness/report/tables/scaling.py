@@ -21,13 +21,13 @@ from harness.report.tables.text import (
 )
 
 DOUBTFUL = "?"
-"""Stands in a terminal behind a cell that has doubts."""
+"""Marks a cell with doubts in a terminal."""
 METRICS = {
     "val_accuracy": ("accuracy", 100.0, "{:.1f}", " %"),
     "val_perplexity": ("perplexity", 1.0, "{:.2f}", ""),
     "val_psnr": ("PSNR", 1.0, "{:.1f}", " dB"),
 }
-"""Title, factor, format and unit of the metrics of the built-in workloads; those of others are shown as they are."""
+"""Title, factor, format and unit of the metrics of the built-in workloads; other metrics are shown as recorded."""
 two_digits = decimal("{:.2f}")
 
 
@@ -53,7 +53,7 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
 
 
 def scaling_table(scaling: pd.DataFrame) -> TextTable:
-    """Throughput, speedup and efficiency of each cell against its base, each with its interval; n; base; doubts."""
+    """Return throughput, speedup and efficiency of each cell against its base, with intervals; n; base; doubts."""
     unit, rows = rate_unit(scaling), rows_with_setting(scaling)
     doubts: tuple[Column, ...] = (("doubts, by blocks", own_doubts, words),)
     columns: tuple[Column, ...] = (
@@ -106,7 +106,7 @@ def _efficiency(row: Row) -> str:
 
 
 def convergence_table(convergence: pd.DataFrame) -> TextTable:
-    """Where each cell's trainings ended and when they reached the target, over the seeds."""
+    """Return each cell's final losses and metrics, and time and samples to the target, over the seeds."""
     metrics = _metrics(convergence)
     columns: tuple[Column, ...] = (
         ("strategy", _training, words),
@@ -172,7 +172,7 @@ def _span(values: pd.Series[float], form: str, suffix: str = "") -> str:
 
 
 def outcome_table(outcomes: pd.DataFrame) -> TextTable:
-    """Trials by kind, outcome and reason."""
+    """Return the trials by kind, outcome and reason."""
     columns: tuple[Column, ...] = (
         ("kind", "kind", words),
         ("outcome", "outcome", words),
@@ -183,7 +183,7 @@ def outcome_table(outcomes: pd.DataFrame) -> TextTable:
 
 
 def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
-    """The trials that ended otherwise than ok or skipped, with the log that tells more."""
+    """Return the trials that neither succeeded nor were skipped, each with its log."""
     columns: tuple[Column, ...] = (
         ("trial", lambda row: f"{row['strategy']} x{row['devices']}, {row['trial_id']}", words),
         ("attempt", "attempt", flush_right),
@@ -197,7 +197,7 @@ def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
 
 
 def missing_table(missing: pd.DataFrame, most: int = 50) -> TextTable:
-    """The planned trials without a result, by cell: in which blocks, and why."""
+    """Return the planned trials without a result by cell: blocks and reason."""
     columns: tuple[Column, ...] = (
         ("cell", "label", words),
         ("trials", "trials", flush_right),
