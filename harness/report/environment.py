@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from typing_extensions import TypedDict
 
@@ -28,11 +27,6 @@ class Facts(TypedDict):
     nodes: list[NodeFacts]
     environment_differs: str
     invocations_differ: list[str]
-
-
-def run_environment(content: Mapping[str, Any]) -> RunEnvironment:
-    """Return the content of environment.json under its type; what is missing is empty."""
-    return RunEnvironment(invocations=content.get("invocations", []), groups=content.get("groups", []))
 
 
 def facts(environment: RunEnvironment) -> Facts:

@@ -73,7 +73,7 @@ def _html(results: Results, drawings: Sequence[Drawing], files: Mapping[str, byt
     )
     return environment.get_template("template.html").render(
         name=results.experiment.name,
-        **environment_page.facts(environment_page.run_environment(results.environment)),
+        **environment_page.facts(results.environment),
         cards=summary.cards(results),
         findings=summary.findings(results),
         asked=summary.asked(results),

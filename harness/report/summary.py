@@ -8,7 +8,6 @@ from harness.analysis.results import Results
 from harness.config.sections import Throughput
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES
-from harness.report.environment import run_environment
 from harness.report.labels import rate_unit, spread_options
 from harness.report.row import Scalar, number, rows_of
 from harness.report.tables.evidence import imprecise
@@ -166,7 +165,7 @@ def asked(results: Results) -> list[tuple[str, str]]:
         asked.append(("training", "; ".join(words)))
     if experiment.throughput:
         t = experiment.throughput
-        blocks = _blocks(t, run_environment(results.environment))
+        blocks = _blocks(t, results.environment)
         asked.append(
             (
                 "throughput",
