@@ -50,9 +50,3 @@ def test_an_empty_frame_has_the_columns() -> None:
 
 def test_unknown_columns_come_last() -> None:
     assert list(WINDOWS.frame([{"own_metric": 3, "rank": 0}]).columns) == [*WINDOWS.names, "own_metric"]
-
-
-def test_labels_carry_units() -> None:
-    assert TRIALS.column("throughput_per_s").label == "throughput (samples/s)"
-    assert TRIALS.column("peak_memory_bytes").label == "peak memory (bytes)"
-    assert TRIALS.column("devices").label == "devices"

@@ -20,12 +20,6 @@ class Column:
     unit: str
     meaning: str
 
-    @property
-    def label(self) -> str:
-        """For axes and headings: 'throughput (samples/s)'."""
-        words = self.name.removesuffix("_per_s").removesuffix("_s").removesuffix("_bytes").replace("_", " ")
-        return f"{words} ({self.unit})" if self.unit else words
-
 
 @dataclass(frozen=True)
 class Table:
@@ -38,9 +32,6 @@ class Table:
     @property
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
-
-    def column(self, name: str) -> Column:
-        return next(column for column in self.columns if column.name == name)
 
     def frame(self, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
         """A typed frame of these rows; what a row lacks is <NA>. Columns the table does not know come last."""
