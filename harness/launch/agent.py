@@ -1,4 +1,4 @@
-"""What one machine is and has, asked on that machine itself; and what its worker processes are doing."""
+"""The agent of one node: describes the node, and observes and ends its worker processes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
 
 IMPORT_S = 50.0
-"""How long a module may take to be imported; two of them fit into what an agent may take to answer."""
+"""Timeout of one import; two of them fit into the timeout of an agent's answer."""
 STACK_WAIT_S = 1.0
-"""How long the processes have to write down where they stand before they are killed; their loaders half of it."""
+"""Time for the processes to write their stacks before they are killed; their loader workers have half of it."""
 
 
 class NodeAgent:
-    """Lives on one node beside the workers (as a Ray actor) and answers the driver's questions."""
+    """Answers the driver's questions about one node; a Ray actor beside the workers."""
 
     def describe(self, node_id: str, address: str) -> Node:
         return describe_node(node_id, address)
 
     def missing(self, paths: Sequence[str]) -> list[str]:
-        """Those of these paths that this node does not have."""
+        """Return those of these paths that do not exist on this node."""
         return [path for path in paths if not os.path.exists(path)]
 
     def failing_imports(self, modules: Sequence[str]) -> dict[str, str]:
-        """Those of these modules that cannot be imported here, with the last line of why; in a process of its own."""
+        """Return the modules that cannot be imported here, each with the last line of its error; uses a new process."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         failing = {}
         for module in modules:
@@ -52,15 +52,15 @@ class NodeAgent:
         return failing
 
     def progress(self, counters: Sequence[str]) -> list[int | None]:
-        """How many steps the processes behind these counters have taken."""
+        """Return the number of steps of the processes of these counters."""
         return [read_counter(Path(counter)) for counter in counters]
 
     def alive(self, pids: Sequence[int]) -> list[bool]:
-        """Whether each of these processes still runs."""
+        """Return whether each of these processes still runs."""
         return [_runs(pid) for pid in pids]
 
     def stacks(self, processes: Sequence[tuple[int, str]]) -> list[str]:
-        """Where each (pid, stack file) stands, as its own fault handler writes it down; its loader workers below it."""
+        """Return the stack of each (pid, stack file), written by its fault handler; its loader workers' follow."""
         pids = [pid for pid, _ in processes]
         _signal(pids)
         time.sleep(STACK_WAIT_S)
@@ -69,35 +69,35 @@ class NodeAgent:
         return [_read(Path(path)) for _, path in processes]
 
     def printed(self, processes: Sequence[ProcessOutput]) -> list[str]:
-        """The end of what each of these processes printed, without what is secret here."""
+        """Return the end of each process's output, with this machine's secrets redacted."""
         return [what_it_printed(traces) for traces in processes]
 
     def killed_for_memory(self, processes: Sequence[ProcessOutput]) -> list[bool]:
-        """Whether the kernel killed for memory beside each of these processes while it ran."""
+        """Return for each process whether the kernel killed for memory in its cgroup while it ran."""
         return [killed_for_memory(traces) for traces in processes]
 
     def kill(self, processes: Sequence[tuple[int, Sequence[str]]]) -> None:
-        """Ends each (pid, its files) and what it started at once, also where it has died; removes the files."""
+        """Kill each (pid, its files) and its children, even if it has ended itself; remove the files."""
         for pid, files in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # ranks lead process groups of their own
+                os.killpg(pid, signal.SIGKILL)  # each rank leads a process group of its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)  # but for one that has not come that far
+                os.kill(pid, signal.SIGKILL)  # unless it has not created its group yet
             for file in files:
                 Path(file).unlink(missing_ok=True)
 
     def clear(self, folders: Sequence[str]) -> None:
-        """Removes the scratch folders of processes that have ended."""
+        """Remove the scratch folders of processes that have ended."""
         for folder in filter(None, folders):
             scratch.remove(Path(folder))
 
     def sweep(self) -> None:
-        """Removes what earlier runs, if they were killed, left on this node."""
+        """Remove the files that killed runs left on this node."""
         scratch.sweep()
 
 
 def lead_a_process_group() -> None:
-    """From now on this process and what it starts can be ended together, even once it has died itself."""
+    """Make this process a group leader: the group can be killed together, even after the leader has ended."""
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
 

@@ -1,4 +1,4 @@
-"""Which outcome a failed worker group is, and which of several failures was the cause."""
+"""The outcome of a failed worker group, and which of several failures was its cause."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ COLLATERAL = (
     "socket timeout",
     "timed out waiting",
 )
-"""What a healthy rank's collective says when a peer is gone."""
+"""Messages of a healthy rank's collective when a peer is gone."""
 COLLATERAL_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 ENDED_FOR_MEMORY = ("low on memory", "NODE_OUT_OF_MEMORY", "memory pressure")
-"""How Ray tells that its memory monitor ended a worker."""
+"""Messages of Ray when its memory monitor killed a worker."""
 LOADER_KILLED = "killed by signal: Killed"
-"""What a rank says whose loader worker got a SIGKILL."""
+"""Message of a rank whose loader worker was killed by SIGKILL."""
 FATAL = "Fatal Python error"
-"""How Python's fault handler begins, which a SIGKILL leaves no time for."""
+"""Start of the output of Python's fault handler, which does not run on SIGKILL."""
 _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
-"""How torchrun names a rank that died."""
+"""torchrun's report of a rank that died."""
 
 
 def primary(failures: Sequence[TrialResult], silent: Sequence[int] = ()) -> TrialResult:
-    """The failure that caused the others: the first that does not read like a lost peer.
+    """Return the failure that caused the others: the first that does not read like a lost peer.
 
-    Where every rank only misses a peer, that peer's process or node is lost. ``silent``: the ranks that are known
-    to have died without a word.
+    If every rank only misses a peer, that peer's process or node is lost. ``silent``: the ranks that are known to
+    have died without a report.
     """
     own = [failure for failure in failures if not _is_collateral(failure, certain=bool(silent))]
     if own:
@@ -54,12 +54,12 @@ def primary(failures: Sequence[TrialResult], silent: Sequence[int] = ()) -> Tria
 
 
 def died(rank: int, how: str | None = None) -> str:
-    """The reason of a trial whose rank's process is gone; ``how``: its signal or exit code, where that is known."""
+    """Return the reason of a trial whose rank's process is gone; ``how``: its signal or exit code, if known."""
     return f"a worker process died (rank {rank}{f': {how}' if how else ''})"
 
 
 def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
-    """The row with what its rank left behind: whether the host killed it for memory, and what it printed last."""
+    """Return the row with the evidence of its rank: whether the host killed it for memory, and its last output."""
     rank = row.error_rank
     facts = {**row.facts, "freed_s": time.time() - watchdog.failed_at} if watchdog.failed_at else row.facts
     if rank is None:
@@ -73,16 +73,16 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
 
 
 def _ended_otherwise(reason: str, printed: str) -> bool:
-    """Whether a process is known to have ended by something else than a SIGKILL: what the kernel killed is no crash."""
+    """Return whether a process is known to have ended by something other than SIGKILL, and so not by the kernel."""
     signals = re.findall(r"signal (\d+)", reason)
     return "exit code" in reason or any(number != "9" for number in signals) or FATAL in printed
 
 
 def blamed(planned: Sequence[str], finished: Sequence[str], current: str | None, *, connected: bool) -> list[str]:
-    """The trials that get a row where a group ended without a word: those of ``planned`` that it may have cost.
+    """Return the trials to mark as failed when a group died without reporting.
 
-    The one it was at; between two trials, and once its ranks are connected, the next; before that every one; where
-    all are finished, none.
+    The current one; between two trials, and once the ranks are connected, the next; before that all; none if all
+    have finished.
     """
     if current:
         return [current]
@@ -91,29 +91,29 @@ def blamed(planned: Sequence[str], finished: Sequence[str], current: str | None,
 
 
 def from_hang(trial_ids: Sequence[str], stacks: Mapping[int, str]) -> Iterator[TrialResult]:
-    """A row for each trial to blame where a group hung; ``stacks``: where each rank stood."""
+    """Yield a row for each trial to mark when a group hung; ``stacks``: the stack of each rank."""
     reason = "no step was taken within the limit (limits.trial); the log shows where each rank stood"
     found = held_up_by(stacks)
     rank, place = found if found else (None, None)
     if place:
         reason += f"; rank {rank} in {place}"
-    told = (f"rank {number}:\n{stack or 'no answer'}" for number, stack in sorted(stacks.items()))
-    detail = f"{reason}\n\n" + "\n\n".join(told)
+    texts = (f"rank {number}:\n{stack or 'no answer'}" for number, stack in sorted(stacks.items()))
+    detail = f"{reason}\n\n" + "\n\n".join(texts)
     for trial_id in trial_ids:
         yield TrialResult(trial_id, "timeout", reason, error_rank=rank, detail=detail)
 
 
 def from_launch(trial_ids: Sequence[str], error: BaseException | None) -> Iterator[TrialResult]:
-    """A row for each trial to blame where fit() raised without a word from its ranks."""
+    """Yield a row for each trial to mark when fit() raised without a report from its ranks."""
     template = from_memory_monitor(_classify(error), error)
     for trial_id in trial_ids:
         yield replace(template, trial_id=trial_id)
 
 
 def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) -> TrialResult:
-    """A row for a trial whose torchrun ended without a word from its ranks; ``output`` is what they printed last.
+    """Return the row of a trial whose torchrun ended without a report from its ranks; ``output``: their last output.
 
-    ``code`` is torchrun's own; None where it was given up because no rank came up.
+    ``code`` is the exit code of torchrun; None if it was given up because no rank registered.
     """
     if not came_up:
         what = "nothing was heard of them in time" if code is None else f"torchrun ended with exit code {code}"
@@ -127,22 +127,22 @@ def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) ->
 
 
 def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialResult:
-    """The row of a lost trial, as oom where what fit() raised says that Ray ended a rank for memory."""
+    """Return the row of a lost trial, as oom if the error of fit() reports that Ray killed a rank for memory."""
     causes = {rank: cause for rank, cause in _ended(error).items() if _is_memory(cause)}
     if row.outcome != "lost" or not causes:
         return row
     rank, cause = next(iter(causes.items()))
-    told = f"{row.detail}\n\nrank {rank}: {type(cause).__name__}: {cause}"
-    return replace(row, outcome="oom", reason=_for_memory(rank), error_rank=rank, detail=told)
+    detail = f"{row.detail}\n\nrank {rank}: {type(cause).__name__}: {cause}"
+    return replace(row, outcome="oom", reason=_for_memory(rank), error_rank=rank, detail=detail)
 
 
 def ended_by_themselves(error: BaseException | None) -> list[int]:
-    """The ranks whose processes Ray found dead, where it ended none itself before."""
+    """Return the ranks whose processes Ray found dead, if it killed none itself before."""
     return sorted(_ended(error))
 
 
 def _classify(error: BaseException | None) -> TrialResult:
-    """What fit() raised, as a row that still lacks its trial."""
+    """Return the error of fit() as a row that still lacks its trial."""
     detail = f"{type(error).__name__}: {error}"
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
     ended = _ended(error)
@@ -163,14 +163,14 @@ def _classify(error: BaseException | None) -> TrialResult:
 
 
 def _ended(error: BaseException | None) -> dict[int, BaseException]:
-    """Why Ray found workers unhealthy, by rank; a worker that raised itself is not among them."""
+    """Return why Ray found workers unhealthy, by rank; workers that raised are not among them."""
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
     causes = {rank: getattr(failure, "health_check_failure", None) for rank, failure in failures.items()}
     return {rank: cause for rank, cause in causes.items() if cause is not None}
 
 
 def _is_memory(cause: BaseException) -> bool:
-    """Whether Ray's memory monitor is why it ended a worker."""
+    """Return whether Ray's memory monitor killed a worker."""
     text = str(cause)
     return type(cause).__name__ in OUT_OF_MEMORY or any(sign in text for sign in ENDED_FOR_MEMORY)
 
@@ -180,7 +180,7 @@ def _for_memory(rank: int) -> str:
 
 
 def _is_collateral(failure: TrialResult, *, certain: bool) -> bool:
-    """Whether a rank only says that a peer is gone. ``certain``: one is, so that any failed collective means that."""
+    """Return whether a rank only reports a lost peer. ``certain``: one is lost, so any failed collective means that."""
     text = failure.reason.lower()
     collective = failure.error_type in COLLATERAL_TYPES and failure.outcome == "error"
     return collective and (certain or any(sign in text for sign in COLLATERAL))
@@ -189,14 +189,14 @@ def _is_collateral(failure: TrialResult, *, certain: bool) -> bool:
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py")
-"""Where a healthy rank stands while it waits for its peers: in a collective, or in a backward pass that ends in one."""
+"""Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
 LIBRARY, OURS = "/lib/python", "/harness/"
 TRAINS = "run_group"
-"""The function that every rank's training thread is in."""
+"""The function in the stack of every rank's training thread."""
 
 
 class Frame(NamedTuple):
-    """One place in a stack."""
+    """One frame of a stack."""
 
     file: str
     line: int
@@ -207,7 +207,7 @@ class Frame(NamedTuple):
 
 
 def training_thread(stack: str) -> list[Frame]:
-    """The frames of the thread that trains, innermost first; none where it is not among the threads."""
+    """Return the frames of the training thread, innermost first; empty if it is not among the threads."""
     for thread in _THREAD.split("\n" + stack):
         frames = [Frame(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(thread)]
         if any(frame.name == TRAINS for frame in frames):
@@ -216,9 +216,9 @@ def training_thread(stack: str) -> list[Frame]:
 
 
 def held_up_by(stacks: Mapping[int, str]) -> tuple[int, Frame | None] | None:
-    """The first rank that does not wait for the others, and where it stands; None where that cannot be told.
+    """Return the first rank that does not wait for the others, and its frame; None if there is no such rank.
 
-    Where it stands: not in which function of a library, but in which of its callers'.
+    The frame is not one of a library, but of the library's caller.
     """
     threads = {rank: training_thread(stack) for rank, stack in sorted(stacks.items())}
     for rank, frames in threads.items():

@@ -1,4 +1,4 @@
-"""A step counter in shared memory: the trainer adds to it, another process reads it, nobody waits."""
+"""A step counter in shared memory: the trainer increments it, another process reads it, without locks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StepCounter:
         self._count = memoryview(self._map).cast("q")
 
     def advance(self) -> None:
-        """One more step; about 0.1 microseconds, no system call."""
+        """Count one more step; about 0.1 microseconds, no system call."""
         self._count[0] += 1
 
     def __enter__(self) -> StepCounter:
@@ -36,7 +36,7 @@ class StepCounter:
 
 
 def read_counter(path: Path) -> int | None:
-    """How many steps the process behind this counter has taken; None where there is no such counter."""
+    """Return the number of steps of the counter's process; None if there is no such counter."""
     try:
         return int(_LAYOUT.unpack(path.read_bytes()[: _LAYOUT.size])[0])
     except (OSError, struct.error):

@@ -1,4 +1,4 @@
-"""What this machine is and has: cores, GPUs, memory, network interfaces."""
+"""The hardware of this machine: cores, GPUs, memory, network interfaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.plan.inventory import Node
 
 
 def describe_node(node_id: str, address: str) -> Node:
-    """This machine. Imports torch only to ask for GPUs."""
+    """Return the description of this machine; import torch only to count GPUs."""
     gpus, gpu_model = _gpus()
     return Node(
         node_id=node_id,
@@ -29,14 +29,14 @@ def describe_node(node_id: str, address: str) -> Node:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use: not hyper-threads, not beyond a container's share."""
+    """Return the physical cores that this process may use: no hyper-threads, within the container's quota."""
     physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
     return max(1, min(physical, allowed, _container_cores() or physical))
 
 
 def _container_cores() -> int | None:
-    """The CPU quota of a cgroup (v2), in whole cores; None where there is none."""
+    """Return the CPU quota of a cgroup (v2), in whole cores; None without one."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else max(1, int(quota) // int(period))
@@ -45,7 +45,7 @@ def _container_cores() -> int | None:
 
 
 def _gpus() -> tuple[int, str | None]:
-    """How many GPUs torch sees, and the first one's name; asked without starting CUDA in this process."""
+    """Return the number of GPUs that torch sees and the first one's name, without starting CUDA in this process."""
     import torch
 
     count = torch.cuda.device_count()
@@ -62,7 +62,7 @@ def _gpu_name() -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that holds an address, such as ``lo`` or ``eth0``; None where none does."""
+    """Return the network interface of an address, such as ``lo`` or ``eth0``; None without one."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             return name

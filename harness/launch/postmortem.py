@@ -1,4 +1,4 @@
-"""What a process leaves behind: what it printed last, and whether the kernel killed for memory while it ran."""
+"""Evidence of a process that has ended: its last output, and whether the kernel killed for memory while it ran."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from harness.system import sanitize
 
 PRINTED_BYTES = 20_000
 RAYS_OWN = (":job_id:", ":actor_name:", ":task_name:")
-"""How the lines begin that Ray writes into its workers' files for itself."""
+"""Prefixes of the lines that Ray itself writes into its workers' files."""
 
 
 @dataclass(frozen=True)
 class ProcessOutput:
-    """Where to look once a process has ended. Made by the process itself, while it lives."""
+    """Files to read once a process has ended. Created by the process itself, while it runs."""
 
     printed: tuple[str, ...] = ()
-    """The files that its standard output and error go to."""
+    """The files of its standard output and error."""
     kill_counter: str = ""
-    """The kernel's file that counts who was killed for memory, of the process's own cgroup where it has one."""
+    """The kernel's file that counts processes killed for memory in its cgroup; empty without one."""
     killed_before: int = 0
-    """What stood there when the process began."""
+    """The count when the process started."""
 
 
 def output_of_this_process() -> ProcessOutput:
-    """This process's traces; empty where the system has no /proc."""
+    """Return the files of this process; empty if the system has no /proc."""
     counter = find_kill_counter(Path("/proc"), Path("/sys/fs/cgroup"))
     return ProcessOutput(_outputs(Path("/proc/self/fd")), str(counter or ""), _killed(counter) or 0 if counter else 0)
 
 
 def what_it_printed(traces: ProcessOutput) -> str:
-    """The end of each of its files, without what is secret here."""
+    """Return the end of each of its files, with this machine's secrets redacted."""
     return "\n".join(text for file in traces.printed if (text := _tail(Path(file))))
 
 
 def killed_for_memory(traces: ProcessOutput) -> bool:
-    """Whether the kernel's out-of-memory killer struck since the process began."""
+    """Return whether the kernel killed for memory in its cgroup since the process started."""
     killed = _killed(Path(traces.kill_counter)) if traces.kill_counter else None
     return killed is not None and killed > traces.killed_before
 
 
 def find_kill_counter(proc: Path, cgroups: Path) -> Path | None:
-    """This process's cgroup's (version 2 or 1), where /proc and the cgroups are mounted; None without one.
+    """Return the kill counter of this process's cgroup (version 2 or 1), given where /proc and cgroups are mounted.
 
-    The whole machine's count does not serve: a neighbour's death would make a crash here one for memory.
+    None without one: the count of the whole machine would take another job's kill for this one's.
     """
     return next((file for file in _counters(proc, cgroups) if _killed(file) is not None), None)
 
 
 def _counters(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Where the count may stand; in a container the path in /proc is the host's and the mount's top its own cgroup."""
+    """Yield possible files; in a container the path in /proc is the host's, and the mount's root its own cgroup."""
     try:
         entries = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
     except OSError:
@@ -67,7 +67,7 @@ def _counters(proc: Path, cgroups: Path) -> Iterator[Path]:
 
 
 def _killed(file: Path) -> int | None:
-    """The number behind ``oom_kill``; None where the file has none."""
+    """Return the number after ``oom_kill``; None if the file has none."""
     try:
         lines = [line.split() for line in file.read_text().splitlines()]
         return next((int(line[1]) for line in lines if line[:1] == ["oom_kill"]), None)

@@ -1,4 +1,4 @@
-"""What a worker group tells the driver, one message at a time. Plain values and arrays of them: no tensors."""
+"""The protocol between a worker group and the driver: a job in, messages out, as plain values without tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.plan.trial import TrialResult, WorkerGroup
 
 @dataclass(frozen=True)
 class GroupStarted:
-    """The processes are up: one environment a node, and who runs where (one row a rank).
+    """The processes are ready: one environment a node, one row a rank.
 
-    ``parts``: seconds of coming up, by what they went to, as far as the launcher knows.
+    ``parts``: seconds of the start-up by part, as far as the launcher knows them.
     """
 
     environments: tuple[NodeEnvironment, ...]
@@ -33,7 +33,7 @@ Message = GroupStarted | TrialStarted | TrialResult
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker group needs to know."""
+    """The input of a worker group."""
 
     experiment: Experiment
     group: WorkerGroup
@@ -45,7 +45,7 @@ class Launcher(Protocol):
     """Runs worker groups."""
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
-        """Runs a group in fresh processes and gives its messages as they come.
+        """Run a group in fresh processes; yield its messages as they arrive.
 
         After the first failed trial the group ends, and its other trials stay without a result. No trial starts
         after ``deadline`` (unix time). Closing the generator ends the processes.
@@ -64,7 +64,7 @@ class ByLauncher:
 
 
 def process_variables(group: WorkerGroup, threads_per_device: int) -> dict[str, str]:
-    """What every launcher sets in the environment of a group's processes before they import anything."""
+    """Return the environment variables that a group's processes need before they import anything."""
     threads = str(threads_per_device)
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     if group.device == "cpu":

@@ -1,4 +1,4 @@
-"""What every rank of a worker group runs: its trials, one after the other, each told to the driver."""
+"""The trials of a worker group on one rank, one after the other, each reported to the driver."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from harness.train.ranks import Ranks
 MOST_DETAIL = 100_000
 """Characters of a traceback that are kept, from its end."""
 Send = Callable[[Message], bool]
-"""Tells the driver and waits until it has it; False asks the group to stop before its next trial."""
+"""Sends to the driver and waits for its answer; False asks the group to stop before its next trial."""
 SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
     "throughput": scenarios.throughput,
     "convergence": scenarios.convergence,
     "equivalence": scenarios.equivalence,
     "doctor": run_doctor_trial,
 }
-"""What a rank does in a trial, by ``Trial.scenario``: its result as this rank knows it, without times and ranks."""
+"""The function of each ``Trial.scenario``; it returns the result of this rank, without times and ranks."""
 
 
 class TrialFailed(Exception):
-    """A trial failed on this rank. The driver knows already; the group ends, fresh processes do the rest."""
+    """A trial failed on this rank and was reported. The group ends; fresh processes run the rest."""
 
 
 def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -> None:
-    """Runs the group's trials; raises TrialFailed at the first that fails on this rank."""
+    """Run the group's trials; raise TrialFailed at the first that fails on this rank."""
     _prepare_process(job)
     cache: dict[Hashable, Any] = {}
     _preload(job, ranks, cache)
@@ -65,7 +65,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
 
 
 def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
-    """A row for a trial that raised: which rank, what, and the whole traceback."""
+    """Return the result of a trial that raised: rank, error and traceback."""
     # redacted here too, and before it is cut: another node may have variables that the driver has not
     trace = sanitize.redact_text("".join(traceback.format_exception(error))[-2 * MOST_DETAIL :])[-MOST_DETAIL:]
     said = sanitize.redact_text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
@@ -81,14 +81,14 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """oom where device or host memory ran out, else error."""
+    """Return oom if device or host memory ran out, else error."""
     text = _message(error).lower()
     memory_ran_out = "out of memory" in text or "can't allocate memory" in text or "cannot allocate memory" in text
     return "oom" if isinstance(error, torch.OutOfMemoryError | MemoryError) or memory_ran_out else "error"
 
 
 def _message(error: BaseException) -> str:
-    """What an exception says; its own code may fail at that too."""
+    """Return an exception's message; its __str__ may raise too."""
     try:
         return str(error)
     except Exception as worse:
@@ -96,7 +96,7 @@ def _message(error: BaseException) -> str:
 
 
 def _prepare_process(job: Job) -> None:
-    """The same threads for every strategy; the experiment's folder on the import path."""
+    """Set the same number of threads for every strategy, and the import path of the experiment's folder."""
     torch.set_num_threads(job.threads_per_device)
     if job.import_path and job.import_path not in sys.path:
         sys.path.insert(0, job.import_path)
@@ -105,9 +105,9 @@ def _prepare_process(job: Job) -> None:
 
 
 def _preload(job: Job, ranks: Ranks, cache: dict[Hashable, Any]) -> None:
-    """Imports and reads what the first trial needs, so that it costs no more than the others.
+    """Import and read what the first trial needs, so that it costs no more than the others.
 
-    What fails here fails again in the trial, where it has a row.
+    An error here occurs again in the trial, which records it.
     """
     with contextlib.suppress(Exception, SystemExit):
         TrialContext(job.group.trials[0], job.experiment, ranks, lambda: None, cache).workload()
@@ -115,7 +115,7 @@ def _preload(job: Job, ranks: Ranks, cache: dict[Hashable, Any]) -> None:
 
 
 def _announce(ranks: Ranks, send: Send) -> str | None:
-    """Rank 0 tells who runs where, and one environment a node. Gives what joins the ranks' GPUs on each node."""
+    """Send the ranks and one environment a node, from rank 0; return the link between the ranks' GPUs on each node."""
     row: GroupRank = {
         "rank": ranks.rank,
         "local_rank": ranks.local_rank,
@@ -163,7 +163,7 @@ def run_scenario(context: TrialContext) -> TrialResult:
 
 
 def _check_placement(trial: Trial, ranks: Ranks) -> None:
-    """A placement other than the one asked for would be measured under the wrong name."""
+    """Raise RuntimeError if the placement is not the requested one, whose name the result would have."""
     got = (ranks.world_size * len(ranks.devices), len(set(ranks.gather(ranks.node_id))))
     asked = (trial.cell.devices, trial.cell.nodes)
     if got != asked:
@@ -188,7 +188,7 @@ def _rank_row(ranks: Ranks, facts: RankFacts) -> RankRow:
 
 
 def _release() -> None:
-    """Gives back what the last trial held, so that the next one starts from the same memory."""
+    """Free the memory of the last trial, so that the next one starts with the same amount."""
     gc.collect()
     memory.give_back()
     if torch.cuda.is_available() and torch.cuda.is_initialized():

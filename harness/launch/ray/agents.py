@@ -1,4 +1,4 @@
-"""One fit() in a thread of its own, and the questions that the driver asks the agents of the nodes."""
+"""The questions that the driver asks the agents of the nodes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from harness.launch.ray.cluster import Cluster
 from harness.system.signals import interrupted
 
 ANSWER_S = 15.0
-"""How long a node has to answer a question about its processes."""
+"""Timeout of a node's answer about its processes."""
 HURRY_S = 3.0
-"""The same after an interruption: whoever sent it may have ended Ray's own processes too."""
+"""The same after an interruption, which may have ended Ray's own processes too."""
 
 
 def patience() -> float:
-    """How long an answer is waited for."""
+    """Return the timeout of an answer."""
     return HURRY_S if interrupted() else ANSWER_S
 
 
 def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, object]]) -> list[Any]:
-    """One answer a (node id, what), in order, from one question a node; None where a node does not answer.
+    """Return one answer a (node id, subject), in order, from one question a node; None if a node does not answer.
 
-    An agent that has died on a node that lives is replaced, and the new one asked; where that dies too, or the
-    node is gone, it counts as lost from then on, and nobody waits for it again.
+    An agent that has died on a live node is replaced, and the new one asked; if that dies too, or the node is gone,
+    the agent counts as lost and is not asked again.
     """
     by_node: dict[str, list[int]] = {}
     for place, (node_id, _) in enumerate(things):
         by_node.setdefault(node_id, []).append(place)
     asked = {node: [things[place][1] for place in places] for node, places in by_node.items()}
     given, dead = _answers(cluster, question, asked)
-    if dead and not interrupted():  # else Ray itself may have been told to end
+    if dead and not interrupted():  # else Ray itself may be ending
         replaced = _within(patience(), lambda: cluster.replace_agents(dead)) or []
         again, dead_again = _answers(cluster, question, {node: asked[node] for node in replaced})
         for node in dead:
@@ -49,7 +49,7 @@ def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, obje
 
 
 def _answers(cluster: Cluster, question: str, asked: Mapping[str, list[object]]) -> tuple[dict[str, Any], list[str]]:
-    """What the agents of these nodes answer, and the nodes whose agent is dead."""
+    """Return the answers of these nodes' agents, and the nodes whose agent is dead."""
     given, dead = {}, []
     references = {
         node: getattr(cluster.agents[node], question).remote(about)
@@ -67,7 +67,7 @@ def _answers(cluster: Cluster, question: str, asked: Mapping[str, list[object]])
 
 
 def _within(seconds: float, work: Callable[[], list[str]]) -> list[str] | None:
-    """What the work gives; None where it fails or takes longer, as Ray's own questions do once its head is gone."""
+    """Return the result; None if the work fails or takes longer, as Ray's own requests do once its head is gone."""
     given: list[list[str]] = []
 
     def run() -> None:

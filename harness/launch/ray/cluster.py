@@ -1,4 +1,4 @@
-"""The Ray cluster: embedded and closed to the outside, or the one at an address. Where Ray is started."""
+"""The Ray cluster: an embedded one, open to this machine alone, or the one at an address."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 ANSWER_TIMEOUT_S = 120
-"""How long a node's agent has to come up and say what its machine is."""
+"""Timeout of a node's agent: its start and the description of its machine."""
 LOCAL_ADDRESS = "127.0.0.1"
 LONGEST_PARENT = 16
 """Of Ray's folder: a socket's name has 107 characters, of which 25 go to our folder and 66 to Ray's names in it."""
@@ -45,9 +45,9 @@ _QUIET = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_worker_niceness": "0",
 }
-"""The polling interval is the shortest that leaves windows alone; the rest saves a process or a line.
+"""The polling interval is the shortest that does not disturb timed windows; the rest saves a process or a line.
 
-The last but two keeps Ray from printing what became of its processes: that is in the trial's row. The next keeps its
+The last but two keeps Ray from printing how its processes ended: that is in the trial's row. The next keeps its
 SIGTERM handler, which is in force while it starts, from waiting half a minute. Without the last one Ray has its workers
 yield to every other process (niceness 15), Ray's own among them, which trainings that are started otherwise do not."""
 
@@ -62,7 +62,7 @@ class Cluster:
     embedded: bool
 
     def replace_agents(self, node_ids: Iterable[str]) -> list[str]:
-        """Puts new agents on those of these nodes that live, and gives them: a process dies without its node."""
+        """Start new agents on the live ones of these nodes, and return these: a process can die without its node."""
         import ray
 
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -71,36 +71,36 @@ class Cluster:
         return replaced
 
     def missing_paths(self, paths: Iterable[str], used: Sequence[bool] | None = None) -> dict[str, list[str]]:
-        """Which of these paths each node lacks, by host; raises ClusterError where one does not answer.
+        """Return the paths that each node lacks, by host; raise ClusterError if a node does not answer.
 
-        ``used``: which of the inventory's nodes are asked; all where it is not given.
+        ``used``: which of the inventory's nodes are asked; by default all.
         """
         return self._of_every_node("missing", list(paths), used)
 
     def failing_imports(self, modules: Iterable[str], used: Sequence[bool] | None = None) -> dict[str, dict[str, str]]:
-        """Which of these modules cannot be imported on each node, by host, and why; otherwise the same."""
+        """Return the modules that cannot be imported on each node, by host, and why; arguments and errors as above."""
         return self._of_every_node("failing_imports", list(modules), used)
 
     def _of_every_node(self, question: str, about: list[str], used: Sequence[bool] | None) -> dict[str, Any]:
-        """By host, what is an answer and not empty."""
+        """Return the answers that are not empty, by host."""
         nodes = self.inventory.nodes
         asked = [node for node, is_used in zip(nodes, used or [True] * len(nodes), strict=True) if is_used]
         names = [f"{node.host} ({node.address})" for node in asked]
-        told = _answers(names, [getattr(self.agents[node.node_id], question).remote(about) for node in asked])
-        return {name: answer for name, answer in zip(names, told, strict=True) if answer}
+        answers = _answers(names, [getattr(self.agents[node.node_id], question).remote(about) for node in asked])
+        return {name: answer for name, answer in zip(names, answers, strict=True) if answer}
 
 
 def local_inventory() -> Inventory:
-    """This machine, without starting Ray."""
+    """Return the inventory of this machine, without starting Ray."""
     return Inventory((describe_node("local", LOCAL_ADDRESS),))
 
 
 @contextlib.contextmanager
 def start_embedded(inventory: Inventory) -> Iterator[Cluster]:
-    """A Ray of our own on this machine: loopback only, token authentication, no dashboard, no statistics.
+    """Start Ray on this machine: loopback only, token authentication, no dashboard, no statistics.
 
-    That holds whatever the environment says, which may be meant for another cluster; the rest that the user has set
-    stays as it is. Ray's own session folder goes with the session.
+    These settings override the environment, which may be meant for another cluster; the user's other settings hold.
+    Ray's session folder is removed afterwards.
     """
     closed = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux this binds every port to the loopback interface
@@ -128,14 +128,14 @@ def start_embedded(inventory: Inventory) -> Iterator[Cluster]:
 
 
 def _sessions() -> Path:
-    """Where Ray's session folder can be: its sockets have long names below it."""
+    """Return the parent of Ray's session folder: the names of its sockets are long."""
     wanted = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     return wanted if len(str(wanted)) <= LONGEST_PARENT else Path("/tmp")
 
 
 @contextlib.contextmanager
 def connect(address: str, import_path: Path | None) -> Iterator[Cluster]:
-    """The cluster at an address; raises ClusterError where nobody answers.
+    """Connect to the cluster at an address; raise ClusterError if none answers.
 
     Ships this package, and the folder of a user's own workload, to its workers.
     """
@@ -147,12 +147,12 @@ def connect(address: str, import_path: Path | None) -> Iterator[Cluster]:
         with session(address=address, runtime_env={"working_dir": str(code)}):
             cluster = _connected(None, is_embedded=False)
             for agent in cluster.agents.values():
-                agent.sweep.remote()  # nobody waits for it
+                agent.sweep.remote()  # without waiting
             yield cluster
 
 
 def copy_code(folder: Path, target: Path) -> None:
-    """Copies the Python files below a folder: data and results beside them may be large and stay behind."""
+    """Copy the Python files below a folder, without data and results, which may be large."""
     for file in python_files(folder):
         copy = target / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def copy_code(folder: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _alone_afterwards(folder: Path) -> Iterator[None]:
-    """Ends what a raylet that was killed leaves behind: its agents look for it only now and then."""
+    """Kill the processes that a killed raylet leaves behind: they check for it only every few seconds."""
     try:
         yield
     finally:
@@ -189,7 +189,7 @@ def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
 
 
 def _actor(kind: type, node_id: str) -> ActorHandle:
-    """An actor on this node and no other, which reserves nothing."""
+    """Return a new actor on exactly this node, which reserves nothing."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -199,9 +199,9 @@ def _actor(kind: type, node_id: str) -> ActorHandle:
 
 
 def _answers(names: Sequence[str], references: Sequence[ObjectRef]) -> list[Any]:
-    """What each node's agent answers, in order; raises ClusterError that names a node which does not, and why.
+    """Return the answer of each node's agent, in order; raise ClusterError with the node that does not, and why.
 
-    Names may be alike: two raylets of one machine have one host and one address.
+    Names may be equal: two raylets of one machine have the same host and address.
     """
     import ray
 
@@ -219,7 +219,7 @@ def _answers(names: Sequence[str], references: Sequence[ObjectRef]) -> list[Any]
 
 
 def _ray_share(node: Node, resources: Mapping[str, float]) -> Node:
-    """A node as far as Ray may use it: physical cores, and no more than ``ray start`` was told to offer."""
+    """Return a node with the share that Ray may use: physical cores, within the limits given to ``ray start``."""
     return Node(
         **{
             **vars(node),

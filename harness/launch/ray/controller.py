@@ -1,4 +1,4 @@
-"""How the ranks of a worker group find each other. Without torch: Ray's controller imports this, and trains nothing."""
+"""How the ranks of a worker group connect. Without torch: Ray's controller imports this module and does not train."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.system.scratch import Scratch, shared_memory
 T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 LEAVE_S = 30.0
-"""How long the ranks have to leave their process group; they end in any case."""
+"""Timeout of the ranks to leave their process group; they end in any case."""
 
 
 class RayWorkerGroup(Protocol):
@@ -45,10 +45,10 @@ class RayWorkerGroup(Protocol):
 
 
 class RankBackend(Backend):
-    """Connects the ranks: over the loopback and a file on one node, else over the interface of each node's address.
+    """Connects the ranks: by the loopback and a file on one node, else by the interface of each node's address.
 
-    Ray's own backend opens torch's TCPStore, which listens to every network and asks nobody who they are. On several
-    nodes it stays. Tells the driver of the processes first: connecting is where they may hang.
+    Ray's own backend opens torch's TCPStore, which listens on every network without authentication; on several nodes
+    it is used. The processes are registered with the driver first, since they may hang while they connect.
     """
 
     share_cuda_visible_devices = True
@@ -74,7 +74,7 @@ class RankBackend(Backend):
 
 @dataclass
 class RankConfig(BackendConfig):
-    """A process group whose ranks use their own node's interface and are known to the driver's mailbox."""
+    """A process group whose ranks use their node's interface and are registered at the driver's mailbox."""
 
     backend: str
     timeout_s: float
@@ -87,11 +87,11 @@ class RankConfig(BackendConfig):
 
     @property
     def train_func_context(self) -> type[contextlib.nullcontext[None]]:
-        return contextlib.nullcontext  # Ray's own takes the first GPU that it gave, which need not be the one named
+        return contextlib.nullcontext  # Ray's own selects the first GPU of the worker, which need not be the named one
 
 
 def register(*, connected: bool = False) -> Registration:
-    """This process: where it counts its steps, and where it writes down where it stands."""
+    """Return the registration of this process."""
     folder = _scratch().path
     rank, node_id = get_context().get_world_rank(), get_runtime_context().get_node_id()
     return register_process(rank, node_id, folder / "steps", folder / "stack", connected=connected, folder=str(folder))
@@ -99,20 +99,20 @@ def register(*, connected: bool = False) -> Registration:
 
 @cache
 def _scratch() -> Scratch:
-    """This process's own folder, made when it is first asked for. The driver removes it when the group has ended."""
+    """Return this process's scratch folder, created on first use. The driver removes it when the group has ended."""
     return Scratch(shared_memory())
 
 
 def _prepare() -> Registration:
-    """On every rank before it connects: what the driver needs to find the process again, once torch is there."""
-    import torch  # noqa: F401  # it takes seconds, which are not to count as connecting
+    """Import torch on a rank, before it connects, and return its registration."""
+    import torch  # noqa: F401  # takes seconds, which do not count as connecting
 
     lead_a_process_group()
     return register()
 
 
 def _use_interface(alone: bool) -> None:
-    """Points gloo and NCCL to an interface of this node, unless the user has done so."""
+    """Set the interface of gloo and NCCL on this node, unless the user has set one."""
     interface = interface_of(LOOPBACK if alone else ray.util.get_node_ip_address())
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -120,14 +120,14 @@ def _use_interface(alone: bool) -> None:
 
 
 def _at_rank_0(worker_group: RayWorkerGroup) -> str:
-    """Where torch's store is to listen, told to every rank as torch expects it."""
+    """Set the address of torch's store on every rank; return the URL by which torch reads it."""
     address, port = worker_group.execute_single(0, _address_and_port)
     worker_group.execute(_set_master, address, port)
     return "env://"
 
 
 def _address_and_port() -> tuple[str, int]:
-    """On rank 0: this node's address, and a port that is free."""
+    """Return, on rank 0, the address of its node and a free port."""
     address: str = ray.util.get_node_ip_address()
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
         free.bind(("", 0))
@@ -139,7 +139,7 @@ def _set_master(address: str, port: int) -> None:
 
 
 def _join(backend: str, rank: int, world_size: int, meeting: str, timeout_s: float) -> None:
-    """On a rank: connect it, with the variables that Ray Train and torchrun set for a training function."""
+    """Connect a rank, with the variables that Ray Train and torchrun set for a training function."""
     from ray.train.torch import get_device
     from torch import distributed
 

@@ -1,4 +1,4 @@
-"""Runs a worker group as one TorchTrainer.fit(): fresh processes, watched from outside."""
+"""Run a worker group as one TorchTrainer.fit(): fresh processes, observed from outside."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.scratch import Scratch
 
 END_S = 60.0
-"""How long Ray has to notice that the workers of a group were killed."""
+"""Timeout of Ray to notice that the workers of a group were killed."""
 GIVEN_UP_S = 5.0
-"""The same where the whole run ends, and Ray with it."""
+"""The same if the whole run ends, and Ray with it."""
 GRACE_S = 1.0
-"""How long the other ranks have, after the first failure, to fail too; then they are ended, wherever they wait."""
+"""Time of the other ranks to fail too, after the first failure; then they are killed."""
 CLOSED = -2
-"""The number of no launch: the mailbox takes nothing."""
+"""A number that no launch has: the mailbox accepts no message."""
 
 
 @dataclass
 class RayLauncher:
-    """Starts each worker group on the cluster, hears its messages, ends it where it hangs."""
+    """Starts each worker group on the cluster, receives its messages, ends it if it hangs."""
 
     cluster: Cluster
     experiment: Experiment
@@ -62,7 +62,7 @@ class RayLauncher:
     _storage: Scratch = field(default_factory=Scratch)
 
     def close(self) -> None:
-        """Removes what Ray Train wrote for itself."""
+        """Remove the files of Ray Train."""
         self._storage.close()
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
@@ -116,7 +116,7 @@ class RayLauncher:
         )
 
     def _nodes_for(self, group: WorkerGroup) -> list[Node]:
-        """The first nodes that hold their part of the group: the same ones in every block, while they are there."""
+        """Return the first nodes with enough devices for the group: the same in every block, while they are alive."""
         per_node = self.machine.devices_per_node
         placement = group.placement
         needed = 1 if group.oversubscribe else max([placement.devices_per_node, *(n + 1 for n in placement.device_ids)])
@@ -125,7 +125,7 @@ class RayLauncher:
         return [node for node in fits if node.node_id in alive][: placement.nodes]
 
     def _alive(self) -> set[str]:
-        """The nodes whose agents answer; a cluster of one has no other to lose."""
+        """Return the nodes whose agents answer; a cluster of one node is not asked."""
         names = [node.node_id for node in self.cluster.inventory.nodes]
         if len(names) == 1:
             return set(names)
@@ -167,7 +167,7 @@ class RayGroup:
 
 
 def _answer(reference: ray.ObjectRef) -> Any:
-    """What the mailbox answers; raises ClusterLostError where it is gone, without which no rank is heard."""
+    """Return the answer of the mailbox; raise ClusterLostError if it is gone: no rank can report without it."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayError as error:

@@ -1,4 +1,4 @@
-"""How worker groups talk to the driver: an actor that the driver owns. Kept free of torch, it starts fast."""
+"""The mailbox of worker groups for the driver: an actor that the driver owns. Starts fast, since without torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from harness.launch.startup import Received
 
 
 class Mailbox:
-    """Keeps what the workers send until the driver takes it. An asyncio Ray actor.
+    """Queues the messages of the workers until the driver takes them. An asyncio Ray actor.
 
-    Every launch of a worker group has a number; what a killed group sent late is dropped.
+    Every launch of a worker group has a number; late messages of a killed group are dropped.
     """
 
     def __init__(self) -> None:
@@ -21,12 +21,12 @@ class Mailbox:
         self._deadline: float | None = None
 
     async def open(self, launch: int, deadline: float | None) -> None:
-        """From now on only this launch's messages count; trials may start until ``deadline`` (unix time)."""
+        """Accept only messages of this launch from now on; trials may start until ``deadline`` (unix time)."""
         self._launch, self._deadline = launch, deadline
         self._queue = asyncio.Queue()
 
     async def put(self, launch: int, message: Received) -> bool:
-        """Keeps a message; False tells its sender not to start the trial it announces."""
+        """Queue a message; return False if its sender must not start the trial that the message announces."""
         if launch != self._launch:
             return False
         if isinstance(message, TrialStarted) and self._deadline is not None and time.time() >= self._deadline:
@@ -35,7 +35,7 @@ class Mailbox:
         return True
 
     async def take(self, wait_s: float) -> list[Received]:
-        """What has arrived; waits so long for a first message."""
+        """Return the messages that have arrived; wait for the first one for at most ``wait_s``."""
         messages: list[Received] = []
         if self._queue.empty() and wait_s > 0:
             try:

@@ -1,6 +1,6 @@
-"""A small process that outlives a killed driver for a moment, and ends what Ray leaves behind then.
+"""The reaper: a process that outlives a killed driver by seconds, and kills the processes that Ray leaves behind.
 
-Ray's own agents look for their parent now and then, and wait for a dead server when it is gone: half a minute or more.
+Ray's own agents check for their parent only every few seconds, and wait for a dead server half a minute or more.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from harness.system.files import PACKAGE_FOLDER
 from harness.system.signals import sigterm_blocked
 
 DONE = b"."
-"""What the driver says when it has ended everything itself."""
+"""Sent by the driver when it has ended all processes itself."""
 PAUSE_S, CLEAN, MOST_S = 0.5, 3, 8.0
-"""Between two looks; how many in a row must find nobody; the longest it looks."""
+"""The pause between two searches; how many in a row must find no process; the longest time of searching."""
 GONE_S, SOON_S = 2.0, 0.02
-"""How long those that were killed are waited for, and between two looks."""
+"""The timeout for killed processes to end, and the pause between two checks."""
 
 
 @contextmanager
 def reaper_for(folder: Path) -> Iterator[None]:
-    """Should this process die inside, every process that holds a file below the folder is killed."""
+    """If this process dies inside, kill every process that holds a file below the folder."""
     command = [sys.executable, "-m", "harness.launch.ray.reaper", str(folder)]
-    # of a session of its own, and deaf: what is sent to the driver and all its children is not for it
+    # in a session of its own, SIGTERM blocked: a signal to the driver and all its children must not end it
     with sigterm_blocked():
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=PACKAGE_FOLDER.parent)
     with process as guard:
@@ -44,7 +44,7 @@ def reaper_for(folder: Path) -> Iterator[None]:
 
 
 def watch(folder: Path) -> None:
-    """Waits for the driver; where it died without a word, kills who is left until nobody has been there for a while."""
+    """Wait for the driver; if it died without DONE, kill holders until several searches in a row find none."""
     if sys.stdin.buffer.read(1) == DONE:
         return
     until, clean = time.monotonic() + MOST_S, 0
@@ -54,7 +54,7 @@ def watch(folder: Path) -> None:
 
 
 def end_holders(folder: Path) -> None:
-    """Kills every process that holds a file below the folder, and waits until they are gone."""
+    """Kill every process that holds a file below the folder, and wait until they are gone."""
     until = time.monotonic() + GONE_S
     while _kill_holders(folder) and time.monotonic() < until:
         time.sleep(SOON_S)
@@ -69,7 +69,7 @@ def _kill_holders(folder: Path) -> int:
 
 
 def holders(folder: Path) -> Iterator[psutil.Process]:
-    """The processes, but this one, that were started with the folder in their command or have a file in it open."""
+    """Yield the other processes with the folder in their command line or with an open file below it."""
     inside = str(folder)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""From ray.init to ray.shutdown: the variables that Ray reads, and the signals that it is not to take from us."""
+"""From ray.init to ray.shutdown: the variables that Ray reads, and the signal handlers that it must not replace."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def as_ray_reads(defaults: Mapping[str, str], fixed: Mapping[str, str] = Mapping
 
 @contextlib.contextmanager
 def _variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Sets what the environment does not set itself, and what is fixed in any case; takes it back afterwards."""
+    """Set the defaults that the environment lacks, and the fixed variables; restore the environment afterwards."""
     wanted = {**{name: value for name, value in defaults.items() if name not in os.environ}, **fixed}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -86,22 +86,22 @@ def _variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingPr
 
 
 def _handle(handlers: Mapping[signal.Signals, Handler]) -> None:
-    """Puts these handlers back: Ray has its own while it starts, and leaves none when it ends."""
+    """Restore these handlers: Ray sets its own while it starts, and removes them when it ends."""
     for number, handler in handlers.items():
         with contextlib.suppress(ValueError, TypeError):  # not in the main thread, or not set from Python
             signal.signal(number, handler)
 
 
-CONNECT_TIMEOUT_S, KNOCK_TIMEOUT_S = 25, 5
+CONNECT_TIMEOUT_S, PORT_TIMEOUT_S = 25, 5
 TRIES = "5"
-"""How often a process that asks whether a cluster answers asks it, a second between."""
+"""Retries of the process that checks whether a cluster answers, one second apart."""
 
 
 def check_reachable(address: str) -> None:
-    """Raises ClusterError where none does. Asks in a process of its own, which can be stopped: Ray may end its own."""
+    """Raise ClusterError if no cluster answers. Asks in a new process with a timeout: Ray may end the asking one."""
     if address.startswith("ray://"):
         raise ClusterError(f"--address {address}: Ray Client is not supported; give the head's HOST:PORT (GCS)")
-    _knock(address)
+    _check_port(address)
     script = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
     try:
         done = subprocess.run(
@@ -113,23 +113,23 @@ def check_reachable(address: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ClusterError(_nobody(address, f"no answer within {CONNECT_TIMEOUT_S} s")) from None
+        raise ClusterError(_no_answer(address, f"no answer within {CONNECT_TIMEOUT_S} s")) from None
     if done.returncode != 0:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        raise ClusterError(_nobody(address, lines[-1][:300] if lines else f"exit code {done.returncode}"))
+        raise ClusterError(_no_answer(address, lines[-1][:300] if lines else f"exit code {done.returncode}"))
 
 
-def _knock(address: str) -> None:
-    """Whether something listens at HOST:PORT; Ray would try for half a minute. Other forms are for Ray to read."""
+def _check_port(address: str) -> None:
+    """Raise ClusterError if nothing listens at HOST:PORT, where Ray would try for half a minute."""
     host, colon, port = address.rpartition(":")
     if colon and port.isascii() and port.isdigit():
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_TIMEOUT_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PORT_TIMEOUT_S).close()
         except (OSError, OverflowError, UnicodeError) as error:
-            raise ClusterError(_nobody(address, str(error))) from None
+            raise ClusterError(_no_answer(address, str(error))) from None
 
 
-def _nobody(address: str, reason: str) -> str:
+def _no_answer(address: str, reason: str) -> str:
     return (
         f"--address {address}: no Ray cluster answers there ({reason}). Start one with 'ray start --head', "
         "give its HOST:PORT and its RAY_AUTH_TOKEN, or leave --address out to use this machine"

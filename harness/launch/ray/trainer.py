@@ -1,4 +1,4 @@
-"""fit() in a thread, what it adds that a worker group of ours has no use for, and what it may leave behind."""
+"""fit() in a thread, the callbacks of Ray Train that are left out, and reservations that a failed fit() leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ controller died. That is done by Ray when the driver is gone, and by free_device
 
 
 class Fit:
-    """One fit() in a thread of its own, so that the main thread keeps Ctrl-C and its ears."""
+    """Runs trainer.fit() in a thread, so that the main thread can handle signals and messages."""
 
     def __init__(self, trainer: TorchTrainer) -> None:
         self.error: BaseException | None = None
@@ -33,14 +33,14 @@ class Fit:
     def _run(self) -> None:
         try:
             self._trainer.fit()
-        except BaseException as error:  # SystemExit too: Ray raises it when it is told to stop
+        except BaseException as error:  # SystemExit too, which Ray raises when it is stopped
             self.error = error
 
 
 def free_devices() -> None:
-    """Gives back what a fit() that failed still holds: Ray keeps it where its own shutdown failed too.
+    """Free the resources that a failed fit() still holds: Ray keeps them if its own shutdown failed too.
 
-    Called while no fit() runs, so that every placement group of this driver's job is such a rest.
+    Called while no fit() runs: every placement group of this driver's job is a leftover.
     """
     job = ray.get_runtime_context().get_job_id()
     for name, group in placement_group_table().items():

@@ -1,4 +1,4 @@
-"""Runs a worker group's trials one by one under torchrun, without Ray: the control that shows what Ray costs."""
+"""Run a worker group's trials one by one under torchrun, without Ray: the control that shows the cost of Ray."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from harness.launch.watchdog import Ending, Watchdog
 from harness.plan.trial import TrialResult, WorkerGroup, skipped
 
 START_S = 120.0
-"""How long the processes may take until the first of them registers: as long as Ray gives its own."""
+"""Timeout until the first process registers: that of Ray's worker groups."""
 
 
 @dataclass(frozen=True)
 class TorchrunLauncher:
-    """Each trial in processes of its own on this machine, with the same worker code as under Ray."""
+    """Runs each trial in processes of its own on this machine, with the same worker code as under Ray."""
 
     experiment: Experiment
     threads_per_device: int
@@ -53,7 +53,7 @@ class TorchrunLauncher:
                 return
 
     def _run(self, job: Job, deadline: float | None, parts: Mapping[str, float]) -> Iterator[Message]:
-        """One trial in processes of its own; its last message is its result, unless the deadline came first."""
+        """Run one trial in processes of its own; the last message is its result, unless the deadline comes first."""
         (trial,) = job.group.trials
         timer = StartupTimer(time.time(), "torchrun", before=parts)
         with start_processes(job, deadline) as processes:
@@ -100,5 +100,5 @@ def _failure(trial_id: str, end: GroupEnd, watchdog: Watchdog, processes: Proces
 
 
 def ask_here(question: str, things: Sequence[tuple[str, object]]) -> list[Any]:
-    """This machine's answers, in the place of the agents that Ray has on every node."""
+    """Return the answers of this machine, in place of the agents that Ray has on every node."""
     return list(getattr(NodeAgent(), question)([what for _, what in things]) or [None] * len(things))

@@ -1,4 +1,4 @@
-"""How worker groups without Ray talk to the driver: a unix socket in a folder that is the driver's alone."""
+"""The connection of worker groups without Ray to the driver: a unix socket in a folder only the driver can read."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DRIVER_GONE = 75
 
 
 class SocketMailbox:
-    """The driver's end: keeps what the processes send until the driver takes it, and answers each message at once.
+    """The driver's end: queues the messages of the processes and answers each at once.
 
-    Who connects must know ``key``: what arrives is unpickled. Trials may start until ``deadline`` (unix time).
+    A client must know ``key``, since messages are unpickled. Trials may start until ``deadline`` (unix time).
     """
 
     def __init__(self, path: Path, deadline: float | None) -> None:
@@ -36,11 +36,11 @@ class SocketMailbox:
         self._queue: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._closed = False
         self._listener = Listener(self._path, family="AF_UNIX", authkey=self.key)
-        self._door = threading.Thread(target=self._accept, daemon=True)
-        self._door.start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def take(self, wait_s: float) -> list[Received]:
-        """What has arrived; waits so long for a first message."""
+        """Return the messages that have arrived; wait for the first one for at most ``wait_s``."""
         messages: list[Received] = []
         with contextlib.suppress(queue.Empty):
             messages.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())
@@ -49,18 +49,18 @@ class SocketMailbox:
         return messages
 
     def close(self) -> None:
-        """Lets nobody in any more; who is in hears no, and is heard out when its process has ended."""
+        """Stop accepting connections; connected ranks get False for every further message."""
         self._closed = True
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
-            knock.connect(self._path)  # accept() does not end by itself
-        self._door.join(JOIN_S)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.connect(self._path)  # accept() does not end by itself
+        self._acceptor.join(JOIN_S)
         self._listener.close()
 
     def _accept(self) -> None:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError):  # who knocked died, or has not the key
+            except (OSError, EOFError, AuthenticationError):  # the client ended, or does not have the key
                 time.sleep(RETRY_S)
             else:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -81,7 +81,7 @@ class SocketMailbox:
 
 
 class DriverLine:
-    """A rank's end. Where the driver goes, this process goes too, whatever it is at; then torchrun ends itself."""
+    """A rank's end. This process exits as soon as the driver does; then torchrun ends itself."""
 
     def __init__(self, path: Path, key: bytes) -> None:
         self._connection = Client(str(path), family="AF_UNIX", authkey=key)
@@ -89,12 +89,12 @@ class DriverLine:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def send(self, message: Received) -> bool:
-        """Tells the driver and waits until it has it; False asks the group to stop before its next trial."""
+        """Send to the driver and return its answer; False asks the group to stop before its next trial."""
         self._connection.send(message)
         return self._answers.get()
 
     def _listen(self) -> None:
-        """Sleeps in the socket until an answer or the end comes: it costs a window nothing."""
+        """Block on the socket until an answer or its end: no cost for a timed window."""
         try:
             while True:
                 self._answers.put(self._connection.recv())

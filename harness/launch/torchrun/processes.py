@@ -1,4 +1,4 @@
-"""The processes that torchrun makes for one trial, from their start until none of them is left."""
+"""The processes that torchrun starts for one trial, from start to end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ END_S, POLL_S = 5.0, 0.01
 
 @dataclass
 class Processes:
-    """torchrun and its ranks. ``mailbox`` is where they talk to."""
+    """torchrun and its ranks, which send to ``mailbox``."""
 
     agent: subprocess.Popen[bytes]
     mailbox: SocketMailbox
@@ -42,17 +42,17 @@ class Processes:
 
     @property
     def exit_code(self) -> int | None:
-        """torchrun's; None while it runs."""
+        """Return the exit code of torchrun; None while it runs."""
         return self.agent.poll()
 
     def output(self) -> str:
-        """The end of what all of them printed, without what is secret here."""
+        """Return the end of their output, with this machine's secrets redacted."""
         return sanitize.redacted_tail(self._output, OUTPUT_BYTES)
 
 
 @contextmanager
 def start_processes(job: Job, deadline: float | None) -> Iterator[Processes]:
-    """torchrun with one process a worker of the job's group; on leaving all of them are ended."""
+    """Run torchrun with one process a worker of the job's group; kill all of them on leaving."""
     with ExitStack() as stack:
         folder = stack.enter_context(Scratch(shared_memory()))
         job_file = folder / "job"
@@ -74,7 +74,7 @@ def start_processes(job: Job, deadline: float | None) -> Iterator[Processes]:
 
 
 def command(job_file: Path, workers: int) -> list[str]:
-    """What --standalone does, but ranks meet in a file: its two stores would listen to every network."""
+    """Return the command: as --standalone, but with a file as the store; its two TCP stores listen on every network."""
     folder = job_file.parent
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={folder / 'meeting'}", "--rdzv-conf=store_type=file"]
     here = ["--nnodes=1", f"--rdzv-id={folder.name}", f"--local-addr={ADDRESS}", f"--log-dir={folder / 'logs'}"]
@@ -86,25 +86,25 @@ def _variables(job: Job) -> dict[str, str]:
     return {
         **process_variables(job.group, job.threads_per_device),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # they find what the driver finds,
-        "PYTHONSAFEPATH": "1",  # and not what lies in the current folder besides
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # modules that the driver finds,
+        "PYTHONSAFEPATH": "1",  # and none of the current folder
     }
 
 
 def _interfaces() -> dict[str, str]:
-    """gloo and NCCL stay on this machine, unless the user names another interface."""
+    """Return the loopback interface for gloo and NCCL; a variable of the user has priority."""
     loopback = interface_of(ADDRESS) or "lo"
     return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
 
 
 def _end(processes: Processes) -> None:
-    """Kills torchrun, its ranks and what they started, wherever they stand, and waits until they are gone."""
+    """Kill torchrun, its ranks and their children, and wait until they are gone."""
     agent = processes.agent
     ended: list[psutil.Process] = []
     if agent.poll() is None:
         with contextlib.suppress(psutil.Error):
             tree = psutil.Process(agent.pid)
-            tree.suspend()  # it starts nobody while its children are listed
+            tree.suspend()  # it starts no process while its children are listed
             ended = tree.children(recursive=True)
         agent.kill()
     for process in ended:
@@ -114,13 +114,13 @@ def _end(processes: Processes) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
     agent.wait()
-    until = time.monotonic() + END_S  # on a GPU they hold memory that the next trial needs
+    until = time.monotonic() + END_S  # they hold GPU memory that the next trial needs
     while time.monotonic() < until and not all(map(_gone, ended)):
         time.sleep(POLL_S)
 
 
 def _gone(process: psutil.Process) -> bool:
-    """Also what only waits to be reaped: in a container nobody may do that."""
+    """Return whether a process has ended; zombies count, since in a container there may be no reaper."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""What torchrun starts on every rank: one trial, told to the driver. ``-m harness.launch.torchrun.worker JOB_FILE``."""
+"""The entry point of a rank under torchrun, for one trial: ``-m harness.launch.torchrun.worker JOB_FILE``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NODE_ID, ADDRESS = "torchrun", "127.0.0.1"
 
 
 def main(job_file: Path) -> int:
-    """Runs the job's one trial on this rank; returns the exit code."""
+    """Run the job's one trial on this rank; return the exit code."""
     die_with_parent()
     folder, rank = job_file.parent, int(os.environ["RANK"])
-    key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))  # what the workload starts need not know it
+    key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))  # not for the workload's own processes
     line = DriverLine(folder / SOCKET, key)
     job: Job = pickle.loads(job_file.read_bytes())  # ours: the folder is closed to others
     process = register_process(rank, NODE_ID, folder / f"steps-{rank}", folder / f"stack-{rank}", connected=False)
@@ -37,13 +37,13 @@ def main(job_file: Path) -> int:
         return 0 if run_rank(job, process, line.send, lambda: _join(job, folder)) else 1
     except TrialFailed:
         return 1
-    except BaseException as error:  # before the trial: then too it is the trial that failed
+    except BaseException as error:  # before the trial: it still counts as the failure of the trial
         line.send(failure(job.group.trials[0].id, rank, error))
         return 1
 
 
 def _join(job: Job, folder: Path) -> Ranks:
-    """Connects the ranks as Ray Train does, but over a file: the store of torchrun listens to every network."""
+    """Connect the ranks as Ray Train does, but through a file: the store of torchrun listens on every network."""
     rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     devices = devices_of(job.group, local_rank, gpus, local_rank * job.group.placement.devices_per_worker)
@@ -63,4 +63,4 @@ if __name__ == "__main__":
     exit_code = main(Path(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code)  # the interpreter's teardown, where torch now and then aborts, would look like a death
+    os._exit(exit_code)  # torch sometimes aborts in the interpreter's teardown, which would read as a crash
