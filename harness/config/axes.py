@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.config.values import OptionValue
+from harness.config.values import OptionValue, PlainValue
 from harness.errors import nearest
 
 OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", *BUILTIN_TRAITS)
@@ -35,7 +35,7 @@ def is_option_axis(key: object) -> bool:
     return bool(dot) and section in OPTION_SECTIONS and option.isidentifier()
 
 
-def check_filter(value: dict[str, Any]) -> dict[str, Any]:
+def check_filter(value: dict[str, PlainValue]) -> dict[str, PlainValue]:
     """A filter names axes and the values it wants of each; raises ValueError at an unknown axis."""
     for key in value:
         if key not in AXES and not is_option_axis(key):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import (
     BeforeValidator,
@@ -30,7 +30,17 @@ from harness.config.sections import (
     TrainingOptions,
 )
 from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
-from harness.config.values import USER_CLASS, Axis, Options, Seed, absolute_folders, as_axis, as_tuple, check_name
+from harness.config.values import (
+    USER_CLASS,
+    Axis,
+    Options,
+    PlainValue,
+    Seed,
+    absolute_folders,
+    as_axis,
+    as_tuple,
+    check_name,
+)
 from harness.errors import ExperimentError, nearest
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
@@ -63,6 +73,10 @@ def _workload(value: object) -> object:
     return value
 
 
+def _sgd() -> Options:
+    return {"name": "SGD", "lr": 0.1, "momentum": 0.9}
+
+
 class Experiment(Strict):
     """A resolved experiment file. ``load`` is the way to get one."""
 
@@ -73,7 +87,7 @@ class Experiment(Strict):
     exclude: Annotated[tuple[Filter, ...], BeforeValidator(as_tuple)] = ()
     strategy_options: StrategyOptions = StrategyOptions()
     workload_options: Options = Field(default_factory=dict)
-    optimizer: Options = Field(default_factory=lambda: {"name": "SGD", "lr": 0.1, "momentum": 0.9})
+    optimizer: Options = Field(default_factory=_sgd)
     schedule: Options = Field(default_factory=dict)
     training: TrainingOptions = TrainingOptions()
     loader: Loader = Loader()
@@ -146,9 +160,9 @@ class Experiment(Strict):
         """Whether what explains a cell is measured beside it."""
         return self.throughput is not None and self.throughput.explain
 
-    def option_axes(self) -> dict[str, tuple[Any, ...]]:
+    def option_axes(self) -> dict[str, tuple[PlainValue, ...]]:
         """Every option of the sections beside the grid as an axis: ``optimizer.lr`` -> its values."""
-        sections: dict[str, Mapping[str, Any]] = {
+        sections: dict[str, Mapping[str, PlainValue]] = {
             "optimizer": self.optimizer,
             "schedule": self.schedule,
             "training": self.training.model_dump(),
@@ -168,7 +182,7 @@ def load_experiment(path: Path) -> Experiment:
     return parse_experiment(yaml_source.read_mapping(path), source=str(path), home=path.resolve().parent)
 
 
-def parse_experiment(content: Mapping[str, Any], *, source: str, home: Path | None = None) -> Experiment:
+def parse_experiment(content: Mapping[str, object], *, source: str, home: Path | None = None) -> Experiment:
     """Return the experiment in a mapping; raise ExperimentError, whose message names ``source``.
 
     Paths are taken from ``home``; they stay as they are without one.

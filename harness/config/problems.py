@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from harness.errors import nearest
 
@@ -23,7 +24,7 @@ def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]
     return lines + [f"and {len(problems) - MOST} more"] * (len(problems) > MOST)
 
 
-def _line(problem: Any, model: type[BaseModel]) -> str:
+def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
     path = tuple(part for part in problem["loc"] if part not in CHOICES)
     kind, got = problem["type"], problem["input"]
     where = _dotted(path) or "the file"
@@ -58,7 +59,7 @@ def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]
     return list(model.model_fields)
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

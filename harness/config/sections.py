@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -72,7 +72,7 @@ class Grid(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_options(cls, value: Any) -> Any:
+    def _gather_options(cls, value: object) -> object:
         """Keys with a dot are options of a section; they move to ``options``."""
         if not isinstance(value, dict):
             return value
@@ -189,7 +189,7 @@ class BlockRule(Strict):
         return self
 
 
-def _is_rule(value: Any) -> str:
+def _is_rule(value: object) -> str:
     return "rule" if isinstance(value, dict | BlockRule) else "number"
 
 

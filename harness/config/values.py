@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar, overload
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, ValidationInfo
+from typing_extensions import TypeAliasType
 
 USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """``package.module:ClassName``, a class of the user's own."""
@@ -19,7 +20,19 @@ MAX_SECONDS = 365 * 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def as_axis(value: object) -> tuple[Any, ...]:
+PlainValue = TypeAliasType("PlainValue", "str | int | float | bool | Sequence[PlainValue] | None")
+"""A value that YAML, JSON and a person read alike: text, a number, true, false, null, or a list of these."""
+
+
+@overload
+def as_axis(value: PlainValue) -> tuple[PlainValue, ...]: ...
+
+
+@overload
+def as_axis(value: object) -> tuple[object, ...]: ...
+
+
+def as_axis(value: object) -> tuple[object, ...]:
     """A list is an axis (a tuple, so that it stays frozen); anything else an axis of one value."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -100,11 +113,12 @@ def _absolute_data(name: str, info: ValidationInfo) -> str:
     return _absolute(name, info) if "/" in name else name
 
 
-def absolute_folders(options: dict[str, Any], name: str, info: ValidationInfo) -> dict[str, Any]:
+def absolute_folders(options: dict[str, PlainValue], name: str, info: ValidationInfo) -> dict[str, PlainValue]:
     """Return the options with the one that holds folders made absolute."""
     if name not in options:
         return options
-    folders = [_absolute(folder, info) if isinstance(folder, str) else folder for folder in as_axis(options[name])]
+    given = as_axis(options[name])
+    folders: list[PlainValue] = [_absolute(each, info) if isinstance(each, str) else each for each in given]
     return {**options, name: folders if len(folders) > 1 else folders[0]}
 
 
@@ -116,7 +130,11 @@ Text = Annotated[str, Field(min_length=1, max_length=500)]
 FilePath = Annotated[Text, AfterValidator(_absolute)]
 DataName = Annotated[Text, AfterValidator(_absolute_data)]
 """A data set by name, or a folder, which has a slash."""
-OptionValue = Annotated[Any, BeforeValidator(_plain)]
+OptionValue = Annotated[
+    PlainValue,
+    GetPydanticSchema(lambda _, handler: handler(object)),  # _plain is the whole check: a union would convert values
+    BeforeValidator(_plain),
+]
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
 DeviceIds = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_DEVICES)], ...], AfterValidator(_distinct)]

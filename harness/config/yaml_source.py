@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         return node
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # as !!int '' is an IndexError
@@ -47,7 +47,7 @@ class _Loader(yaml.SafeLoader):
             problem = f"cannot read {str(node.value)[:40]!r} as {kind}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # a tag may lie
             key = str(key_node.value)
@@ -62,7 +62,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
 
 
-def read_mapping(path: Path, *, times: int = 1) -> dict[str, Any]:
+def read_mapping(path: Path, *, times: int = 1) -> Mapping[str, object]:
     """The file's top-level mapping; raises ExperimentError where there is none.
 
     ``times``: how much larger than an experiment file it may be.
@@ -70,7 +70,7 @@ def read_mapping(path: Path, *, times: int = 1) -> dict[str, Any]:
     return parse_mapping(_read_text(path, times * MAX_BYTES), source=str(path), times=times)
 
 
-def parse_mapping(text: str, *, source: str, times: int = 1) -> dict[str, Any]:
+def parse_mapping(text: str, *, source: str, times: int = 1) -> Mapping[str, object]:
     """Parses YAML text whose top level is a mapping with string keys; raises ExperimentError."""
     value, problems = _parse(text, source, times * MAX_NODES)
     if not isinstance(value, dict):
@@ -92,7 +92,7 @@ def parse_value(text: str, *, source: str) -> Any:
     return value
 
 
-def _parse(text: str, source: str, most: int) -> tuple[Any, list[str]]:
+def _parse(text: str, source: str, most: int) -> tuple[object, list[str]]:
     """The value and its duplicate keys. Nothing is built before it is known how large it will be."""
     loader = None
     try:

@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, int_option
 from harness.plan.checks.finding import Finding
 from harness.system.units import MIB
 
@@ -122,7 +122,7 @@ def figures(seen: Sequence[Exchange | None], case: Case) -> dict[str, str]:
 
 def bucket_bytes(cell: Cell, parameter_bytes: int) -> int:
     """Return the size of a ddp message: a bucket, or the whole gradient if that is smaller."""
-    cap = int(cell.strategy_options.get("bucket_cap_mb", 25)) * MIB
+    cap = int_option(cell.strategy_options, "bucket_cap_mb", 25) * MIB
     return max(8, min(cap, parameter_bytes) // 4 * 4)
 
 

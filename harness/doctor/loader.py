@@ -9,6 +9,7 @@ from itertools import islice
 
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
+from harness.plan.cell import int_option
 from harness.plan.checks.finding import Finding
 from harness.train.loader import batches, endless_shares
 
@@ -54,7 +55,7 @@ def judge(seen: Sequence[float | None], case: Case) -> list[Finding]:
     model = _step_s(case) / case.cell.global_batch_size
     if loader <= model:
         return []
-    workers = int(case.cell.loader.get("workers", 0))
+    workers = int_option(case.cell.loader, "workers", 0)
     return [
         Finding(
             NAME,

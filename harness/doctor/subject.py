@@ -30,7 +30,7 @@ def doctor_cell(cell: Cell) -> Cell:
     """Return the cell that the doctor trains: not compiled, a micro-batch a step at the whole batch's learning rate."""
     parts = cell.micro_batches
     recipe = {name: value for name, value in cell.training.items() if name != "accumulation"}
-    if base := cell.training.get("lr_base_batch_size"):
+    if isinstance(base := cell.training.get("lr_base_batch_size"), int | float):
         recipe["lr_base_batch_size"] = base / parts
     share = cell.per_device_batch_size
     return replace(

@@ -19,7 +19,7 @@ from harness.measure.divergence import Divergence, earliest, first_in
 from harness.measure.phase_timers import marks_for
 from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, measure_window, synchronize
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, int_option
 from harness.plan.rows import WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.checkpoint import CheckpointManager
@@ -176,7 +176,7 @@ class Epochs:
     def __init__(self, training: Training, data: EpochData, checkpoints: CheckpointManager | None = None) -> None:
         self.training, self.data, self.ranks, self.checkpoints = training, data, data.ranks, checkpoints
         cell = data.cell
-        warmup = int(cell.training.get("warmup_epochs", 0))
+        warmup = int_option(cell.training, "warmup_epochs", 0)
         self._warm_up = WarmUp(training.optimizer, cell.lr_factor, warmup * data.steps)
         self._evaluator, self._copy = Evaluator(training, data), data.copier()
         self.clock = TrainingClock()

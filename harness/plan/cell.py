@@ -8,11 +8,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
+from harness.config.values import PlainValue
 
-Options = Mapping[str, Any]
+Options = Mapping[str, PlainValue]
 Scaling = Literal["weak", "strong"]
 
 
@@ -61,7 +62,7 @@ class Cell:
         return hash(self.id)
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, PlainValue]:
         """Every option under its axis name: ``{'optimizer.lr': 0.1, 'ddp.bucket_cap_mb': 25, ...}``."""
         sections = {
             self.strategy: self.strategy_options,
@@ -86,7 +87,7 @@ class Cell:
     @property
     def micro_batches(self) -> int:
         """How many micro-batches each rank's share of a step goes through in."""
-        return int(self.training.get("accumulation", 1))
+        return int_option(self.training, "accumulation", 1)
 
     @property
     def lr_factor(self) -> float:
@@ -94,12 +95,15 @@ class Cell:
         scaling = self.training.get("lr_scaling", "none")
         if scaling == "none":
             return 1.0
-        k = self.global_batch_size / float(self.training["lr_base_batch_size"])
+        base = self.training["lr_base_batch_size"]
+        assert isinstance(base, int | float)
+        k = self.global_batch_size / base
         return k if scaling == "linear" else math.sqrt(k)
 
-    def axis(self, name: str) -> Any:
+    def axis(self, name: str) -> PlainValue:
         """The cell's value on an axis, given by its name in the experiment file; None where it has none."""
-        return self.options.get(name) if "." in name else getattr(self, name)
+        value: PlainValue = self.options.get(name) if "." in name else getattr(self, name)
+        return value
 
     @property
     def workload_key(self) -> tuple[str, ...]:
@@ -115,7 +119,7 @@ class Cell:
         share = share_of(batch, self.devices)
         return replace(self, scaling="strong", global_batch_size=batch, per_device_batch_size=share)
 
-    def matches(self, wanted: Mapping[str, Any]) -> bool:
+    def matches(self, wanted: Mapping[str, PlainValue]) -> bool:
         """Whether every named axis has the wanted value, or one of the wanted values."""
         return all(_wants(values, self.axis(name)) for name, values in wanted.items())
 
@@ -134,6 +138,13 @@ class Cell:
         return " · ".join(part for part in parts if part)
 
 
+def int_option(options: Options, name: str, default: int) -> int:
+    """Return an option that the validation of the file has made an integer."""
+    value = options.get(name, default)
+    assert isinstance(value, int)
+    return value
+
+
 def share_of(global_batch_size: int, devices: int) -> int | None:
     """Each device's part of a global batch; None where it does not divide."""
     return None if global_batch_size % devices else global_batch_size // devices
@@ -144,7 +155,7 @@ def format_gpu_ids(device_ids: tuple[int, ...]) -> str:
     return ",".join(map(str, device_ids))
 
 
-def _wants(values: Any, value: Any) -> bool:
+def _wants(values: PlainValue, value: PlainValue) -> bool:
     if isinstance(value, tuple):
         value = list(value)
     return bool(value == values) or (isinstance(values, list | tuple) and value in values)

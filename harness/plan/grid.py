@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.config.experiment import BUILTIN_WORKLOADS, Experiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
-from harness.config.values import as_axis, leaves
+from harness.config.values import PlainValue, as_axis, leaves
 from harness.errors import ExperimentError
-from harness.plan.cell import Cell, Options, share_of
+from harness.plan.cell import Cell, Options, Scaling, share_of
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
 
@@ -32,6 +32,22 @@ class Cells:
 
     asked: tuple[Cell, ...]
     added: tuple[Cell, ...]
+
+
+class GridPoint(NamedTuple):
+    """One value of each axis of a grid; None if the experiment leaves an axis to the planner or the workload."""
+
+    data: str | None
+    model: str | None
+    strategy: str
+    device_ids: tuple[int, ...]
+    devices: int | None
+    nodes: int | None
+    per_device_batch_size: int | None
+    global_batch_size: int | None
+    precision: str
+    compile: bool
+    launcher: str
 
 
 def expand(experiment: Experiment, machine: Machine, own_traits: TraitsByName = NO_TRAITS) -> Cells:
@@ -79,7 +95,7 @@ def device_counts(experiment: Experiment) -> tuple[int, ...]:
     return tuple(sorted({devices for grid in grids for devices in grid.devices}))
 
 
-def _axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]]:
+def _axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[PlainValue, ...]]:
     """The option axes of one grid: the sections beside it, overridden by its own dotted keys."""
     own = {key: as_axis(value) for key, value in grid.options.items()}
     return {**experiment.option_axes(), **own}
@@ -112,7 +128,7 @@ def _size(grid: Grid, experiment: Experiment) -> int:
 def _weight(grid: Grid, experiment: Experiment) -> int:
     """How many values the options of one cell hold at most; a long text counts as several."""
 
-    def weight(value: Any) -> int:
+    def weight(value: PlainValue) -> int:
         return sum(1 + (len(leaf) // 100 if isinstance(leaf, str) else 0) for leaf in leaves(value))
 
     return sum(max(map(weight, values)) for values in _axes(grid, experiment).values())
@@ -122,39 +138,39 @@ def _cells(grid: Grid, experiment: Experiment, machine: Machine, own_traits: Tra
     fixed, options = _fixed_axes(grid, experiment), _axes(grid, experiment)
     sections = [_sections(dict(zip(options, values, strict=True))) for values in product(*options.values())]
     for values in product(*fixed.values()):
-        point = dict(zip(fixed, values, strict=True))
-        own = own_traits.get(point["strategy"])
+        point = GridPoint(**dict(zip(fixed, values, strict=True)))
+        own = own_traits.get(point.strategy)
         for chosen in sections:
             yield _cell(point, chosen, experiment, machine, own)
 
 
 def _cell(
-    point: Mapping[str, Any],
+    point: GridPoint,
     options: Mapping[str, Options],
     experiment: Experiment,
     machine: Machine,
     own: StrategyTraits | None,
 ) -> Cell:
-    strategy, ids = point["strategy"], point["device_ids"]
-    devices = len(ids) or point["devices"]
+    strategy, ids = point.strategy, point.device_ids
+    devices = len(ids) if point.devices is None else point.devices
     traits = own or BUILTIN_TRAITS[strategy]
-    nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point["nodes"], experiment, machine)
-    per_device, total = point["per_device_batch_size"], point["global_batch_size"]
+    nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point.nodes, experiment, machine)
+    scaling, per_device, total = _batch_sizes(point, devices)
     return Cell(
         workload=experiment.workload,
-        data=point["data"],
-        model=point["model"],
+        data=point.data,
+        model=point.model,
         strategy=strategy,
         device=machine.device,
         devices=devices,
         nodes=nodes,
-        scaling="strong" if per_device is None else "weak",
-        per_device_batch_size=share_of(total, devices) if per_device is None else per_device,
-        global_batch_size=total if per_device is None else per_device * devices,
-        precision=point["precision"],
-        compile=point["compile"],
+        scaling=scaling,
+        per_device_batch_size=per_device,
+        global_batch_size=total,
+        precision=point.precision,
+        compile=point.compile,
         oversubscribe=oversubscribed,
-        launcher=point["launcher"],
+        launcher=point.launcher,
         device_ids=ids,
         strategy_options=options.get(strategy, {}),
         workload_options=options.get("workload", {}),
@@ -164,6 +180,14 @@ def _cell(
         loader=options.get("loader", {}),
         own_traits=own,
     )
+
+
+def _batch_sizes(point: GridPoint, devices: int) -> tuple[Scaling, int | None, int]:
+    """Return the scaling with the per-device and the global batch size; the first is None if it does not divide."""
+    if point.per_device_batch_size is not None:
+        return "weak", point.per_device_batch_size, point.per_device_batch_size * devices
+    assert point.global_batch_size is not None
+    return "strong", share_of(point.global_batch_size, devices), point.global_batch_size
 
 
 def _nodes(
@@ -176,9 +200,9 @@ def _nodes(
     return nodes, experiment.oversubscribe and not fits and possible
 
 
-def _sections(point: Mapping[str, Any]) -> Mapping[str, Options]:
+def _sections(point: Mapping[str, PlainValue]) -> Mapping[str, Options]:
     """Options by their section: ``{'optimizer.lr': 0.1}`` -> ``{'optimizer': {'lr': 0.1}}``."""
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, PlainValue]] = {}
     for name, value in point.items():
         section, _, key = name.rpartition(".")  # a user's own strategy may have dots in its name
         sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from harness.config.experiment import Experiment
 from harness.config.sections import Convergence, Throughput
+from harness.config.values import PlainValue
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell, base_cells, explaining_cells
@@ -196,7 +197,7 @@ def _keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
     return replace(plan, groups=tuple(group for group in groups if group.trials))
 
 
-def filter_plan(plan: Plan, wanted: dict[str, object]) -> Plan:
+def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:
     """The part of a plan whose cells match a filter, and what they need; raises ExperimentError where none does."""
     matching = {t.cell for t in _all(plan) if t.kind != "diagnostic" and t.cell.matches(wanted)}
     if not matching:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from harness.errors import HarnessError
@@ -96,7 +97,7 @@ class Skip:
     skip_code: SkipCode
 
 
-Columns = Mapping[str, Sequence[Any] | npt.NDArray[Any]]
+Columns = Mapping[str, Sequence[object] | npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ What is wrong with a file by itself is reported before these are imported, which
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from harness.config.experiment import BUILTIN_WORKLOADS, Experiment, load_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.config.values import as_axis
+from harness.config.values import PlainValue, as_axis
 from harness.errors import ExperimentError
 from harness.plan.inventory import Inventory
 
@@ -27,7 +27,7 @@ class Request:
     resume: Path | None = None
     add_blocks: int = 0
     output: Path = Path("results")
-    only: dict[str, Any] = field(default_factory=dict)
+    only: dict[str, PlainValue] = field(default_factory=dict)
     no_user_code: bool = False
     preflight: bool = True
     inline: bool = False
@@ -76,7 +76,7 @@ def check_no_user_code(experiment: Experiment, file: Path) -> None:
         folder = experiment.checkpoint.folder
         problems.append(f"checkpoint.folder: got {folder!r}; with --no-user-code checkpoints stay in the run folder")
     grids = [*([experiment.grid] if experiment.grid else []), *experiment.cells]
-    options = (experiment.option_axes(), *(grid.options for grid in grids))
+    options: list[Mapping[str, PlainValue]] = [experiment.option_axes(), *(grid.options for grid in grids)]
     if any(any(as_axis(axes.get("workload.download"))) for axes in options):
         problems.append("workload_options.download: with --no-user-code nothing is downloaded; fetch it yourself")
     if problems:

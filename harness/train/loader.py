@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from harness.plan.cell import Options
+from harness.plan.cell import Options, int_option
 from harness.system.process import die_with_parent
 from harness.train.workloads import Collate, SizedDataset
 
@@ -151,13 +151,13 @@ def batches(
     """
     if micro_batches > 1:
         shares = (part for share in shares for part in share.split(micro_batches))
-    workers = int(options.get("workers", 0))
+    workers = int_option(options, "workers", 0)
     loader: DataLoader[object] = DataLoader(
         SeededDataset(dataset, seed),
         batch_sampler=_Keys(shares),
         num_workers=workers,
         pin_memory=_pins(device, options),
-        prefetch_factor=int(options.get("prefetch_factor", 2)) if workers else None,
+        prefetch_factor=int_option(options, "prefetch_factor", 2) if workers else None,
         collate_fn=collate,
         # else each pass draws from the global generator, and a resumed training once more
         generator=torch.Generator().manual_seed(_mix(seed, 0, 0)),

@@ -4,44 +4,46 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Any
+from types import ModuleType
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
+from harness.config.values import PlainValue
 from harness.errors import WorkloadError, nearest
+from harness.plan.cell import Options
+
+T = TypeVar("T")
 
 
-def make_optimizer(model: nn.Module, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
     """An optimizer of torch.optim by name; raises WorkloadError at an unknown name or option."""
     found = find_class(torch.optim, torch.optim.Optimizer, options.get("name"), "optimizer.name")
-    arguments = {key: value for key, value in options.items() if key != "name"}
-    check_arguments(found, arguments, "optimizer")
-    try:
-        return found(model.parameters(), **arguments)  # type: ignore[no-any-return]
-    except Exception as error:  # each class has its own way to refuse its options
-        raise rejected("optimizer", options, error) from None
+    return _construct(found, model.parameters(), options, "optimizer")
 
 
-def make_schedule(
-    optimizer: torch.optim.Optimizer, options: Mapping[str, Any]
-) -> torch.optim.lr_scheduler.LRScheduler | None:
+def make_schedule(optimizer: torch.optim.Optimizer, options: Options) -> torch.optim.lr_scheduler.LRScheduler | None:
     """A schedule of torch.optim.lr_scheduler by name, stepped once an epoch; None where none is asked for."""
     if not options:
         return None
     base = torch.optim.lr_scheduler.LRScheduler
     found = find_class(torch.optim.lr_scheduler, base, options.get("name"), "schedule.name")
-    arguments = {key: value for key, value in options.items() if key != "name"}
-    check_arguments(found, arguments, "schedule")
+    return _construct(found, optimizer, options, "schedule")
+
+
+def _construct(found: Callable[..., T], first: object, options: Options, section: str) -> T:
+    """Return an instance of a class of torch with these options; raise WorkloadError if the class rejects them."""
+    arguments = _arguments(found, options, section)
     try:
-        return found(optimizer, **arguments)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise rejected("schedule", options, error) from None
+        return found(first, **arguments)
+    except Exception as error:  # each class rejects its options in its own way
+        raise rejected(section, options, error) from None
 
 
 def fast_forward(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> None:
@@ -104,33 +106,36 @@ class WarmUp:
             group["lr"] = rate
 
 
-def make_clip(options: Mapping[str, Any]) -> Callable[[Iterable[Tensor]], object] | None:
+def make_clip(options: Options) -> Callable[[Iterable[Tensor]], object] | None:
     """What clips the gradients of parameters in place, by their norm or by value; None where nothing does."""
-    if (norm := options.get("clip_grad_norm")) is not None:
+    if isinstance(norm := options.get("clip_grad_norm"), int | float):
         return partial(clip_grad_norm_, max_norm=norm)
-    if (value := options.get("clip_grad_value")) is not None:
+    if isinstance(value := options.get("clip_grad_value"), int | float):
         return partial(clip_grad_value_, clip_value=value)
     return None
 
 
-def find_class(module: Any, base: type, name: object, place: str) -> Any:
+def find_class(module: ModuleType, base: type[T], name: object, place: str) -> type[T]:
     """A subclass of ``base`` in a module by its name; raises WorkloadError that offers the nearest."""
     names = [key for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, base)]
     names = [key for key in names if not key.startswith("_") and getattr(module, key) is not base]
     if name not in names:
         raise WorkloadError(f"{place}: got {name!r}; {nearest(str(name), names)}")
-    return getattr(module, str(name))
+    found: type[T] = getattr(module, str(name))
+    return found
 
 
-def check_arguments(found: Any, arguments: Mapping[str, Any], place: str) -> None:
-    """Every argument is a parameter of the class; raises WorkloadError that offers the nearest."""
+def _arguments(found: Callable[..., object], options: Options, place: str) -> dict[str, PlainValue]:
+    """Return the options but the name; raise WorkloadError, which offers the nearest, if the class lacks one."""
+    arguments = {key: value for key, value in options.items() if key != "name"}
     allowed = [name for name in inspect.signature(found).parameters if name not in ("params", "optimizer")]
     for key in arguments:
         if key not in allowed:
-            raise WorkloadError(f"{place}.{key}: {found.__name__} has no such option; {nearest(key, allowed)}")
+            raise WorkloadError(f"{place}.{key}: {options['name']} has no such option; {nearest(key, allowed)}")
+    return arguments
 
 
-def rejected(section: str, options: Mapping[str, Any], error: Exception) -> WorkloadError:
+def rejected(section: str, options: Options, error: Exception) -> WorkloadError:
     """The error for options that torch does not take: which, what it said, what may help."""
     given = ", ".join(f"{key}: {value!r}" for key, value in options.items())
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,14 @@ from harness.train.workloads import Workload
 
 def _no_mark(point: Phase) -> None:
     """Record nothing: the step is in no window."""
+
+
+class Snapshot(TypedDict):
+    """A copy of a training's state on the host. ``optimizer``: its state dict, whose values differ by class."""
+
+    model: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    optimizer: dict[str, Any]
 
 
 class Training:
@@ -54,7 +62,7 @@ class Training:
         if self._cell.training.get("warmup_epochs") and self._cell.lr_factor > 1:
             scale_rate(self.optimizer, 1 / self._cell.lr_factor)
 
-    def step(self, batch: Any, share: Share, mark: Mark = _no_mark) -> tuple[Tensor, Tensor]:
+    def step(self, batch: object, share: Share, mark: Mark = _no_mark) -> tuple[Tensor, Tensor]:
         """One optimizer step; the sum of this rank's losses and its weight, detached and unread.
 
         ``batch``: this rank's share, with accumulation a tuple of its micro-batches. ``mark`` is called at
@@ -76,7 +84,7 @@ class Training:
         mark(OPTIMIZER)
         return loss, weight
 
-    def _backward(self, batch: Any, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
+    def _backward(self, batch: object, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
         """Adds the gradient of one batch to that of the step."""
         if self._precision is None:
             loss, weight = self._workload.loss(self.model, batch)
@@ -110,11 +118,11 @@ class Training:
                     local_part(parameter.grad).mul_(scale)
         return torch.stack(losses).sum(), total_weight
 
-    def evaluate(self, batch: Any, share: Share) -> dict[str, tuple[float, float]]:
+    def evaluate(self, batch: object, share: Share) -> dict[str, tuple[float, float]]:
         """This rank's sums and weights of the loss and of each metric on one batch; nothing is learnt."""
         with torch.no_grad(), self._precision or nullcontext():
-            totals: dict[str, tuple[Any, Any]] = {"loss": self._workload.loss(self.model, batch)}
-            metrics: Callable[..., Mapping[str, tuple[Any, Any]]] | None
+            totals: dict[str, tuple[Tensor | float, Tensor | float]] = {"loss": self._workload.loss(self.model, batch)}
+            metrics: Callable[..., Mapping[str, tuple[Tensor | float, Tensor | float]]] | None
             if metrics := getattr(self._workload, "metrics", None):
                 totals.update(metrics(self.model, batch))
         counts = share.samples > 0
@@ -122,7 +130,7 @@ class Training:
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
         """What follows from the means of the loss and of each metric, such as a perplexity."""
-        found: Callable[..., Mapping[str, Any]] | None = getattr(self._workload, "derived", None)
+        found: Callable[..., Mapping[str, Tensor | float]] | None = getattr(self._workload, "derived", None)
         return {name: float(value) for name, value in found(means).items()} if found else {}
 
     @property
@@ -140,17 +148,17 @@ class Training:
         finally:
             self._alone = False
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Parameters, buffers and optimizer state, copied to the host."""
-        state = {
+        state: Snapshot = {
             "model": self.model.state_dict(),
             "buffers": dict(self.model.named_buffers()),  # those too that no state_dict() holds
             "optimizer": self.optimizer.state_dict(),
         }
-        copied: dict[str, Any] = tree_map(_on_host, state)
+        copied: Snapshot = tree_map(_on_host, state)
         return copied
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Puts back what ``snapshot`` took."""
         self.model.load_state_dict(snapshot["model"])
         for name, buffer in self.model.named_buffers():
@@ -197,7 +205,7 @@ def _autocast(precision: str, device: str) -> torch.autocast | None:
     return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else None
 
 
-def _on_host(leaf: Any) -> Any:
+def _on_host(leaf: object) -> object:
     return leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf
 
 

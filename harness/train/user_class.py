@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any
 
 from harness.errors import HarnessError, WorkloadError, nearest
 
 
-def load_user_class(
-    what: str, name: str, hint: str = " (the experiment file's folder is on the import path)"
-) -> type[Any]:
+def load_user_class(what: str, name: str, hint: str = " (the experiment file's folder is on the import path)") -> type:
     """Import a module and return its class; raise WorkloadError, whose message begins with ``what``."""
     module_name, _, class_name = name.partition(":")
     try:

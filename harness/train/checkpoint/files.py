@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -23,7 +22,7 @@ KEPT = 2
 _NAME = re.compile(r"epoch-(\d+)")
 
 
-def write(folder: Path, epoch: int, state: State, values: Mapping[str, Any]) -> Path:
+def write(folder: Path, epoch: int, state: State, values: Mapping[str, object]) -> Path:
     """Writes a checkpoint under another name, waits until it is on disk, renames it; removes what is too old."""
     target, partial = folder / f"epoch-{epoch}", folder / "partial"
     folder.mkdir(parents=True, exist_ok=True)

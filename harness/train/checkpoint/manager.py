@@ -28,7 +28,7 @@ class CheckpointManager:
     training: Training
     ranks: Ranks
 
-    def save(self, epoch: int, values: Mapping[str, Any], *, last: bool) -> None:
+    def save(self, epoch: int, values: Mapping[str, object], *, last: bool) -> None:
         """Keeps the training as it is after this epoch, where its turn has come. Raises OSError."""
         if epoch % self.every and not last:
             return

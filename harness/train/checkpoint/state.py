@@ -14,6 +14,8 @@ from harness.train.ranks import Ranks
 from harness.train.training import Training
 
 Tensors = dict[str, Tensor]
+PythonState = tuple[int, Sequence[int], float | None]
+"""What random.getstate() returns: version, numbers, the next Gaussian number."""
 
 
 @dataclass(frozen=True)
@@ -92,23 +94,23 @@ def _joined(state: State) -> dict[str, Any]:
     return {"state": {name: entry for name, entry in entries.items() if entry}, "param_groups": groups}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """JSON has no tuples, as Adam's betas are."""
     return {"tuple": list(value)} if isinstance(value, tuple) else value
 
 
-def _from_plain(value: Any) -> Any:
+def _from_plain(value: object) -> Any:
     return tuple(value["tuple"]) if isinstance(value, dict) else value
 
 
-def _generators(devices: Sequence[torch.device]) -> tuple[Tensors, Any]:
+def _generators(devices: Sequence[torch.device]) -> tuple[Tensors, PythonState]:
     """This process's random numbers: torch's generators by device, and Python's."""
     states = {"cpu": torch.get_rng_state()}
     states |= {f"cuda{i}": torch.cuda.get_rng_state(device) for i, device in _gpus(devices)}
     return states, random.getstate()
 
 
-def _set_generators(states: Tensors, python: Sequence[Any], devices: Sequence[torch.device]) -> None:
+def _set_generators(states: Tensors, python: PythonState, devices: Sequence[torch.device]) -> None:
     torch.set_rng_state(states["cpu"])
     for i, device in _gpus(devices):
         if f"cuda{i}" in states:

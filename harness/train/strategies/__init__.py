@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.errors import WorkloadError
@@ -33,7 +32,7 @@ def make_strategy(name: str) -> Strategy:
     return STRATEGIES[name]() if name in STRATEGIES else load_strategy_class(name)()
 
 
-def load_strategy_class(name: str) -> type[Any]:
+def load_strategy_class(name: str) -> type[Strategy]:
     """Return the class behind ``package.module:ClassName``; raise WorkloadError if it is no strategy."""
     found = load_user_class(f"strategy {name!r}", name)
     missing = [method for method in METHODS if not callable(getattr(found, method, None))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from harness.config.strategy_traits import StrategyTraits
+from harness.plan.cell import Options
 from harness.train.optimizers import make_optimizer
 
 Units = Callable[[nn.Module], Sequence[nn.Module]]
@@ -23,9 +24,7 @@ class Strategy:
 
     traits: ClassVar[StrategyTraits]
 
-    def wrap(
-        self, model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
         """Return the model ready to train on this rank's devices.
 
         ``model``: as the workload built it, on the host, with the same parameters on every rank. ``options``: the
@@ -37,11 +36,11 @@ class Strategy:
         """Return the workload's own model; its parameters are those that are trained."""
         return model
 
-    def make_optimizer(self, model: nn.Module, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: nn.Module, options: Options) -> torch.optim.Optimizer:
         """Return the optimizer that the file names, over the model's parameters; raise WorkloadError."""
         return make_optimizer(model, options)
 
-    def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
         """Return a context whose backward passes exchange gradients between ranks only if ``enabled``."""
         return nullcontext()
 

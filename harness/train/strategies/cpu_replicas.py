@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class ReplicatedModule(nn.Module):
         self.module = module
         self.replicas = replicas
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         with record_function("Scatter"):
             chunks = scatter((args, kwargs), self.replicas)
         if len(chunks) == 1:
@@ -32,17 +32,25 @@ class ReplicatedModule(nn.Module):
             return gather(outputs)
 
 
+class _Context(Protocol):
+    """The part of torch's FunctionCtx that Broadcast uses; ``size``: the parameters of one replica."""
+
+    size: int
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
 class Broadcast(torch.autograd.Function):
     """Copies of parameters for every replica; backward, the sums of their gradients. Named as on CUDA."""
 
     @staticmethod
-    def forward(ctx: Any, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _Context, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.size = len(parameters)
         ctx.set_materialize_grads(False)
         return tuple(parameter.clone() for _ in range(count) for parameter in parameters)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         columns = (gradients[index :: ctx.size] for index in range(ctx.size))
         return (None, *(_sum([gradient for gradient in column if gradient is not None]) for column in columns))
 
@@ -81,7 +89,7 @@ def replicate(module: nn.Module, count: int) -> list[nn.Module]:
     return replicas
 
 
-def scatter(inputs: Any, count: int) -> list[Any]:
+def scatter(inputs: object, count: int) -> list[Any]:
     """Splits every tensor along its first dimension into at most ``count`` chunks; the rest is shared."""
     if isinstance(inputs, Tensor):
         return list(inputs.chunk(count)) if inputs.dim() else [inputs] * count
@@ -94,7 +102,7 @@ def scatter(inputs: Any, count: int) -> list[Any]:
     return [inputs for _ in range(count)]
 
 
-def gather(outputs: Sequence[Any]) -> Any:
+def gather(outputs: Sequence[Any]) -> object:
     """Joins the replicas' outputs along the first dimension; scalars become a vector."""
     first = outputs[0]
     if isinstance(first, Tensor):
@@ -106,14 +114,14 @@ def gather(outputs: Sequence[Any]) -> Any:
     return first
 
 
-def _apply(models: Sequence[nn.Module], chunks: Sequence[Any]) -> list[Any]:
+def _apply(models: Sequence[nn.Module], chunks: Sequence[object]) -> list[object]:
     """Every replica's forward in a thread of its own, under the caller's grad and autocast settings."""
     grad = torch.is_grad_enabled()
     autocast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu")
     threads = torch.get_num_threads()
 
-    def forward(model: nn.Module, chunk: Any) -> Any:
+    def forward(model: nn.Module, chunk: Any) -> object:
         torch.set_num_threads(threads)
         args, kwargs = chunk
         with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=autocast):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.plan.cell import Options
 from harness.train.strategies.base import Strategy, Units
 
 
@@ -19,11 +20,9 @@ class Ddp(Strategy):
 
     traits = BUILTIN_TRAITS["ddp"]
 
-    def wrap(
-        self, model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
         """Return the model inside DistributedDataParallel with the options of the experiment."""
-        settings = dict(options)
+        settings: dict[str, Any] = dict(options)
         if settings.pop("sync_batch_norm", False):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         device = devices[0]
@@ -36,7 +35,7 @@ class Ddp(Strategy):
         assert isinstance(inner, nn.Module)
         return inner
 
-    def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
         """Return DDP's no_sync() unless ``enabled``."""
         assert isinstance(model, DistributedDataParallel)
         return nullcontext() if enabled else model.no_sync()

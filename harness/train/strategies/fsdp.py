@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.plan.cell import Options
 from harness.train.strategies.base import Strategy, Units
 
 
@@ -19,15 +20,13 @@ class Fsdp(Strategy):
 
     traits = BUILTIN_TRAITS["fsdp"]
 
-    def wrap(
-        self, model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
         """Apply fully_shard to each unit, then to the whole. Every rank must hold the same parameters before."""
         # imported here: it takes most of a second, which worker groups without fsdp need not spend
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        settings = dict(options)
+        settings: dict[str, Any] = dict(options)
         if settings.pop("sync_batch_norm", False):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         model = model.to(devices[0])
@@ -38,7 +37,7 @@ class Fsdp(Strategy):
         fully_shard(model, mesh=mesh, **settings)
         return model
 
-    def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
         """Set whether the backward passes that follow reduce gradients; it stays set after the context."""
         model.set_requires_gradient_sync(enabled)  # type: ignore[operator]
         return nullcontext()
