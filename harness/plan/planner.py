@@ -18,6 +18,7 @@ from harness.plan.feasibility import reason_to_skip
 from harness.plan.grid import NO_TRAITS, TraitsByName, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
 from harness.plan.placement import Placement, place
+from harness.plan.rows import Purpose
 from harness.plan.trial import Skip, Trial, WorkerGroup
 from harness.system.process import no_garbage_collection
 
@@ -198,24 +199,31 @@ def _keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
 
 
 def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:
-    """The part of a plan whose cells match a filter, and what they need; raises ExperimentError where none does."""
-    matching = {t.cell for t in _all(plan) if t.kind != "diagnostic" and t.cell.matches(wanted)}
+    """Return the part of a plan whose cells match a filter, with the trials that they need.
+
+    Raise ExperimentError if no cell matches.
+    """
+    matching = {trial.cell for trial in _all(plan) if trial.kind != "diagnostic" and trial.cell.matches(wanted)}
     if not matching:
         raise ExperimentError("--only", [f"no cell of {plan.experiment.name} matches {wanted}"])
     cells = matching | set(base_cells(matching))
+    needed = _needed_cells(plan, cells)
+    skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)
+    return replace(_keeping(plan, lambda trial: trial.cell in needed[trial.purpose]), skips=skips)
+
+
+def _needed_cells(plan: Plan, cells: set[Cell]) -> dict[Purpose, set[Cell]]:
+    """Return the cells whose trials are needed to measure these cells, by the purpose of the trial."""
     explaining = set(explaining_cells(cells)) if plan.experiment.explains else set()
     check_ids = {trial.check_id for trial in plan.trials if trial.cell in cells}
     checks = {trial.cell for trial in plan.trials if trial.cell.id in check_ids}
-    kept = {
+    return {
         "": cells | explaining,
         "twin": cells,
         "explain": explaining,
         "equivalence": checks | set(map(base_cell, checks)),
         "doctor": cells,
     }
-    groups = (replace(g, trials=tuple(t for t in g.trials if t.cell in kept[t.purpose])) for g in plan.groups)
-    skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)
-    return replace(plan, groups=tuple(group for group in groups if group.trials), skips=skips)
 
 
 def _all(plan: Plan) -> list[Trial]:
