@@ -1,16 +1,16 @@
-"""What can go wrong, as one tree.
+"""The exception tree.
 
 HarnessError
 ├── ExperimentError     the experiment file is wrong            (exit code 2, nothing was started)
-├── WorkloadError       the workload cannot be used as asked    (exit code 2 before the run)
-├── ClusterError        no cluster, or not the one asked for    (exit code 2 before the run)
-├── ClusterLostError    the cluster was lost in mid-run           (exit code 1, what is recorded is kept)
-├── RunFolderError      a run folder cannot be made, read or resumed  (exit code 2, nothing was started)
-├── WriteError          a file of the run cannot be written: a full disk  (exit code 1, what is recorded is kept)
-└── SkipTrial           in plan/trial.py: a trial that cannot run here, with its reason (a row, never an exit code)
+├── WorkloadError       the workload, or a strategy of the user's own, cannot be used  (exit code 2 before the run)
+├── ClusterError        no cluster, or not the requested one    (exit code 2 before the run)
+├── ClusterLostError    the cluster was lost during the run     (exit code 1, recorded results are kept)
+├── RunFolderError      a run folder cannot be created, read or resumed  (exit code 2, nothing was started)
+├── WriteError          a file of the run cannot be written, as on a full disk  (exit code 1, recorded results are kept)
+└── SkipTrial           in plan/trial.py: a trial that cannot run, with its reason (a row, never an exit code)
 
-Each message says where, what was got, what is allowed and what to do. The command prints the message of a
-HarnessError without a traceback; anything else that escapes is a bug of ours and keeps its traceback.
+Each message names the place, the value got, the values allowed and the remedy. The command prints the message of a
+HarnessError without a traceback; any other exception is a bug of the harness and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from difflib import get_close_matches
 
 
 class HarnessError(Exception):
-    """Base of all errors that are told to the user as one message."""
+    """Base of all errors that are reported to the user as one message."""
 
 
 class ExperimentError(HarnessError):
-    """The experiment file is wrong; carries every problem found."""
+    """The experiment file is wrong; ``problems`` lists every problem found."""
 
     def __init__(self, source: str, problems: Iterable[str]) -> None:
         self.source = source
@@ -42,23 +42,23 @@ class WorkloadError(HarnessError):
 
 
 class ClusterError(HarnessError):
-    """No cluster answered, or it is not the one that was asked for."""
+    """No cluster answered, or it is not the requested one."""
 
 
 class ClusterLostError(HarnessError):
-    """Ray, or a process of ours on it that all need, is gone in mid-run."""
+    """Ray, or an actor that the whole run depends on, was lost during the run."""
 
 
 class RunFolderError(HarnessError):
-    """A run folder cannot be made, read or resumed."""
+    """A run folder cannot be created, read or resumed."""
 
 
 class WriteError(HarnessError):
-    """A file cannot be written in mid-run: the disk is full, or the folder became read-only."""
+    """A file cannot be written during the run: the disk is full, or the folder became read-only."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A clause that offers the nearest allowed name, or lists them all: '; did you mean ...?'."""
+    """Return a clause that offers the nearest allowed name, or lists all: 'did you mean ...? (allowed: ...)'."""
     names = sorted(allowed)
     close = get_close_matches(name, names, n=1, cutoff=0.6)
     listed = "allowed: " + ", ".join(names) if names else "nothing is allowed here"
@@ -66,6 +66,6 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """What the system said, in its words."""
+    """Return the operating system's message of an error, or the error's own."""
     cause = error.__cause__ if isinstance(error, WriteError) else error
     return str(getattr(cause, "strerror", None) or cause)

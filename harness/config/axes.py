@@ -1,4 +1,4 @@
-"""The axes of a grid by name, and filters over them."""
+"""The names of a grid's axes, and filters over them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.config.values import OptionValue, PlainValue
 from harness.errors import nearest
 
 OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", *BUILTIN_TRAITS)
-"""Sections of the file whose options are axes too."""
+"""The sections of the file whose options are axes too."""
 
 
 AXES = (
@@ -30,13 +30,13 @@ AXES = (
 
 
 def is_option_axis(key: object) -> bool:
-    """Whether a key such as ``optimizer.lr`` names an option of a known section."""
+    """Return whether a key such as ``optimizer.lr`` names an option of a known section."""
     section, dot, option = str(key).partition(".")
     return bool(dot) and section in OPTION_SECTIONS and option.isidentifier()
 
 
 def check_filter(value: dict[str, PlainValue]) -> dict[str, PlainValue]:
-    """A filter names axes and the values it wants of each; raises ValueError at an unknown axis."""
+    """Return the filter, a mapping of axes to the accepted values; raise ValueError at an unknown axis."""
     for key in value:
         if key not in AXES and not is_option_axis(key):
             raise ValueError(f"unknown axis {key!r}; {nearest(key, AXES)}, or an option such as optimizer.lr")

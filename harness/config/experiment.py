@@ -1,4 +1,4 @@
-"""The experiment file as a strict, frozen value that does nothing: it probes and downloads nothing."""
+"""The experiment file as a strict, frozen value. Loading it probes, imports and downloads nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
     "padded_sequences": BuiltinWorkload("harness.train.workloads.padded_sequences:PaddedSequences", "stdlib", "small"),
     "language_model": BuiltinWorkload("harness.train.workloads.language_model:LanguageModel", "stdlib", "nano"),
 }
-"""The workloads by name: a new one is its file and a line here. A user's own class has its own defaults."""
+"""The built-in workloads by name: a new one is its file and a line here. A user's class has its own defaults."""
 
 
 def _workload(value: object) -> object:
@@ -78,7 +78,7 @@ def _sgd() -> Options:
 
 
 class Experiment(Strict):
-    """A resolved experiment file. ``load`` is the way to get one."""
+    """A validated experiment file, defaults included; made by ``load_experiment``."""
 
     name: Annotated[str, BeforeValidator(check_name)]
     workload: Annotated[str, BeforeValidator(_workload)] = "image_classification"
@@ -109,7 +109,7 @@ class Experiment(Strict):
         if self.throughput is None and self.convergence is None:
             raise ValueError("throughput and convergence are both off: there is nothing to measure")
         if self.checkpoint and self.convergence is None:
-            raise ValueError("checkpoint: needs a convergence section; only its trials have epochs to go on from")
+            raise ValueError("checkpoint: needs a convergence section; only its trials have epochs to resume from")
         if "name" not in self.optimizer:
             raise ValueError("optimizer: needs a name, a class of torch.optim such as SGD")
         self._check_dotted()
@@ -118,7 +118,7 @@ class Experiment(Strict):
         return self
 
     def _check_dotted(self) -> None:
-        """Options written with a dot inside a grid keep to the rules of their section, together with what is there."""
+        """Check a grid's dotted options, such as ``loader.workers``, together with the rest of their section."""
         strategies: dict[str, Strict] = {name: getattr(self.strategy_options, name) for name in BUILTIN_TRAITS}
         sections: dict[str, Strict] = {"loader": self.loader, "training": self.training, **strategies}
         for grid in (*((self.grid,) if self.grid else ()), *self.cells):
@@ -140,28 +140,28 @@ class Experiment(Strict):
 
     @property
     def own_workload(self) -> bool:
-        """Whether the workload is the user's own."""
+        """Whether the workload is the user's own class."""
         return self.workload not in BUILTIN_WORKLOADS
 
     @property
     def own_strategies(self) -> tuple[str, ...]:
-        """The strategies of the user's own, as ``package.module:ClassName``."""
+        """The user's own strategies, as ``package.module:ClassName``."""
         grids = (*((self.grid,) if self.grid else ()), *self.cells)
         names = dict.fromkeys(name for grid in grids for name in grid.strategy)
         return tuple(name for name in names if name not in BUILTIN_TRAITS)
 
     @property
     def own_code(self) -> bool:
-        """Whether code of the user's own runs: a workload or a strategy, found beside the experiment file."""
+        """Whether a workload or a strategy is the user's own; its module is found beside the experiment file."""
         return self.own_workload or bool(self.own_strategies)
 
     @property
     def explains(self) -> bool:
-        """Whether what explains a cell is measured beside it."""
+        """Whether the parts of the waterfall are measured beside each cell."""
         return self.throughput is not None and self.throughput.explain
 
     def option_axes(self) -> dict[str, tuple[PlainValue, ...]]:
-        """Every option of the sections beside the grid as an axis: ``optimizer.lr`` -> its values."""
+        """Return every option of the sections beside the grid as an axis: ``optimizer.lr`` -> its values."""
         sections: dict[str, Mapping[str, PlainValue]] = {
             "optimizer": self.optimizer,
             "schedule": self.schedule,
@@ -178,14 +178,14 @@ class Experiment(Strict):
 
 
 def load_experiment(path: Path) -> Experiment:
-    """The experiment in a file; raises ExperimentError with every problem, each with its place."""
+    """Return the experiment in a file; raise ExperimentError, which lists every problem with its place."""
     return parse_experiment(yaml_source.read_mapping(path), source=str(path), home=path.resolve().parent)
 
 
 def parse_experiment(content: Mapping[str, object], *, source: str, home: Path | None = None) -> Experiment:
     """Return the experiment in a mapping; raise ExperimentError, whose message names ``source``.
 
-    Paths are taken from ``home``; they stay as they are without one.
+    Relative paths are resolved against ``home``; without ``home`` they stay relative.
     """
     try:
         return Experiment.model_validate(dict(content), context={"home": home})

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in our words: the path in the file, what was got, what is allowed."""
+"""Validation errors of pydantic as lines for the user: path in the file, value got, values allowed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pydantic_core import ErrorDetails
 from harness.errors import nearest
 
 CHOICES = ("number", "rule")
-"""What pydantic calls the forms of a value that may have two; not a part of the file."""
+"""Tags of discriminated unions, which stand in pydantic's error paths but not in the file."""
 MOST, MOST_TEXT = 50, 500
-"""Problems that are told, and characters of each; where a file has more, the first show what it is."""
+"""The maximum number of reported problems, and of characters of each."""
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line a problem, in the order of the file's keys."""
+    """Return one line a problem, in the order of the file's keys."""
     problems = error.errors(include_url=False)
     lines = list(dict.fromkeys(_cut(_line(problem, model), MOST_TEXT) for problem in problems[:MOST]))
     return lines + [f"and {len(problems) - MOST} more"] * (len(problems) > MOST)
@@ -52,7 +52,7 @@ def _dotted(path: tuple[int | str, ...]) -> str:
 
 
 def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The keys that the model at this path of the file knows."""
+    """Return the keys that are allowed at this path of the file."""
     for part in path:
         if isinstance(part, str) and part in model.model_fields:
             model = next(_models_in(model.model_fields[part].annotation), model)

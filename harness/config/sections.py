@@ -55,7 +55,7 @@ StrategyName = Annotated[Text, BeforeValidator(_strategy)]
 class Grid(Strict):
     """Axes whose product is a set of cells. Keys such as ``optimizer.lr`` make any option an axis too.
 
-    ``device_ids`` names GPUs of one node, and with them how many devices: ``devices`` follows from it.
+    ``device_ids`` names GPUs of one node; their number is the number of devices, so ``devices`` is left out.
     """
 
     data: Axis[DataName] | None = None
@@ -73,10 +73,10 @@ class Grid(Strict):
     @model_validator(mode="before")
     @classmethod
     def _gather_options(cls, value: object) -> object:
-        """Keys with a dot are options of a section; they move to ``options``."""
+        """Move keys with a dot, which are options of a section, to ``options``."""
         if not isinstance(value, dict):
             return value
-        # the section may be written as it is called beside the grid
+        # workload_options, the section's name beside the grid, is accepted inside it too
         value = {str(key).replace("workload_options.", "workload.", 1): option for key, option in value.items()}
         dotted = {key: option for key, option in value.items() if is_option_axis(key)}
         plain = {key: option for key, option in value.items() if key not in dotted}
@@ -108,13 +108,13 @@ class Grid(Strict):
             )
         if self.nodes not in (None, (1,)):
             raise ValueError(
-                f"got nodes {list(self.nodes or ())} and device_ids, which are those of one node; leave nodes out"
+                f"got nodes {list(self.nodes or ())} and device_ids, which belong to one node; leave nodes out"
             )
         return self.model_copy(update={"devices": counts})
 
 
 class _StrategySections(Strict):
-    """Options of one strategy each; those of the user's own stand under package.module:ClassName."""
+    """The options of each strategy; those of the user's own strategy stand under package.module:ClassName."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Options]
@@ -135,7 +135,7 @@ StrategyOptions: type[_StrategySections] = create_model("StrategyOptions", __bas
 
 
 class Loader(Strict):
-    """How batches are fetched; the same for every strategy. A list is an axis."""
+    """Options of the data loader, the same for every strategy. A list is an axis."""
 
     workers: Axis[Annotated[int, Field(ge=0, le=256)]] = (0,)
     pin_memory: Axis[bool] = (True,)
@@ -143,13 +143,14 @@ class Loader(Strict):
 
 
 class TrainingOptions(Strict):
-    """How an optimizer step is taken, and how its learning rate follows the global batch. A list is an axis.
+    """Options of an optimizer step, and of its learning rate's dependence on the global batch. A list is an axis.
 
-    ``accumulation``: micro-batches that each device's share of the global batch goes through in. ``clip_grad_norm``:
-    the largest 2-norm of the whole gradient; ``clip_grad_value``: the largest absolute value of its elements.
-    ``lr_scaling``: the optimizer's rate is multiplied by k (linear: Goyal et al. 2017, arXiv 1706.02677) or by the
-    root of k (sqrt: Krizhevsky 2014, arXiv 1404.5997), k being the global batch over ``lr_base_batch_size``.
-    ``warmup_epochs``: it rises over them from the rate in the file to the scaled one, step by step.
+    ``accumulation``: micro-batches a step, into which each device's share of the global batch is split.
+    ``clip_grad_norm``: the maximum 2-norm of the whole gradient. ``clip_grad_value``: the maximum absolute value of its
+    elements.
+    ``lr_scaling``: the learning rate is multiplied by k (linear: Goyal et al. 2017, arXiv 1706.02677) or by the
+    square root of k (sqrt: Krizhevsky 2014, arXiv 1404.5997), where k = global batch / ``lr_base_batch_size``.
+    ``warmup_epochs``: epochs over which the rate rises, step by step, from the rate in the file to the scaled rate.
     """
 
     accumulation: Axis[Annotated[int, Field(ge=1, le=65_536)]] = (1,)
@@ -164,19 +165,21 @@ class TrainingOptions(Strict):
         scales = set(self.lr_scaling) != {"none"}
         if scales and None in self.lr_base_batch_size:
             raise ValueError(
-                "lr_scaling: needs lr_base_batch_size, the global batch that the optimizer's rate was chosen for"
+                "lr_scaling: needs lr_base_batch_size, the global batch size that the optimizer's lr was chosen for"
             )
         if any(self.warmup_epochs) and not scales:
             raise ValueError(
-                "warmup_epochs: needs lr_scaling linear or sqrt; the rate rises from the optimizer's to the scaled one"
+                "warmup_epochs: needs lr_scaling linear or sqrt; it rises from the optimizer's lr to the scaled one"
             )
         if set(self.clip_grad_norm) != {None} and set(self.clip_grad_value) != {None}:
-            raise ValueError("clip_grad_norm: not beside clip_grad_value; to compare them, a grid of its own for each")
+            raise ValueError(
+                "clip_grad_norm: not together with clip_grad_value; to compare them, give each a grid of its own"
+            )
         return self
 
 
 class BlockRule(Strict):
-    """As many blocks as a ratio needs for an interval of this half-width (relative), by Stein's two stages."""
+    """A rule for the number of blocks: enough for an interval of this relative half-width (Stein's two stages)."""
 
     at_least: Annotated[int, Field(ge=2, le=1000)] = 3
     at_most: Annotated[int, Field(ge=2, le=1000)]
@@ -200,10 +203,11 @@ Blocks = Annotated[
 
 
 class Throughput(Strict):
-    """How fast: warm-up, then windows of at least so many steps and seconds, in so many blocks.
+    """Options of throughput trials: blocks, warm-up, and windows, each of at least n steps and t seconds.
 
-    The warm-up goes in rounds of ``warmup_steps`` until they are steady, at most ``warmup_rounds``.
-    ``twin``: the base once more in every block, for the noise floor. ``explain``: where the time goes.
+    The warm-up runs rounds of ``warmup_steps`` until their times are steady, at most ``warmup_rounds`` of them.
+    ``twin``: the base is measured twice in every block (A/A test), for the noise floor. ``explain``: the parts of the
+    waterfall are measured too.
     """
 
     blocks: Blocks = 6
@@ -217,16 +221,17 @@ class Throughput(Strict):
 
     @property
     def most_blocks(self) -> int:
+        """The maximum number of blocks."""
         return self.blocks if isinstance(self.blocks, int) else self.blocks.at_most
 
     @property
     def rule(self) -> BlockRule | None:
-        """The rule that decides on the blocks; None where their number is given."""
+        """The rule for the number of blocks; None if the file gives the number."""
         return None if isinstance(self.blocks, int) else self.blocks
 
 
 class Target(Strict):
-    """When a training counts as done: a validation metric reaches a value."""
+    """The value of a validation metric at which a training has converged."""
 
     metric: Text
     at_least: float | None = None
@@ -240,7 +245,7 @@ class Target(Strict):
 
 
 class Convergence(Strict):
-    """How well: which cells, for how many epochs, from which seeds, towards what."""
+    """Options of convergence trials: cells, number of epochs, seeds, target."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)]
     seeds: Axis[Seed] = (0, 1, 2)
@@ -251,15 +256,15 @@ class Convergence(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds: got {list(self.seeds)}; a seed stands twice")
+            raise ValueError(f"seeds: got {list(self.seeds)}; each seed may appear only once")
         return self
 
 
 class Checkpoint(Strict):
-    """What a training needs to go on, kept every so many epochs and after the last.
+    """Options of checkpoints, which are written after every ``every`` epochs and after the last.
 
-    ``folder``: a path that all nodes see; each run has a folder of its own in it. By default it is in the run folder,
-    which only this machine is sure to see.
+    ``folder``: a path that all nodes can read; each run has a folder of its own in it. The default is in the run
+    folder, which other nodes may not see.
     """
 
     every: Annotated[int, Field(ge=1, le=100_000)] = 1
@@ -267,9 +272,9 @@ class Checkpoint(Strict):
 
 
 class Limits(Strict):
-    """Of the run (wall), of the time a trial may pass without a step (trial), of attempts at a lost one.
+    """Limits of a run: its wall time, the time without progress after which a trial is ended, attempts at a lost trial.
 
-    ``prune_oom``: what ran out of memory is not tried again, neither later nor at a larger batch.
+    ``prune_oom``: a cell that ran out of memory is not tried again, neither later nor at a larger batch.
     """
 
     wall: Seconds | None = None
@@ -279,5 +284,5 @@ class Limits(Strict):
 
     @property
     def collective_s(self) -> int:
-        """How long a collective waits for its peers: beyond the hang limit, which knows more about where they stand."""
+        """Timeout of collectives in seconds: above the limit of a trial, whose error names what each rank was doing."""
         return int(2 * self.trial + 60)

@@ -1,7 +1,7 @@
-"""What a strategy is, apart from its code: one row of traits a strategy, from which everything else follows.
+"""The table of strategy traits, one row a strategy.
 
-The names that a file may hold, the sections of options, placement, feasibility, what is profiled, the order in tables,
-markers and colours are all read from this table. The code of a strategy is in harness/train/strategies.
+The names and option sections of the file, placement, feasibility, profiled events, the order in tables, markers and
+colours are all read from this table. The code of a strategy is in harness/train/strategies.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from harness.config.values import Axis
 
 BASE_STRATEGY = "single"
-"""The strategy of every base: the bare model on one device."""
+"""The strategy of every base cell: the bare model on one device."""
 
 
 class Strict(BaseModel):
-    """Frozen; refuses unknown keys and types that are not meant."""
+    """A frozen model that rejects unknown keys and converts no types."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
 class NoOptions(Strict):
-    """For strategies that have nothing to set."""
+    """The section of a strategy without options."""
 
 
 class DdpOptions(Strict):
-    """DistributedDataParallel's own settings, with its defaults. A list is an axis."""
+    """Arguments of DistributedDataParallel, with its defaults. A list is an axis."""
 
     bucket_cap_mb: Axis[Annotated[int, Field(ge=1, le=100_000)]] = (25,)
     gradient_as_bucket_view: Axis[bool] = (False,)
@@ -39,7 +39,7 @@ class DdpOptions(Strict):
 
 
 class FsdpOptions(Strict):
-    """fully_shard's own settings, with its defaults. A list is an axis."""
+    """Arguments of fully_shard, with its defaults. A list is an axis."""
 
     reshard_after_forward: Axis[bool] = (True,)
     sync_batch_norm: Axis[bool] = (False,)
@@ -47,10 +47,10 @@ class FsdpOptions(Strict):
 
 @dataclass(frozen=True)
 class ProfiledPart:
-    """A part of a step that the profiler sees.
+    """A part of a step that the profiler measures.
 
-    ``name``: in the waterfall; ``column``: of the table of trials, in seconds a step; ``events``: names that the
-    profiler gives it, of which the first that occurs counts.
+    ``name``: its label in the waterfall. ``column``: its column in the table of trials, in seconds a step. ``events``:
+    its names in a profile; the first that occurs counts.
     """
 
     name: str
@@ -61,16 +61,16 @@ class ProfiledPart:
 
 @dataclass(frozen=True)
 class StrategyTraits:
-    """What planning, measuring, analysis and figures need to know of a strategy.
+    """Properties of a strategy for planning, measurement, analysis and figures.
 
     ``one_process``: one process drives all devices of a cell; otherwise each device has a process of its own.
-    ``most_devices``: None without a limit. ``calls_wrapper``: the loss must call the wrapped model, whose forward
+    ``most_devices``: None if there is no limit. ``calls_wrapper``: the loss must call the wrapped model, whose forward
     synchronises the devices. ``replicates``: forward copies the model to the devices and splits the batch with
-    torch.chunk. ``shards_parameters``: a rank holds a part of each parameter. ``needs_every_gradient``: a parameter
-    without a gradient makes the next step fail. ``explained_by``: how its communication is measured: by windows
-    without gradient synchronisation ("removal"), by a profile of ``profiled_parts`` ("profile"), or not at all.
+    torch.chunk. ``shards_parameters``: each rank holds a part of every parameter. ``needs_every_gradient``: a parameter
+    without a gradient makes the next step fail. ``explained_by``: the measurement of its communication: windows
+    without gradient synchronisation ("removal"), a profile of ``profiled_parts`` ("profile"), or none.
     ``wrapper_cost``: the wrapped model on one device is measured beside the bare one. ``options``: the keys of its
-    section in the file. ``marker``: of its points in figures, a marker of matplotlib.
+    section in the file. ``marker``: matplotlib's marker of its points.
     """
 
     one_process: bool = False
@@ -89,7 +89,7 @@ class StrategyTraits:
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether its devices may belong to several nodes: a process sees those of its own node only."""
+        """Whether its devices may belong to several nodes: one process can use the devices of its own node only."""
         return not self.one_process
 
 
@@ -102,7 +102,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
         compiles=False,
         emulated_on_cpu=True,
         explained_by="profile",
-        profiled_parts=(  # autograd functions of nn.DataParallel; those of our replicas on CPU slots are named alike
+        profiled_parts=(  # autograd functions of nn.DataParallel; those of the emulation on CPU have the same names
             ProfiledPart("replicate", "dp_replicate_s", "copying the model to the devices, a step", ("Broadcast",)),
             ProfiledPart("scatter", "dp_scatter_s", "splitting the batch", ("Scatter",)),
             ProfiledPart("gather", "dp_gather_s", "joining the outputs", ("Gather",)),
@@ -121,7 +121,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
     "fsdp": StrategyTraits(
         shards_parameters=True,
         explained_by="profile",
-        profiled_parts=(  # of each, the first event that occurs: a kernel and its annotation are the same time twice
+        profiled_parts=(  # the first event that occurs: a kernel and its annotation cover the same time
             ProfiledPart(
                 "all-gather",
                 "fsdp_all_gather_s",
@@ -132,7 +132,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
                 "reduce-scatter",
                 "fsdp_reduce_scatter_s",
                 "reducing and scattering gradients",
-                # gloo reduces and scatters by way of an all-reduce
+                # gloo implements reduce-scatter as an all-reduce
                 ("ncclDevKernel_ReduceScatter", "nccl:_reduce_scatter_base", "gloo:all_reduce"),
             ),
         ),

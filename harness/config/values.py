@@ -1,4 +1,4 @@
-"""The values an experiment file may hold: axes, durations, counts, options, filters."""
+"""The types of values in an experiment file: axes, durations, counts, options, paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, 
 from typing_extensions import TypeAliasType
 
 USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-"""``package.module:ClassName``, a class of the user's own."""
+"""``package.module:ClassName``, the user's own class."""
 MAX_DEVICES = 65_536
 MAX_BATCH = 2**24
 MAX_OPTIONS = 100
@@ -33,12 +33,12 @@ def as_axis(value: object) -> tuple[object, ...]: ...
 
 
 def as_axis(value: object) -> tuple[object, ...]:
-    """A list is an axis (a tuple, so that it stays frozen); anything else an axis of one value."""
+    """Return a list as a tuple, and any other value as a tuple of one."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _seconds(value: object) -> object:
-    """'90s', '10m', '2h' or a number of seconds, in seconds."""
+    """Return the seconds of '90s', '10m' or '2h'; a number is returned unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)
@@ -54,13 +54,13 @@ def as_tuple(value: object) -> object:
 def check_name(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
         raise ValueError(
-            f"got {repr(value)[:80]}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot"
+            f"got {repr(value)[:80]}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not starting with a dot"
         )
     return value
 
 
 def _plain(value: object) -> object:
-    """A value of an option, or a list of values: what YAML, JSON and a person read alike."""
+    """Return a plain value or a list of them; raise ValueError at any other."""
     if isinstance(value, dict):
         raise ValueError(f"got a mapping {repr(value)[:80]}; allowed: a value or a list of values")
     if isinstance(value, list | tuple) and not value:
@@ -69,7 +69,7 @@ def _plain(value: object) -> object:
         if isinstance(item, float) and not math.isfinite(item):
             raise ValueError(f"got {repr(value)[:80]}; allowed: finite numbers")
         if isinstance(item, int) and abs(item) >= 2**63:
-            raise ValueError("got a whole number of more than 63 bits; allowed: numbers that fit")
+            raise ValueError("got an integer of more than 63 bits; allowed: integers of at most 63 bits")
         if not isinstance(item, str | int | float | None):
             kind = type(item).__name__
             raise ValueError(f"got a {kind}, {repr(item)[:80]}; allowed: text, numbers, true, false, null and lists")
@@ -77,7 +77,7 @@ def _plain(value: object) -> object:
 
 
 def leaves(value: object) -> Iterator[object]:
-    """The values in a list of lists, or the one that is no list."""
+    """Yield the innermost values of nested lists; a value that is not a list is yielded itself."""
     if isinstance(value, list | tuple):
         for item in value:
             yield from leaves(item)
@@ -86,7 +86,7 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def _id_lists(value: object) -> object:
-    """[[0, 1], [1, 2]] is an axis of two values; [0, 1] is one."""
+    """Return an axis of id lists: [[0, 1], [1, 2]] has two values, [0, 1] one."""
     outer = as_axis(value)
     lists = outer if any(isinstance(item, list | tuple) for item in outer) else (outer,)
     return tuple(tuple(item) if isinstance(item, list) else item for item in lists)
@@ -94,19 +94,19 @@ def _id_lists(value: object) -> object:
 
 def _distinct(ids: tuple[int, ...]) -> tuple[int, ...]:
     if not ids or len(set(ids)) != len(ids):
-        raise ValueError(f"got {list(ids)}; allowed: the numbers of one or more GPUs of a node, each once")
+        raise ValueError(f"got {list(ids)}; allowed: the numbers of one or more GPUs of one node, without repetition")
     return ids
 
 
 def _absolute(text: str, info: ValidationInfo) -> str:
-    """Take a path from the experiment file's folder (``home`` in the context): workers have other current folders."""
+    """Resolve a path against the experiment file's folder (``home`` in the context): workers' cwd differs."""
     home = (info.context or {}).get("home")
     if home is None:
         return text
     try:
         return str((home / Path(text).expanduser()).absolute())
     except RuntimeError:
-        raise ValueError(f"got {text[:80]!r}; there is no such user's home") from None
+        raise ValueError(f"got {text[:80]!r}; no such user, or the user has no home folder") from None
 
 
 def _absolute_data(name: str, info: ValidationInfo) -> str:
@@ -114,7 +114,7 @@ def _absolute_data(name: str, info: ValidationInfo) -> str:
 
 
 def absolute_folders(options: dict[str, PlainValue], name: str, info: ValidationInfo) -> dict[str, PlainValue]:
-    """Return the options with the one that holds folders made absolute."""
+    """Return the options with the paths of the option ``name`` made absolute."""
     if name not in options:
         return options
     given = as_axis(options[name])
@@ -129,7 +129,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1, max_length=500)]
 FilePath = Annotated[Text, AfterValidator(_absolute)]
 DataName = Annotated[Text, AfterValidator(_absolute_data)]
-"""A data set by name, or a folder, which has a slash."""
+"""The name of a data set, or the path of a folder, which contains a slash."""
 OptionValue = Annotated[
     PlainValue,
     GetPydanticSchema(lambda _, handler: handler(object)),  # _plain is the whole check: a union would convert values

@@ -1,4 +1,4 @@
-"""Reads YAML safely: one mapping, no duplicate keys, no objects, every problem with its line, and never much of it."""
+"""A safe YAML reader: one mapping, unique keys, plain values, bounded size; errors name the line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from harness.errors import ExperimentError
 
 MAX_BYTES = 100_000
 MAX_NODES = 20_000
-"""Keys and values, each counted as often as anchors repeat it: reading the most takes about a second."""
+"""The maximum number of keys and values, counted with the repetitions of anchors; read in about a second."""
 MAX_DEPTH = 20
 MAX_DIGITS = 100
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters and halves of surrogate pairs, which escapes such as "\\e" can write: no name holds one."""
+"""Control characters and lone surrogates, which escapes such as "\\e" can produce; no name contains them."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that notes each duplicate key instead of keeping the last one silently, and gives up early."""
+    """A SafeLoader that records duplicate keys, and stops at the limits of depth and size."""
 
     def __init__(self, stream: str, most: int) -> None:
         super().__init__(stream)
@@ -49,29 +49,29 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()
-        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # a tag may lie
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # an explicit tag may be wrong
             key = str(key_node.value)
             if key in seen:
                 line = key_node.start_mark.line + 1
-                self.duplicates.append(f"line {line}: the key {key[:80]!r} stands twice; keep one of them")
+                self.duplicates.append(f"line {line}: the key {key[:80]!r} appears twice; keep one of them")
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-# 1e-3 is a number, as in YAML 1.2; PyYAML's YAML 1.1 reads it as a word
+# 1e-3 is a number, as in YAML 1.2; PyYAML's YAML 1.1 reads it as a string
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
 
 
 def read_mapping(path: Path, *, times: int = 1) -> Mapping[str, object]:
-    """The file's top-level mapping; raises ExperimentError where there is none.
+    """Return the file's top-level mapping; raise ExperimentError if it has none.
 
-    ``times``: how much larger than an experiment file it may be.
+    ``times``: a factor on the size limits of an experiment file.
     """
     return parse_mapping(_read_text(path, times * MAX_BYTES), source=str(path), times=times)
 
 
 def parse_mapping(text: str, *, source: str, times: int = 1) -> Mapping[str, object]:
-    """Parses YAML text whose top level is a mapping with string keys; raises ExperimentError."""
+    """Return YAML text's top-level mapping with string keys; raise ExperimentError if it has none."""
     value, problems = _parse(text, source, times * MAX_NODES)
     if not isinstance(value, dict):
         got = "an empty file" if value is None else f"a {type(value).__name__}"
@@ -85,7 +85,7 @@ def parse_mapping(text: str, *, source: str, times: int = 1) -> Mapping[str, obj
 
 
 def parse_value(text: str, *, source: str) -> Any:
-    """Any one YAML value; raises ExperimentError."""
+    """Return the YAML value in a text; raise ExperimentError if the text is not valid."""
     value, problems = _parse(text, source, MAX_NODES)
     if problems:
         raise ExperimentError(source, problems)
@@ -93,10 +93,10 @@ def parse_value(text: str, *, source: str) -> Any:
 
 
 def _parse(text: str, source: str, most: int) -> tuple[object, list[str]]:
-    """The value and its duplicate keys. Nothing is built before it is known how large it will be."""
+    """Return the value and its duplicate keys. The size is checked before any value is built."""
     loader = None
     try:
-        loader = _Loader(text, most)  # which looks at every character
+        loader = _Loader(text, most)  # which checks every character
         node = loader.get_single_node()
         if node is None:
             return None, []
@@ -110,14 +110,14 @@ def _parse(text: str, source: str, most: int) -> tuple[object, list[str]]:
 
 
 def _check_size(root: yaml.Node, most: int) -> None:
-    """Raises ValueError where aliases make more of the text than it looks, and where a scalar cannot be meant.
+    """Raise ValueError if the value, aliases expanded, is too large or too deep, or a scalar is not acceptable.
 
-    A node that anchors repeat is looked at once, and counted as often as it stands.
+    A node with an anchor is visited once, and counted once for each alias.
     """
     known: dict[int, tuple[int, int]] = {}
 
     def measure(node: yaml.Node, depth: int) -> tuple[int, int]:
-        """How many nodes it holds, itself included, and how deep it goes."""
+        """Return the number of nodes, the given one included, and the depth below it."""
         line = node.start_mark.line + 1
         if depth + known.get(id(node), (0, 0))[1] > MAX_DEPTH:
             raise ValueError(f"line {line}: nested more than {MAX_DEPTH} deep, or in itself")
@@ -137,7 +137,7 @@ def _check_scalar(node: yaml.Node, line: int) -> None:
     if not isinstance(node.value, str):
         return
     if found := _NO_TEXT.search(node.value):
-        raise ValueError(f"line {line}: holds {found[0]!r}, which is no text")
+        raise ValueError(f"line {line}: holds {found[0]!r}, which is not a printable character")
     if node.tag.endswith((":int", ":float")) and len(node.value) > MAX_DIGITS:
         raise ValueError(f"line {line}: a number of {len(node.value)} characters; at most {MAX_DIGITS} are allowed")
 
@@ -157,7 +157,7 @@ def _read_text(path: Path, most: int) -> str:
         if path.is_dir():
             raise ExperimentError(str(path), ["is a folder; give the path of an experiment file (YAML)"])
         if not path.is_file():
-            raise ExperimentError(str(path), ["is no regular file; give the path of an experiment file (YAML)"])
+            raise ExperimentError(str(path), ["is not a regular file; give the path of an experiment file (YAML)"])
         if path.stat().st_size > most:
             raise ExperimentError(str(path), [f"larger than {most} bytes: not an experiment file"])
         return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One point of the grid: a frozen value whose identity is its content."""
+"""A cell, one point of the grid: a frozen value whose identity is its content."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ Scaling = Literal["weak", "strong"]
 
 @dataclass(frozen=True)
 class Cell:
-    """Everything that decides what a trial trains and on how many devices.
+    """The configuration of a trial: model, data, strategy, devices, batch and options.
 
-    ``per_device_batch_size`` is None where a global batch does not divide by the devices (strong scaling):
-    such a cell is skipped with the numbers, never changed.
+    ``per_device_batch_size`` is None if the global batch does not divide by the devices (strong scaling); such a cell
+    is skipped with a reason, never changed. ``device_ids``: numbers of the node's GPUs; empty if any will do.
+    ``own_traits``: the traits of a strategy of the user's own, which the table of traits lacks; no part of the
+    identity, since the strategy's name is.
     """
 
     workload: str
@@ -40,7 +42,6 @@ class Cell:
     oversubscribe: bool = False
     launcher: str = "ray"
     device_ids: tuple[int, ...] = ()
-    """Which GPUs of the node, by number; any where it is empty."""
     strategy_options: Options = field(default_factory=dict)
     workload_options: Options = field(default_factory=dict)
     optimizer: Options = field(default_factory=dict)
@@ -48,12 +49,11 @@ class Cell:
     training: Options = field(default_factory=dict)
     loader: Options = field(default_factory=dict)
     own_traits: StrategyTraits | None = field(default=None, compare=False)
-    """Of a strategy of the user's own, whose name the table of traits does not have; no part of the identity."""
 
     @cached_property
     def id(self) -> str:
-        """Twelve hexadecimal digits of a hash of the whole content, defaults included."""
-        # asdict() would copy it all
+        """The first 12 hexadecimal digits of the SHA-256 of the content, defaults included."""
+        # dataclasses.asdict() would copy every value
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
         content = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
@@ -63,7 +63,7 @@ class Cell:
 
     @property
     def options(self) -> dict[str, PlainValue]:
-        """Every option under its axis name: ``{'optimizer.lr': 0.1, 'ddp.bucket_cap_mb': 25, ...}``."""
+        """The options by axis name: ``{'optimizer.lr': 0.1, 'ddp.bucket_cap_mb': 25, ...}``."""
         sections = {
             self.strategy: self.strategy_options,
             "workload": self.workload_options,
@@ -81,17 +81,17 @@ class Cell:
 
     @property
     def emulated(self) -> bool:
-        """Whether this is our DataParallel on CPU, which is for rehearsal and never for speed."""
+        """Whether the strategy is emulated on CPU, as dp is: good for equivalence, not for speed."""
         return self.traits.emulated_on_cpu and self.device == "cpu"
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches each rank's share of a step goes through in."""
+        """The number of micro-batches into which each rank's share of a step is split."""
         return int_option(self.training, "accumulation", 1)
 
     @property
     def lr_factor(self) -> float:
-        """What the optimizer's learning rate is multiplied by for this cell's global batch."""
+        """The factor on the optimizer's learning rate for this cell's global batch."""
         scaling = self.training.get("lr_scaling", "none")
         if scaling == "none":
             return 1.0
@@ -101,31 +101,31 @@ class Cell:
         return k if scaling == "linear" else math.sqrt(k)
 
     def axis(self, name: str) -> PlainValue:
-        """The cell's value on an axis, given by its name in the experiment file; None where it has none."""
+        """Return the cell's value on an axis, named as in the experiment file; None if it has no such option."""
         value: PlainValue = self.options.get(name) if "." in name else getattr(self, name)
         return value
 
     @property
     def workload_key(self) -> tuple[str, ...]:
-        """What decides whether a strategy trains this cell's model rightly, whatever the batch and the device count.
+        """The key of cells that share one examination: strategy, data, model, workload options and named GPUs.
 
-        GPUs that are named count: what is copied between some of them may arrive, between others not.
+        Batch and device count do not matter to it; named GPUs do, since copies may fail between some pairs only.
         """
         options = repr(sorted(self.workload_options.items()))
         return (self.strategy, str(self.data), str(self.model), options, str(self.device_ids or ""))
 
     def at_global_batch_size(self, batch: int) -> Cell:
-        """The same cell at a global batch size (strong scaling)."""
+        """Return the same cell at a global batch size (strong scaling)."""
         share = share_of(batch, self.devices)
         return replace(self, scaling="strong", global_batch_size=batch, per_device_batch_size=share)
 
     def matches(self, wanted: Mapping[str, PlainValue]) -> bool:
-        """Whether every named axis has the wanted value, or one of the wanted values."""
+        """Return whether the cell has, on every named axis, the wanted value or one of the wanted values."""
         return all(_wants(values, self.axis(name)) for name, values in wanted.items())
 
     @property
     def label(self) -> str:
-        """A short name for people: ``ddp x2 resnet18 batch 32``."""
+        """A short name for display: ``ddp x2 · resnet18 · batch 32/device · fp32``."""
         batch = (
             f"batch {self.per_device_batch_size}/device"
             if self.scaling == "weak"
@@ -146,12 +146,12 @@ def int_option(options: Options, name: str, default: int) -> int:
 
 
 def share_of(global_batch_size: int, devices: int) -> int | None:
-    """Each device's part of a global batch; None where it does not divide."""
+    """Return each device's part of a global batch; None if the batch does not divide by the devices."""
     return None if global_batch_size % devices else global_batch_size // devices
 
 
 def format_gpu_ids(device_ids: tuple[int, ...]) -> str:
-    """Which GPUs, as text: '0,1'."""
+    """Return GPU numbers as text: '0,1'."""
     return ",".join(map(str, device_ids))
 
 

@@ -1,4 +1,4 @@
-"""Trials that nobody asked for by name, because the others need them to be believed and explained."""
+"""The diagnostic trials: A/A twins, parts of the waterfall, equivalence checks, examinations by the doctor."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from harness.plan.comparison import base_cell, base_cells, equivalence_cell, exp
 from harness.plan.trial import Trial
 
 LEAST_CHECK_BATCH = 8
+"""The smallest global batch of an equivalence check."""
 
 
 def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
-    """Every base once more in every block: the spread of their ratios is the noise floor."""
+    """Return each base once more in every block (A/A test): the spread of base over twin is the noise floor."""
     bases = base_cells(cells)
     return [
         Trial(base, "diagnostic", block, seed, added=True, purpose="twin") for block in range(blocks) for base in bases
@@ -22,7 +23,7 @@ def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
 
 
 def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
-    """What the waterfall needs beside the grid: one device at the same per-device batch, bare and wrapped."""
+    """Return what the waterfall needs beside the grid: one device at the same per-device batch, bare and wrapped."""
     there = set(cells)
     wanted = explaining_cells(cells)
     return [
@@ -34,9 +35,10 @@ def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
 
 
 def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
-    """The trials, each knowing its check, and the checks with what they are compared with, in the first block.
+    """Return the trials with the ids of their equivalence checks, then these checks and their references.
 
-    The same code trains under either launcher: where there is a choice, under Ray, as examinations are.
+    The checks are in the first block. Training is the same under either launcher; if cells of both are compared, the
+    checks run under Ray, as examinations do.
     """
     compared = [trial.cell for trial in trials if trial.cell.strategy != BASE_STRATEGY]
     if not compared:
@@ -54,9 +56,10 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
 
 
 def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
-    """The doctor's: each strategy with each model on its most devices, and each number of devices once.
+    """Return the examinations: each strategy with each model on its most devices, and each number of devices once.
 
-    The ranks are the same under either launcher: where there is a choice, under Ray, which starts them once for all.
+    Ranks are the same under either launcher; if there are cells of both, those under Ray are preferred, which starts
+    the processes of a group once for all its trials.
     """
     trials = [trial for trial in trials if trial.kind != "diagnostic"]
     cells = sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
@@ -64,7 +67,7 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     chosen: dict[tuple[object, ...], Cell] = {}
     for cell in largest:
         chosen.setdefault(cell.workload_key, cell)
-    for cell in sorted(cells, key=lambda cell: cell.global_batch_size):  # the smallest will do for a number of devices
+    for cell in sorted(cells, key=lambda cell: cell.global_batch_size):  # the smallest batch of a device count suffices
         if not any((cell.strategy, cell.devices) == (other.strategy, other.devices) for other in chosen.values()):
             chosen[cell.strategy, cell.devices] = cell
     first = min((trial.block for trial in trials), default=0)
@@ -72,5 +75,5 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
 
 
 def check_batch(cells: Iterable[Cell]) -> int:
-    """A global batch that gives every device of the largest cell two samples."""
+    """Return a global batch size that gives each device of the largest cell at least two samples."""
     return max(LEAST_CHECK_BATCH, 2 * max(cell.devices for cell in cells))

@@ -1,4 +1,4 @@
-"""Why a cell cannot run on a machine, in words and numbers; nothing where it can."""
+"""Rules that decide whether a cell can run on a machine; a rule that forbids it gives code and reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rule = Callable[[Cell, Machine], SkipReason | None]
 
 
 def reason_to_skip(cell: Cell, machine: Machine) -> SkipReason | None:
-    """The first rule that forbids the cell, or None where it can run."""
+    """Return the reason of the first rule that forbids the cell; None if the cell can run."""
     return next((reason for rule in RULES if (reason := rule(cell, machine))), None)
 
 
@@ -29,7 +29,7 @@ def _strategy_applies(cell: Cell, machine: Machine) -> SkipReason | None:
 
 
 def _launcher_applies(cell: Cell, machine: Machine) -> SkipReason | None:
-    """torchrun takes the devices of the driver's machine; a cluster's scheduler would not know that they are taken."""
+    """Forbid torchrun beside a cluster: it takes the driver's devices without the knowledge of Ray's scheduler."""
     if cell.launcher == "torchrun" and cell.nodes > 1:
         return SkipReason("launcher_nodes", f"torchrun, the control, runs on one node, not on {cell.nodes}")
     if cell.launcher == "torchrun" and not machine.single_machine:
@@ -44,7 +44,7 @@ def _splits_evenly(cell: Cell, machine: Machine) -> SkipReason | None:
 
 
 def _named_devices(cell: Cell, machine: Machine) -> SkipReason | None:
-    """A group on named GPUs takes its whole node, so that nobody works on the others."""
+    """Check named GPUs; their group takes its whole node, so that no other group works on the other GPUs."""
     if not cell.device_ids:
         return None
     if machine.device != "cuda":
@@ -101,7 +101,7 @@ def _micro_batches_divide(cell: Cell, machine: Machine) -> SkipReason | None:
 
 def _compiles(cell: Cell, machine: Machine) -> SkipReason | None:
     if cell.compile and not cell.traits.compiles:
-        why = ": its replicas are made anew at each step" if cell.traits.replicates else ""
+        why = ": its replicas are rebuilt at every step" if cell.traits.replicates else ""
         return SkipReason("strategy_compile", f"compile does not apply to {cell.strategy}{why}")
     if cell.compile and not machine.compiler:
         return SkipReason("no_compiler", "compile needs a C++ compiler on every node")

@@ -1,4 +1,4 @@
-"""What nodes and devices there are, and what they are worth to an experiment."""
+"""The inventory of nodes and devices, and the machine that one experiment makes of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_THREADS_PER_GPU = 8
 
 @dataclass(frozen=True)
 class Node:
-    """One machine. ``cores`` are physical; ``compiler`` says whether a C++ compiler is on its path."""
+    """One node. ``cores``: physical cores. ``compiler``: whether a C++ compiler is on its path."""
 
     node_id: str
     address: str
@@ -24,7 +24,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The nodes of a cluster, or of an assumed one. ``attached``: a cluster that was there before the run."""
+    """The nodes of a cluster, real or ``assumed``. ``attached``: the cluster was started before the run."""
 
     nodes: tuple[Node, ...]
     assumed: bool = False
@@ -32,7 +32,7 @@ class Inventory:
 
     @classmethod
     def assume(cls, nodes: int, gpus: int, cores: int = 64) -> Inventory:
-        """A cluster that does not exist, to plan for: nodes x GPUs, or x CPU cores where there is no GPU."""
+        """Return an assumed cluster to plan for: n nodes with these GPUs each, or with CPU cores if there is no GPU."""
         return cls(
             tuple(Node(f"assumed-{i}", f"assumed-{i}", f"assumed-{i}", cores, gpus) for i in range(nodes)),
             assumed=True,
@@ -50,9 +50,9 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Machine:
-    """An inventory as one experiment sees it: the kind of device, how many a node, threads for each.
+    """The part of an inventory that one experiment uses: kind of device, devices of each node, threads a device.
 
-    ``single_machine``: one machine with the driver on it and nobody who shares it out, not a cluster.
+    ``single_machine``: the driver's own machine, not a cluster that a scheduler shares between users.
     """
 
     device: str
@@ -64,14 +64,15 @@ class Machine:
 
     @property
     def devices(self) -> int:
+        """The number of devices of all nodes."""
         return sum(self.devices_per_node)
 
     def holds(self, nodes: int, per_node: int) -> bool:
-        """Whether so many nodes have so many devices each."""
+        """Return whether at least ``nodes`` nodes have at least ``per_node`` devices each."""
         return sum(1 for devices in self.devices_per_node if devices >= per_node) >= nodes
 
     def fewest_nodes(self, devices: int) -> int | None:
-        """The fewest nodes that hold the devices, split evenly; None where none do."""
+        """Return the least number of nodes that hold the devices, split evenly; None if no number does."""
         for nodes in range(1, len(self.devices_per_node) + 1):
             if devices % nodes == 0 and self.holds(nodes, devices // nodes):
                 return nodes
@@ -79,10 +80,10 @@ class Machine:
 
 
 def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int]) -> Machine:
-    """The machine for an experiment that asks for a kind of device and for these device counts.
+    """Return the machine for a requested kind of device and the device counts of the grid.
 
-    Threads per device: on CPU, cores / the most devices of the grid that a node can hold, at least 1; on GPU,
-    cores / GPUs, at most 8. The same for every strategy.
+    Threads per device are the same for every strategy. On CPU: cores / largest device count that a node can hold, at
+    least 1. On GPU: cores / GPUs, at most 8.
     """
     device = request if request != "auto" else "cuda" if any(n.gpus for n in inventory.nodes) else "cpu"
     nodes = inventory.nodes
@@ -90,7 +91,7 @@ def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int])
         threads = min((n.cores // n.gpus for n in nodes if n.gpus), default=1)
         threads = max(1, min(MAX_THREADS_PER_GPU, threads))
         per_node = tuple(n.gpus for n in nodes)
-        # what Ray is asked for: never more than there is, also where a node has fewer cores than GPUs
+        # requested from Ray: never more than there are, even if a node has fewer cores than GPUs
         cpus = min((min(threads, n.cores / n.gpus) for n in nodes if n.gpus), default=1.0)
     else:
         cores = min(n.cores for n in nodes)

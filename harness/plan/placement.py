@@ -1,4 +1,4 @@
-"""How many processes on how many devices and nodes a strategy needs."""
+"""The placement of a cell: processes, devices and nodes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from harness.plan.cell import Cell, format_gpu_ids
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Workers on nodes, split evenly; each worker drives its own devices.
+    """Workers, split evenly over nodes, each with its own devices.
 
-    ``device_ids``: which GPUs of the node, the workers' in turn; any where it is empty.
+    ``device_ids``: the GPUs of the first worker, then those of the second, and so on; empty if any GPUs will do.
     """
 
     nodes: int
@@ -37,13 +37,13 @@ class Placement:
         return f"{self.workers} x {self.devices_per_worker} device{'s' * (self.devices_per_worker > 1)}{nodes}{which}"
 
     def ids_of(self, local_rank: int) -> tuple[int, ...]:
-        """Which GPUs of the node are this worker's; none where any will do."""
+        """Return the numbers of this worker's GPUs on the node; empty if any GPUs will do."""
         first = local_rank * self.devices_per_worker
         return self.device_ids[first : first + self.devices_per_worker]
 
 
 def place(cell: Cell) -> Placement:
-    """The placement a cell asks for. Whether a cluster has it is asked elsewhere."""
+    """Return the placement of a cell. Whether a machine can hold it is decided by plan/feasibility.py."""
     if cell.traits.one_process:
         return Placement(cell.nodes, workers=1, devices_per_worker=cell.devices, device_ids=cell.device_ids)
     return Placement(cell.nodes, workers=cell.devices, devices_per_worker=1, device_ids=cell.device_ids)

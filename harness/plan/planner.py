@@ -1,4 +1,4 @@
-"""Experiment + inventory -> blocks, worker groups and trials; skips with their reasons. Runs nothing."""
+"""The planner: experiment and inventory in; blocks, worker groups, trials and skipped trials out. Runs nothing."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from harness.plan.trial import Skip, Trial, WorkerGroup
 from harness.system.process import no_garbage_collection
 
 GROUP_START_S = 12.0
-"""Fresh processes until user code runs and their end; 8 to 13 s measured on 2 CPU cores."""
+"""Start and end of a worker group's processes; 8 to 13 s measured on 2 CPU cores."""
 TORCHRUN_START_S = 5.0
-"""The same of each trial that torchrun starts; 5 to 7 s measured on 2 CPU cores."""
+"""Start and end of the processes of one trial under torchrun; 5 to 7 s measured on 2 CPU cores."""
 TRIAL_START_S = 0.5
-"""What a trial costs beyond its steps inside a worker group, at most."""
+"""The maximum time of a trial inside its worker group beyond its steps."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run will do, in its order."""
+    """The worker groups of a run in their order, and the trials that are skipped."""
 
     experiment: Experiment
     inventory: Inventory
@@ -42,15 +42,17 @@ class Plan:
 
     @property
     def trials(self) -> tuple[Trial, ...]:
+        """The trials of all groups; skipped ones are in ``skips``."""
         return tuple(trial for group in self.groups for trial in group.trials)
 
     @property
     def blocks(self) -> int:
+        """The number of blocks."""
         return len({group.block for group in self.groups})
 
     @property
     def least_seconds(self) -> float:
-        """The least time this can take: worker groups, windows of their shortest length, no epochs."""
+        """A lower bound of the run's time: starts of worker groups and shortest windows, without epochs."""
         settings = self.experiment.throughput
         window = settings.windows * settings.window_seconds if settings else 0.0
         trials = sum(TRIAL_START_S + window * trial.timed for trial in self.trials)
@@ -81,10 +83,10 @@ def make_plan(experiment: Experiment, inventory: Inventory, own_traits: TraitsBy
 
 
 def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment) -> list[Trial]:
-    """The trials that can run, and those that they need to be believed and explained."""
+    """Return the runnable trials with their diagnostic trials."""
     settings = experiment.throughput
     cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind == "throughput"))
-    trials = list(trials)  # what explains a cell that can run can run too: it needs no device more
+    trials = list(trials)  # diagnostic trials of a runnable cell are runnable: they need no more devices
     if settings and settings.twin:
         trials += twins(cells, settings.most_blocks, experiment.seed)
     if settings and settings.explain:
@@ -103,9 +105,9 @@ def _throughput_trials(asked: Sequence[Cell], added: Sequence[Cell], settings: T
 
 
 def _convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Trial]:
-    """One trial a cell and seed, under Ray where it is asked for; seed k rides in block k, in fresh processes."""
+    """Return one trial a cell and seed, under Ray if the grid has it; the k-th seed runs in block k."""
     chosen = [cell for cell in asked if cell.matches(settings.only)]
-    if "launcher" not in settings.only:  # what Ray costs in speed is measured; the curves would be the same
+    if "launcher" not in settings.only:  # the launcher changes the speed, which is measured, not the curves
         chosen = [cell for cell in chosen if cell.launcher == "ray"] or chosen
     if not chosen:
         raise ExperimentError("convergence.only", [f"got {settings.only}; no cell of the grid matches"])
@@ -122,7 +124,7 @@ def _convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: M
 
 
 def _largest_device_counts(cells: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Cell]:
-    """Of each strategy the largest device count that can run, at one batch size, unless ``only`` says."""
+    """Return each strategy's cells at its largest runnable device count and one batch size, unless ``only`` decides."""
     chosen = [cell for cell in cells if reason_to_skip(cell, machine) is None]
     if not {"per_device_batch_size", "global_batch_size"} & settings.only.keys():
         first = _batch(chosen[0]) if chosen else None
@@ -140,7 +142,7 @@ def _batch(cell: Cell) -> int | None:
 
 
 def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...]:
-    """Blocks in order; inside each, worker groups and their trials in random order (``seed`` decides it)."""
+    """Return worker groups: blocks in order, groups of a block and trials of a group in random order by ``seed``."""
     groups: list[WorkerGroup] = []
     trials = sorted(trials, key=lambda t: t.block)
     placements = {cell: place(cell) for cell in {trial.cell for trial in trials}}
@@ -156,7 +158,7 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
         for position, key in enumerate(keys):
             members = by_placement[key]
             order.shuffle(members)
-            # checks come first; epochs last: a training that fails or runs long costs no timed window of its block
+            # diagnostic checks first, epochs last: a failed or slow training costs no timed window of its block
             members.sort(key=_turn)
             placement, oversubscribe, launcher, _ = key
             group_id = f"b{block}-g{position}"
@@ -166,18 +168,18 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
 
 
 def _turn(trial: Trial) -> int:
-    """When a trial's turn comes in its worker group."""
+    """Return the sort key of a trial in its worker group."""
     first = {"doctor": -2, "equivalence": -1}
     return first.get(trial.purpose, int(trial.kind == "convergence"))
 
 
 def only_doctor_trials(plan: Plan) -> Plan:
-    """The examinations of a plan alone."""
+    """Return the plan with its examinations only."""
     return _keeping(plan, lambda trial: trial.purpose == "doctor")
 
 
 def without_doctor_trials(plan: Plan) -> Plan:
-    """The plan without its examinations."""
+    """Return the plan without its examinations."""
     return _keeping(plan, lambda trial: trial.purpose != "doctor")
 
 

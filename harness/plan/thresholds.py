@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 STEADY_CHANGE = 0.05
-"""How far the medians of two rounds, or the ends of a trend, may lie apart in a steady state."""
+"""The maximum relative difference of two rounds' medians, or of a trend's ends, in a steady state."""
 STEADY_NOISE = 0.20
-"""The most that noise may excuse where single steps scatter widely."""
+"""The upper limit of that threshold when the noise of single steps raises it."""

@@ -1,4 +1,4 @@
-"""What a plan is made of: trials, the worker groups they share, and what is skipped."""
+"""The parts of a plan: trials, worker groups, skipped trials, and the result of a trial."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Trial:
     added: bool = False
     purpose: Purpose = ""
     check_id: str | None = None
-    """The cell of the check that shows whether this one trains as one device does."""
+    """The id of the equivalence check's cell, which shows whether this cell trains as one device does."""
 
     @property
     def timed(self) -> bool:
@@ -35,7 +35,7 @@ class Trial:
 
     @property
     def scenario(self) -> Literal["throughput", "convergence", "equivalence", "doctor"]:
-        """What its ranks do."""
+        """The scenario that its ranks run."""
         if self.purpose == "equivalence" or self.purpose == "doctor":
             return self.purpose
         return "throughput" if self.timed else "convergence"
@@ -54,7 +54,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """Fresh processes that run the trials of one block that need the same placement."""
+    """Fresh processes that run the trials of one block with the same placement."""
 
     id: str
     block: int
@@ -66,7 +66,7 @@ class WorkerGroup:
 
     @property
     def backend(self) -> str:
-        """gloo for CPU slots and where ranks share a GPU, which NCCL refuses; else NCCL beside gloo for the control."""
+        """gloo for CPU slots and for ranks that share a GPU, which NCCL rejects; else NCCL, with gloo for CPU."""
         return "cpu:gloo,cuda:nccl" if self.device == "cuda" and not self.oversubscribe else "gloo"
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class WorkerGroup:
 
 
 class SkipReason(NamedTuple):
-    """Why a trial is skipped, as a code and in words and numbers."""
+    """The reason of a skipped trial, as a code and as text with numbers."""
 
     code: SkipCode
     text: str
@@ -90,7 +90,7 @@ class SkipTrial(HarnessError):
 
 @dataclass(frozen=True)
 class Skip:
-    """A trial that will not be started, and why."""
+    """A trial that will not be started, with its reason."""
 
     trial: Trial
     reason: str
@@ -102,11 +102,11 @@ Columns = Mapping[str, Sequence[object] | npt.NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What became of a trial. Times are in seconds; ``steps`` and ``epochs`` hold every rank's rows.
+    """The outcome and the measurements of a trial. ``steps`` and ``epochs`` hold every rank's rows.
 
-    ``trial_s`` is the trial's whole time inside its worker group, ``steps_s`` the part of it that was
-    in steps, of whatever kind, ``parts`` all of it by what it went to, all on rank 0. ``facts`` are
-    further columns of the trial's row; ``checks`` is the update that an equivalence check compares.
+    Times are in seconds, on rank 0: ``trial_s`` is the whole time inside the worker group, ``steps_s`` the part in
+    steps of any kind, ``parts`` the whole by part. ``facts``: further columns of the trial's row. ``checks``: the
+    parameter updates that an equivalence check compares.
     """
 
     trial_id: str
@@ -131,7 +131,7 @@ class TrialResult:
 
     @property
     def ends_group(self) -> bool:
-        """Whether its processes are no good for a further trial."""
+        """Whether the group's processes must not run another trial."""
         return self.outcome not in ("ok", "diverged", "skipped")
 
 

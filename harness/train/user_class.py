@@ -1,4 +1,4 @@
-"""Classes of the user's own, by ``package.module:ClassName``."""
+"""Import of the user's own classes, named ``package.module:ClassName``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load_user_class(what: str, name: str, hint: str = " (the experiment file's f
         raise
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # sys.exit() too: a module that is imported must not end the command
+    except BaseException as error:  # SystemExit too: importing a module must not end the command
         raise WorkloadError(
             f"{what}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
         ) from error

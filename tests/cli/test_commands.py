@@ -59,7 +59,7 @@ BAD_FILES = {
     "a list": ("- a\n", "expected a mapping"),
     "empty": ("", "got an empty file"),
     "unknown key": (SMALL + "thrughput: {}\n", "did you mean 'throughput'?"),
-    "duplicate key": (SMALL + "name: again\n", "the key 'name' stands twice"),
+    "duplicate key": (SMALL + "name: again\n", "the key 'name' appears twice"),
     "wrong type": ("name: x\ngrid: {devices: many, per_device_batch_size: 8}\n", "grid.devices[0]: got 'many'"),
     "negative": ("name: x\ngrid: {devices: -2, per_device_batch_size: 8}\n", "greater than or equal to 1"),
     "absurd": ("name: x\ngrid: {devices: 1, per_device_batch_size: 99999999999}\n", "less than or equal to"),
@@ -118,7 +118,7 @@ BAD_FILES = {
     ),
     "a home that is not there": (
         "name: x\ngrid: {data: '~nosuchuser/x', model: resnet8, per_device_batch_size: 8}\n",
-        "no such user's home",
+        "no such user, or the user has no home folder",
     ),
     "convergence of nothing": (
         SMALL + "convergence: {epochs: 1, only: {model: resnet14}}\n",
@@ -204,7 +204,7 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     result = call("run", tmp_path / "pipe")
     assert result.exit_code == 2
-    assert "is no regular file" in result.stderr
+    assert "is not a regular file" in result.stderr
 
 
 def test_a_plan_that_measures_nothing_says_so_and_starts_nothing(write_experiment: Write, tmp_path: Path) -> None:

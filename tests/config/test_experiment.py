@@ -70,7 +70,7 @@ def test_all_problems_are_told_at_once() -> None:
         "limts": {},
     }
     assert problems_of(content) == [
-        "name: got '../x'; allowed: 1 to 64 letters, digits, '.', '_' and '-', not led by a dot",
+        "name: got '../x'; allowed: 1 to 64 letters, digits, '.', '_' and '-', not starting with a dot",
         f"grid.strategy[0]: got 'dpp'; did you mean 'dp'? (allowed: {', '.join(sorted(BUILTIN_TRAITS))}), "
         "or package.module:ClassName of your own",
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
@@ -130,7 +130,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_section(workload_options={"width": float("inf")}), "workload_options.width: got inf"),
     (with_section(workload_options={"width": {"a": 1}}), "workload_options.width: got a mapping"),
     (with_section(workload_options={"width": [[1, [float("nan")]]]}), "workload_options.width: got [[1, [nan]]]"),
-    (with_section(workload_options={"width": 2**63}), "workload_options.width: got a whole number of more than 63"),
+    (with_section(workload_options={"width": 2**63}), "workload_options.width: got an integer of more than 63"),
     (with_section(workload_options={"day": date(2026, 1, 1)}), "workload_options.day: got a date, datetime.date(2026"),
     (with_section(workload_options={"blob": [b"x"]}), "workload_options.blob: got a bytes, b'x'; allowed: text,"),
     (with_section(workload_options={f"o{n}": 1 for n in range(101)}), "workload_options: got {'o0': 1, 'o1': 1"),
@@ -149,7 +149,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_section(training={"clip_grad_norm": float("inf")}), "training.clip_grad_norm[0]: got inf"),
     (
         with_section(training={"clip_grad_norm": 1.0, "clip_grad_value": 1.0}),
-        "training: clip_grad_norm: not beside clip_grad_value; to compare them, a grid of its own for each",
+        "training: clip_grad_norm: not together with clip_grad_value; to compare them, give each a grid of its own",
     ),
     (
         with_section(training={"lr_scaling": "lineer", "lr_base_batch_size": 8}),
@@ -157,7 +157,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         with_section(training={"lr_scaling": ["none", "sqrt"]}),
-        "training: lr_scaling: needs lr_base_batch_size, the global batch that the optimizer's rate was chosen for",
+        "training: lr_scaling: needs lr_base_batch_size, the global batch size that the optimizer's lr was chosen for",
     ),
     (
         with_grid(**{"training.lr_scaling": ["none", "linear"]}),
@@ -166,7 +166,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_grid(**{"training.accumulation": [1, "2"]}), "grid, training.accumulation[1]: got '2'"),
     (
         with_section(training={"warmup_epochs": 2}),
-        "training: warmup_epochs: needs lr_scaling linear or sqrt; the rate rises from the optimizer's to the scaled",
+        "training: warmup_epochs: needs lr_scaling linear or sqrt; it rises from the optimizer's lr to",
     ),
     (with_section(checkpoint={"every": 1}), "checkpoint: needs a convergence section; only its trials have epochs"),
     (with_section(checkpoint={"every": 0}, convergence={"epochs": 1}), "checkpoint.every: got 0"),
@@ -178,7 +178,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_section(convergence={}), "convergence.epochs: is missing"),
     (with_section(convergence={"epochs": 0}), "convergence.epochs: got 0"),
     (with_section(convergence={"epochs": 1, "seeds": []}), "convergence.seeds: got []"),
-    (with_section(convergence={"epochs": 1, "seeds": [1, 1]}), "convergence: seeds: got [1, 1]; a seed stands twice"),
+    (
+        with_section(convergence={"epochs": 1, "seeds": [1, 1]}),
+        "convergence: seeds: got [1, 1]; each seed may appear only once",
+    ),
     (with_section(convergence={"epochs": 1, "seeds": [-1]}), "convergence.seeds[0]: got -1"),
     (with_section(convergence={"epochs": 1, "target": {"metric": "a"}}), "convergence.target: give exactly one of"),
     (with_section(convergence={"epochs": 1, "target": {"at_least": 1.0}}), "convergence.target.metric: is missing"),

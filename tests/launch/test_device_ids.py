@@ -71,7 +71,7 @@ def test_what_was_resolved_reads_back_the_same(make_experiment: Make) -> None:
             {"devices": [4]},
             "grid: got devices [4] and device_ids [[0, 1], [1, 2]], which are [2] devices; leave devices out",
         ),
-        ({"nodes": 2}, "grid: got nodes [2] and device_ids, which are those of one node; leave nodes out"),
+        ({"nodes": 2}, "grid: got nodes [2] and device_ids, which belong to one node; leave nodes out"),
         ({"device_ids": [[0, 0]]}, "grid.device_ids[0]: got [0, 0]; allowed: the numbers of one or more"),
         ({"device_ids": [[]]}, "grid.device_ids[0]: got []; allowed: the numbers of one or more"),
         ({"device_ids": [[-1]]}, "grid.device_ids[0][0]: got -1; it should be greater than or equal to 0"),

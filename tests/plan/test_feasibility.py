@@ -70,7 +70,7 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
         (
             {"compile": True, "strategy": "dp"},
             LAPTOP,
-            "compile does not apply to dp: its replicas are made anew at each step",
+            "compile does not apply to dp: its replicas are rebuilt at every step",
         ),
         ({"precision": "tf32"}, LAPTOP, "tf32 is a mode of CUDA devices"),
         ({"precision": "tf32"}, TWO_NODES, None),
