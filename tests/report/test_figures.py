@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from harness.report.tables.scaling import convergence_table
 from tests.records import epochs_of, line, steps_of, with_set_ids
 
 HATCH = "$////$"
+NAMES = ("throughput", "efficiency", "ratios", "batch_sizes", "phases", "waterfall", "step_times", "convergence")
+BY_NAME = dict(zip(NAMES, FIGURES, strict=True))
 
 
 def results_of(
@@ -56,13 +59,31 @@ def with_tables(results: Results | None = None, **tables: Any) -> Results:
     return made
 
 
-def draw_all(results: Results) -> dict[str, Drawing]:
-    with style():
-        drawings = [draw(results) for draw in FIGURES]
-        for drawing in drawings:
-            if drawing.figure:
-                drawing.figure.canvas.draw()
-    return {drawing.name: drawing for drawing in drawings}
+class Drawings(Mapping[str, Drawing]):
+    """Every figure by name; each is drawn and rendered when a test asks for it."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self._rendered: dict[str, Drawing] = {}
+
+    def __getitem__(self, name: str) -> Drawing:
+        if name not in self._rendered:
+            with style():
+                drawing = self._rendered[name] = BY_NAME[name](self._results)
+                assert drawing.name == name
+                if drawing.figure:
+                    drawing.figure.canvas.draw()
+        return self._rendered[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(BY_NAME)
+
+    def __len__(self) -> int:
+        return len(BY_NAME)
+
+
+def draw_all(results: Results) -> Drawings:
+    return Drawings(results)
 
 
 def full_study(**columns: Any) -> list[dict[str, Any]]:

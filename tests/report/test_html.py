@@ -24,6 +24,7 @@ from harness.record.folder import RunFolder
 from harness.record.schema import DERIVED, NOISE, RECORDED, SCALING, TRIALS
 from harness.report import environment
 from harness.report import summary as content
+from harness.report.figures.steps import step_times
 from harness.report.html import write_report
 from harness.report.sections import DETAILS, Section, make_pages
 from harness.report.tables.cost import unexplained_table
@@ -141,6 +142,20 @@ def run_folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
         facts = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
         folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason, skip_code=skip.skip_code), facts)
     return folder
+
+
+WITH_EVERY_FIGURE = (
+    "test_tables_figures_and_report_are_written",
+    "test_the_report_is_one_self_contained_file",
+    "test_what_it_prints_is_escaped",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_figure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw one figure if the test does not look at figures: drawing them takes most of its time."""
+    if request.node.originalname not in WITH_EVERY_FIGURE:
+        monkeypatch.setattr("harness.report.html.FIGURES", (step_times,))
 
 
 def test_tables_figures_and_report_are_written(run_folder: RunFolder) -> None:
