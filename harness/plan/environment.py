@@ -1,4 +1,4 @@
-"""The types of environment.json: what each node, worker group and invocation recorded about itself.
+"""The types of environment.json: facts of each node, worker group and invocation.
 
 Optional keys are absent from folders of older schema versions.
 """
@@ -22,7 +22,7 @@ class DeviceFacts(TypedDict):
 
 
 class Topology(TypedDict):
-    """The GPUs of a node by UUID, and a square of the links between them in the words of ``nvidia-smi topo -m``.
+    """The GPUs of a node by UUID, and the matrix of links between them in the terms of ``nvidia-smi topo -m``.
 
     ``apart``: the pairs of which the first cannot read the memory of the second; ``numa``: the NUMA node of each GPU.
     """
@@ -35,7 +35,7 @@ class Topology(TypedDict):
 
 
 class NodeEnvironment(TypedDict):
-    """Hardware, versions and settings of one node, captured once a worker group."""
+    """Hardware, versions and settings of one node, captured once per worker group."""
 
     node_id: str
     host: str
@@ -67,7 +67,7 @@ class GroupRank(RankPlace):
 
 
 class GroupEnvironment(TypedDict):
-    """One launch of a worker group. ``nodes`` and ``ranks`` are empty if it did not come up."""
+    """One launch of a worker group. ``nodes`` and ``ranks`` are empty if its start-up failed."""
 
     group_id: str
     invocation: int
@@ -84,9 +84,9 @@ Ended = Literal["finished", "interrupted", "error"]
 
 
 class Invocation(TypedDict, total=False):
-    """One invocation: code, versions and hardware, its start, and, once it has ended, its end.
+    """One invocation: its code, versions, hardware and start, and, after it has ended, its end.
 
-    ``running``: the trial that was cut short; ``differs``: what changed since the invocation before.
+    ``running``: the trial that was cut short; ``differs``: the changes since the previous invocation.
     """
 
     started_at: float

@@ -1,4 +1,4 @@
-"""The types of recorded rows: plain values that the ranks send, the run folder keeps and the analysis reads.
+"""The types of recorded rows: plain values, sent by the ranks, stored in the run folder and read by the analysis.
 
 ``harness/record/schema`` gives each column its unit and meaning. Optional keys are absent from rows of older schema
 versions, of some devices, or of some kinds of trials.
@@ -39,8 +39,8 @@ SkipCode = Literal[
     "inline",
 ]
 """Why a trial was skipped: its cell cannot run on this machine or data, the doctor found an error, a smaller batch ran
-out of memory, the interval is narrow enough, limits.wall was reached, or --inline runs one rank only. The reason
-beside it has the numbers."""
+out of memory, the interval is narrow enough, limits.wall was reached, or --inline runs one rank only. The column
+``reason`` has the numbers."""
 WindowKind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
 """Only timed windows enter a throughput."""
 Severity = Literal["error", "warning", "note"]
@@ -48,7 +48,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 class PhaseSeconds(TypedDict, total=False):
-    """Seconds of a window by phase, on the device's clock and on the host's."""
+    """Seconds of a window by phase, by the device's clock and by the host's."""
 
     wait_s: float
     idle_s: float

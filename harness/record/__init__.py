@@ -1,1 +1,1 @@
-"""The run folder: what is recorded, in which tables, and how it is read again."""
+"""The run folder: its files, the schema of its tables, and their readers and writers."""

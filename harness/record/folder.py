@@ -1,4 +1,4 @@
-"""The run folder: the only place that knows file names. What is in it is whole, however the run ended."""
+"""The run folder: names, writers and readers of its files. Every file is complete, however the run ended."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from harness.system.files import (
 )
 
 RESOLVED = 20
-"""How much larger than an experiment file the resolved one may be, which holds every default."""
+"""Maximum size of experiment.resolved.yaml, which holds every default, as a multiple of an experiment file's."""
 
 
 class RunFolder:
-    """results/<experiment>/<time>-<id>/. A trial is finished when its line is on disk."""
+    """The folder results/<experiment>/<time>-<id>/. A trial is finished once its line is on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +63,7 @@ class RunFolder:
         return self.path / "figures"
 
     def checkpoints(self, folder: str | None) -> Path:
-        """Where this run's checkpoints are: a folder of their own in the one that the experiment names, or here."""
+        """Return the folder of this run's checkpoints: below ``folder`` if the experiment names one, else here."""
         return Path(folder) / self.path.name if folder else self.path / "checkpoints"
 
     @property
@@ -81,7 +81,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, output: Path, experiment: Experiment, plan: Plan, source: str) -> RunFolder:
-        """A new folder with the experiment and the plan in it; raises RunFolderError where none can be made."""
+        """Create a run folder with the experiment and the plan; raises RunFolderError if that is impossible."""
         if (output / experiment.name).is_symlink():
             raise RunFolderError(f"{output / experiment.name}: is a link, which may lead anywhere; remove it")
         stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -100,7 +100,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing folder; raises RunFolderError where it is none."""
+        """Open an existing run folder; raises RunFolderError if the path is none, or of a newer schema version."""
         if not (path / "plan.json").is_file() or not (path / "experiment.resolved.yaml").is_file():
             raise RunFolderError(
                 f"{path}: not a run folder (no plan.json in it); give results/<experiment>/<time>-<id>"
@@ -116,24 +116,24 @@ class RunFolder:
         return folder
 
     def experiment(self) -> Experiment:
-        """The experiment as it was resolved when the run began."""
+        """Return the experiment with every default, as resolved at the start of the run."""
         source = self.path / "experiment.resolved.yaml"
         return parse_experiment(read_mapping(source, times=RESOLVED), source=str(source))
 
     def given(self) -> Experiment:
-        """The experiment as the file gave it: without blocks that were added since."""
+        """Return the experiment of the user's file, without the blocks that a resume has added."""
         source = self.path / "experiment.yaml"
         return parse_experiment(read_mapping(source), source=str(source))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One run at a time writes into a folder; raises RunFolderError where another does."""
+        """Lock the folder for one writing run; raises RunFolderError if another run holds the lock."""
         with locked(self.path):
-            remove_all(self.path.rglob(f"*{PARTIAL}"))  # by a run that was killed at it
+            remove_all(self.path.rglob(f"*{PARTIAL}"))  # left by a run that was killed while writing
             yield
 
     def extend(self, experiment: Experiment, plan: Plan) -> None:
-        """Keeps the experiment and the plan as they are from now on: what was planned before stays in the plan."""
+        """Write the extended experiment and plan; everything planned before stays in the plan."""
         if _resolved(experiment) != _resolved(self.experiment()):
             replace_text(self.path / "experiment.resolved.yaml", _resolved(experiment))
         before = self.plan()
@@ -144,37 +144,37 @@ class RunFolder:
     # -- writing ----------------------------------------------------------------------------------------------
 
     def append(self, trial: Trial, result: TrialResult, circumstances: Circumstances) -> RecordedTrial:
-        """Records what became of a trial: its steps or epochs first, then its line. Returns the line."""
+        """Record the result of a trial: its steps or epochs first, then its line. Return the line."""
         return self._write([Record(trial, result, circumstances)])[0]
 
     def append_all(self, records: Sequence[Record]) -> Iterator[RecordedTrial]:
-        """The same of several, in order, which wait for the disk together. Gives each line when it is there.
+        """Record several results in order, with one fsync; yield each line once it is durable.
 
-        Raises WriteError at the first that cannot be written; those before it are recorded all the same.
+        Raises WriteError at the first record that cannot be written; those before it stay recorded.
         """
         if len(records) > 1:
             size = self._size()
             try:
                 yield from self._write(records)
                 return
-            except Exception:  # then each alone: there may be room for the first, or one may be to blame
-                if self._size() > size:  # unless lines are there that could not be taken back
+            except Exception:  # then one by one: the disk may have room for the first, or one may be invalid
+                if self._size() > size:  # unless lines were written and could not be removed
                     raise
         for record in records:
             yield from self._write([record])
 
     def _write(self, records: Sequence[Record]) -> list[RecordedTrial]:
-        """All steps or epochs and logs, and when these are on disk the lines."""
+        """Write all steps, epochs and logs, and once these are on disk the lines."""
         lines = [record.line() for record in records]
         parts = [part for record in records for part in self._parts(record)]
-        # a run that was killed before its line may have left steps under this name
+        # an attempt that was killed before its line was written may have left steps under this name
         remove_all(self._raw(record.name) for record in records if not record.rows)
         replace_all(parts)
         size = self._size()
         try:
             append_lines(self._lines, [encode_json(line) for line in lines])
         except BaseException:
-            if self._size() <= size:  # else they would be taken for those of the next attempt
+            if self._size() <= size:  # else they would pass for the next attempt's
                 remove_all(path for path, _ in parts)
             raise
         return lines
@@ -183,7 +183,7 @@ class RunFolder:
         return self._lines.stat().st_size if self._lines.exists() else 0
 
     def _parts(self, record: Record) -> Iterator[tuple[Path, bytes | memoryview]]:
-        """The files that a trial has for itself, and what is in them."""
+        """Yield the path and content of each file of one trial."""
         if rows := record.rows:
             yield self._raw(record.name), memoryview(in_parquet(*rows))
         if record.log:
@@ -193,14 +193,14 @@ class RunFolder:
             )
 
     def add_environment(self, entry: GroupEnvironment) -> None:
-        """Adds what one worker group saw to environment.json."""
+        """Add the environment of one worker group to environment.json."""
         with writing(self._environment):
             content = self.environment()
             content.setdefault("groups", []).append(sanitize.plain(entry))
             replace_text(self._environment, json.dumps(content, indent=1))
 
     def set_invocation(self, invocation: int, facts: Invocation) -> None:
-        """Adds facts of one invocation, the first being 0, to environment.json."""
+        """Add facts of one invocation, numbered from 0, to environment.json."""
         with writing(self._environment):
             content = self.environment()
             invocations = content.setdefault("invocations", [])
@@ -209,7 +209,7 @@ class RunFolder:
             replace_text(self._environment, json.dumps(content, indent=1))
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
-        """A derived table as CSV, replaced whole."""
+        """Write a derived table as CSV, replacing the file atomically. Return its path."""
         path = self.tables / f"{name}.csv"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
@@ -219,45 +219,45 @@ class RunFolder:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def lines(self) -> list[RecordedTrial]:
-        """Every recorded trial, in the order of recording; a line cut short by a crash does not count."""
+        """Return all recorded trials in the order of recording, without lines that a crash cut short."""
         return read_lines(self._lines) if self._lines.exists() else []
 
     def environment(self) -> RunEnvironment:
-        """Return the content of environment.json so far, in the names of today's schema version."""
+        """Return the content of environment.json in the names of the current schema version."""
         if not self._environment.exists():
             return {}
         return upgrade_environment(read_object(self._environment, lists=("invocations", "sittings", "groups")))
 
     def plan(self) -> dict[str, Any]:
-        """What is in plan.json."""
+        """Return the content of plan.json."""
         return read_object(self.path / "plan.json")
 
     def source_text(self) -> str:
-        """The experiment file as it was given."""
+        """Return the text of the user's experiment file."""
         return read_text(self.path / "experiment.yaml", MAX_BYTES)
 
     def steps(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Every step of the timed trials among these lines."""
+        """Return the steps of the timed trials among these lines."""
         timed = [line for line in lines if line["kind"] != "convergence" and line["purpose"] != "equivalence"]
         return self._compacted(STEPS, timed)
 
     def epochs(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Every epoch of the convergence trials among these lines."""
+        """Return the epochs of the convergence trials among these lines."""
         return self._compacted(EPOCHS, [line for line in lines if line["kind"] == "convergence"])
 
     def checks(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """The update of every equivalence check among these lines."""
+        """Return the parameter updates of the equivalence checks among these lines."""
         return self._compacted(CHECKS, [line for line in lines if line["purpose"] == "equivalence"])
 
     def compact(self, frames: Mapping[str, pd.DataFrame]) -> None:
-        """Writes what was read from raw/ as steps.parquet, epochs.parquet and checks.parquet."""
+        """Write the rows gathered from raw/ as steps.parquet, epochs.parquet and checks.parquet."""
         for table in (STEPS, EPOCHS, CHECKS):
             frame = frames[table.name]
             with replacing(self.path / f"{table.name}.parquet") as partial:
                 write_frame(partial, frame)
 
     def _compacted(self, table: Table, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """From raw/ where it is there, else from the compacted file, as in a folder that was passed on."""
+        """Read a table from raw/, or from the compacted file if raw/ is empty, as in a folder that was passed on."""
         compacted = self.path / f"{table.name}.parquet"
         if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
             with naming_file(compacted):

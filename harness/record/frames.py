@@ -1,4 +1,4 @@
-"""Frames as rows to go through one by one, and as CSV: several times as fast as pandas."""
+"""Frames as lists of rows and as CSV, several times as fast as pandas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pandas.api.types import is_object_dtype
 
 
 def records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
-    """What ``frame.to_dict("records")`` gives: <NA> is None."""
+    """Return the rows as ``frame.to_dict("records")`` does, with None for <NA>."""
     names = frame.columns.tolist()
     columns = [_plain(frame[name]) for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def csv_bytes(frame: pd.DataFrame) -> pa.Buffer:
-    """CSV, texts in quotes: a missing value is an empty field, what is neither text, number nor flag its ``str()``."""
+    """Return CSV with quoted texts; a missing value is an empty field, a value of another type its ``str()``."""
     plain = frame.copy(deep=False)
     for name, column in frame.items():
         if is_object_dtype(column.dtype):

@@ -1,4 +1,4 @@
-"""JSON lines: recorded trials, checked and brought up to the current schema version as they are read."""
+"""JSON lines: recorded trials, validated and upgraded to the current schema version as they are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.plan.rows import RecordedTrial, SkipCode
 from harness.record.reading import naming_file, object_of
 
 _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
-"""How every line begins, today and earlier, and so what is left of one that a crash cut short."""
+"""First bytes of every line, in the current and older versions; they identify a line that a crash cut short."""
 _TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _LINES = TypeAdapter(list[RecordedTrial], config=ConfigDict(strict=True, extra="allow"))
 _ABSENT = {name: None for name, kind in get_type_hints(RecordedTrial).items() if NoneType in get_args(kind)}
@@ -25,9 +25,10 @@ _ABSENT = {name: None for name, kind in get_type_hints(RecordedTrial).items() if
 
 
 def read_lines(path: Path) -> list[RecordedTrial]:
-    """The recorded trials in a file, brought up to today's version; raises RunFolderError.
+    """Return the recorded trials of a file, upgraded to the current schema version; raises RunFolderError.
 
-    What a crash cut short does not count: the rest after the last newline, or a line that was ended later.
+    Lines that a crash cut short are skipped: the bytes after the last newline, or a partial line that a later
+    invocation ended with a newline.
     """
     with naming_file(path):
         *lines, rest = path.read_bytes().split(b"\n")
@@ -47,13 +48,13 @@ def read_lines(path: Path) -> list[RecordedTrial]:
 
 
 def _torn(line: bytes) -> bool:
-    """Whether a line is the beginning of one, or nothing: some file systems leave zeros for what was not written."""
+    """Return whether a line is empty or only the beginning of a trial's; trailing zeros of some file systems aside."""
     written = line.rstrip(b"\0")
     return any(head.startswith(written[: len(head)]) for head in _HEADS)
 
 
 def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of an older schema version as one of today's, so that old run folders can be read."""
+    """Return a line of an older schema version as one of the current version."""
     if "sitting" in line:  # until version 2
         line["invocation"] = line.pop("sitting")
     if "purpose" not in line:
@@ -92,18 +93,18 @@ _SKIP_CODES: Mapping[SkipCode, str] = {
     "time_up": r"time is up: limits\.wall",
     "inline": "--inline runs one rank",
 }
-"""How the reasons of skipped trials begin in lines that have no code yet; the first that matches counts."""
+"""Patterns of the beginnings of skip reasons, for lines without a code (until version 2); the first match counts."""
 
 
 def _skip_code(line: Mapping[str, Any]) -> SkipCode | None:
-    """Return the code of a skipped trial by its reason; None if it was not skipped, or the text is unknown."""
+    """Return the skip code for a trial's reason; None if the trial was not skipped or no pattern matches."""
     reason = str(line.get("reason", "")) if line.get("outcome") == "skipped" else None
     codes = (code for code, text in _SKIP_CODES.items() if reason is not None and re.match(text, reason, re.DOTALL))
     return next(codes, None)
 
 
 def upgrade_environment(content: dict[str, Any]) -> RunEnvironment:
-    """Return environment.json's content of an older schema version in today's names."""
+    """Return environment.json's content in the names of the current schema version."""
     if "sittings" in content:  # until version 2
         content["invocations"] = content.pop("sittings")
     for group in content.get("groups", []):
@@ -114,7 +115,7 @@ def upgrade_environment(content: dict[str, Any]) -> RunEnvironment:
 
 
 def _checked(line: dict[str, Any]) -> RecordedTrial:
-    """Return the line of a trial if its values are of the types of their columns; raises ValueError."""
+    """Return the line of a trial, its values validated against the types of their columns; raises ValueError."""
     if not (isinstance(line.get("trial_id"), str) and _TRIAL_ID.fullmatch(line["trial_id"])):
         raise ValueError(f"trial_id: got {str(line.get('trial_id'))[:40]!r}")
     try:

@@ -1,4 +1,4 @@
-"""Columns of plain values as small parquet files, and many of those as one frame."""
+"""One small Parquet file a trial, and one frame gathered from many of them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from harness.record.schema import Table
 
 ARROW = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64(), "boolean": pa.bool_()}
 ROWS = 1 << 20
-"""Rows that are turned into parquet at a time: what this takes of memory does not grow with the frame."""
+"""Rows written at a time, so that the memory in use does not grow with the frame."""
 FILES = 300
-"""Files whose rows are put together at a time."""
+"""Files concatenated at a time."""
 Part = tuple[str, int, Path]
-"""A trial's id, its attempt, and the file with its rows."""
+"""(trial id, attempt, file with the rows)."""
 
 
 def in_parquet(table: Table, columns: Columns) -> pa.Buffer:
-    """One trial's columns, with the types of the table; columns that it does not know get those of their values.
+    """Return one trial's columns as Parquet, typed as in the table; further columns have the types of their values.
 
-    Plain values without statistics: such files are small, written between trials and read whole.
+    Without dictionaries and statistics: the files are small, written between trials and read whole.
     """
     types = _types(table)
     arrays = {name: pa.array(values, type=types.get(name)) for name, values in columns.items()}
@@ -42,9 +42,9 @@ def _types(table: Table) -> dict[str, pa.DataType]:
 
 
 def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
-    """The rows of all files under each other as a frame of the table.
+    """Return the rows of all files, concatenated, as a frame of the table.
 
-    Column by column, each to its final type, so that millions of steps are held once.
+    Columns are converted to their final type one by one, so that millions of steps are held in memory once.
     """
     if not parts:
         return table.frame([])
@@ -62,7 +62,7 @@ def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
 
 
 def _joined(table: Table, paths: Sequence[Path]) -> tuple[pa.Table, list[int]]:
-    """The rows of all files, and how many each has; in few large pieces, which can be given back one by one."""
+    """Return the rows of all files, in a few large chunks that can be freed one by one, and each file's row count."""
     counts, pieces = [], []
     for start in range(0, len(paths), FILES):
         read = [read_table(path, table) for path in paths[start : start + FILES]]
@@ -72,7 +72,7 @@ def _joined(table: Table, paths: Sequence[Path]) -> tuple[pa.Table, list[int]]:
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """A whole frame; pandas reads it back with its types."""
+    """Write a frame as Parquet in parts; pandas reads the file back with the same types."""
     schema = pa.Schema.from_pandas(frame, preserve_index=False)
     alike = [field.name for field in schema if not pa.types.is_floating(field.type)]
     with pq.ParquetWriter(path, schema, use_dictionary=alike) as writer:
@@ -91,18 +91,18 @@ _ARROW: Mapping[str, Callable[[pa.DataType], bool]] = {
 
 
 def read_table(path: Path, table: Table) -> pa.Table:
-    """A Parquet file with numbers, flags and texts in the columns of a table; raises RunFolderError."""
-    # as a file of the system, and without a thread for each: most are small
+    """Return a Parquet file's rows if its columns are of the table's types; raises RunFolderError."""
+    # a plain file without read-ahead and threads: most files are small
     with naming_file(path), pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False) as file:
         if file.metadata.num_rows > MAX_ROWS:
             raise ValueError(f"{file.metadata.num_rows} rows; at most {MAX_ROWS} are read")
         content = file.read(use_threads=False)  # half the time of pq.read_table
         _check_columns(content.schema, table)
-        return content.replace_schema_metadata(None)  # what pandas is told there is not needed
+        return content.replace_schema_metadata(None)  # pandas' metadata: not needed, and not trusted
 
 
 def _check_columns(schema: pa.Schema, table: Table) -> None:
-    first = table.columns[2].name  # after the trial and its attempt, which the files of single trials lack
+    first = table.columns[2].name  # the first after trial_id and attempt, which files in raw/ lack
     if first not in schema.names:
         raise ValueError(f"no column {first!r}: not the table {table.name}")
     dtypes = {column.name: column.dtype for column in table.columns}

@@ -1,4 +1,4 @@
-"""Reads what anyone may have written: JSON, lines of JSON, Parquet. Nothing runs, each problem names its file."""
+"""Readers of untrusted run folders: text and JSON. No content is executed; every error names its file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.errors import RunFolderError
 
 
 def check_no_links(folder: Path) -> None:
-    """Raises RunFolderError where a folder holds what is neither file nor folder: a link may lead anywhere."""
+    """Raise RunFolderError if a folder holds anything but regular files and folders: a link may lead outside it."""
     with naming_file(folder), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -26,7 +26,7 @@ def check_no_links(folder: Path) -> None:
 
 
 def read_text(path: Path, most: int) -> str:
-    """A text file of at most so many bytes; raises RunFolderError."""
+    """Return the text of a file of at most ``most`` bytes; raises RunFolderError."""
     with naming_file(path):
         if path.stat().st_size > most:
             raise ValueError(f"larger than {most} bytes")
@@ -34,7 +34,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_object(path: Path, *, lists: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A file's JSON object; those of its keys that are to be lists of objects are. Raises RunFolderError."""
+    """Return a file's JSON object; each key in ``lists`` is absent or a list of objects. Raises RunFolderError."""
     with naming_file(path):
         content = object_of(path.read_bytes())
         for key in lists:
@@ -44,7 +44,7 @@ def read_object(path: Path, *, lists: tuple[str, ...] = ()) -> dict[str, Any]:
 
 @contextmanager
 def naming_file(path: Path, part: str = "") -> Iterator[None]:
-    """Whatever goes wrong inside is a RunFolderError that names the file."""
+    """Convert exceptions raised in the block to a RunFolderError that names the file, and ``part`` of it."""
     try:
         yield
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, pa.ArrowException) as error:
@@ -66,15 +66,15 @@ def _check_objects(value: Any, name: str) -> None:
 
 
 def encode_json(value: Any) -> str:
-    """In one line; NaN and Infinity as Python's own has them. Raises TypeError for what JSON cannot hold."""
+    """Return a value as one line of JSON, with NaN and Infinity as in Python's json; may raise TypeError."""
     try:
         return to_json(value, inf_nan_mode="constants").decode()
-    except PydanticSerializationError:  # half a surrogate pair, perhaps, which JSON can hold and UTF-8 cannot
+    except PydanticSerializationError:  # a lone surrogate, for example, which JSON can hold and UTF-8 cannot
         return json.dumps(value)
 
 
 def decode_json(data: bytes) -> Any:
-    """What a JSON text holds, with ``?`` in place of half a surrogate pair, which no table can hold.
+    """Return the value of a JSON text, with ``?`` for each lone surrogate, which no table can hold.
 
     Raises ValueError, or RecursionError.
     """

@@ -1,4 +1,4 @@
-"""Records trials beside the run that measures the next ones."""
+"""Recording of finished trials in a thread, while the run measures the next ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from harness.record.rows import Record
 from harness.system.signals import deferred_interrupts
 
 MOST = 32
-"""Records that may wait for the disk; who hands over one more waits too."""
+"""Maximum number of queued records; ``put`` blocks while the queue is full."""
 
 
 class Recorder:
-    """A thread that puts records into a run folder, in order: those that come while the disk is busy go together.
+    """A thread that writes records to a run folder in order; records queued during a write are written together.
 
-    A disk that stands still for a while, as shared ones do, does not keep a run from hearing its ranks. Use as a
-    context manager: its end waits until all is on disk, and raises WriteError where that cannot be.
+    A shared disk that blocks for a while thus does not keep the run from handling the messages of its ranks. Use it
+    as a context manager: the exit waits until all records are on disk, and raises WriteError if one cannot be written.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -40,11 +40,11 @@ class Recorder:
                     self._closed = True
                     self._changed.notify_all()
                 self._thread.join()
-        finally:  # an interruption does not hide that something was lost
+        finally:  # an interruption does not hide a failed write
             self._raise_failure()
 
     def put(self, record: Record) -> None:
-        """Hands a record over. Raises WriteError where an earlier one could not be written."""
+        """Queue a record; raises WriteError if an earlier one could not be written."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < MOST or self._failure)
             self._raise_failure()
@@ -52,10 +52,10 @@ class Recorder:
             self._changed.notify_all()
 
     def written(self, wait_s: float | None) -> list[tuple[Record, RecordedTrial]]:
-        """The records that came on disk since this was last asked, in order, each with its line.
+        """Return the records written since the last call, in order, each with its line.
 
-        Waits at most so many seconds until all are there, None: for as long as it takes. Raises WriteError where
-        there are none and a record could not be written.
+        Waits up to ``wait_s`` seconds, without a limit if None, until the queue is empty. Raises WriteError if there
+        are none to return and a record could not be written.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failure or not (self._waiting or self._busy), wait_s)
@@ -73,17 +73,17 @@ class Recorder:
                 self._changed.notify_all()
 
     def _recorded(self, records: list[Record]) -> tuple[list[tuple[Record, RecordedTrial]], BaseException | None]:
-        """What came on disk, in order, and why not the rest."""
+        """Write records; return those that are on disk, in order, and the exception that stopped the others."""
         written = []
         try:
             for record, line in zip(records, self._folder.append_all(records), strict=True):
                 written.append((record, line))
-        except BaseException as error:  # is raised where the run can end in order
+        except BaseException as error:  # raised in the main thread, where the run can end in order
             return written, error
         return written, None
 
     def _next(self) -> list[Record]:
-        """What waits; nothing once all is over."""
+        """Wait for queued records and return them; an empty list once the recorder is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             records, self._waiting = self._waiting, []

@@ -1,4 +1,4 @@
-"""What is recorded of one trial: its line, and what has a file of its own."""
+"""A trial and a plan as plain values: lines of trials.jsonl, plan.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.system import sanitize
 
 @dataclass(frozen=True)
 class Record:
-    """What became of a trial, and the circumstances: attempt, invocation, group_id, position."""
+    """One attempt at a trial: its result, and its circumstances (attempt, invocation, group_id, position)."""
 
     trial: Trial
     result: TrialResult
@@ -26,18 +26,18 @@ class Record:
 
     @property
     def name(self) -> str:
-        """What its files are called."""
+        """Return the stem of the names of its files."""
         return f"{self.trial.id}-{self.circumstances['attempt']}"
 
     @property
     def rows(self) -> tuple[Table, Columns] | None:
-        """Every rank's steps or epochs, or the update of a check; None where it measured none."""
+        """Return all ranks' steps, the epochs, or a check's update, with their table; None if there are none."""
         tables = ((STEPS, self.result.steps), (EPOCHS, self.result.epochs), (CHECKS, self.result.checks))
         return next(((table, columns) for table, columns in tables if columns), None)
 
     @property
     def log(self) -> str | None:
-        """Where the text of a failure is, from the run folder."""
+        """Return the path of the failure's log, relative to the run folder; None if there is none."""
         return f"logs/{self.name}.txt" if self.result.detail else None
 
     def line(self) -> RecordedTrial:
@@ -71,13 +71,13 @@ SCHEMA_VERSION = 3
 
 
 def trial_columns(trial: Trial) -> TrialColumns:
-    """A trial's identity and axes, as columns of the table of trials."""
+    """Return a trial's identity and axes as columns of the table of trials."""
     cell = trial.cell
     axes = axes_of(cell)
     return {
         "trial_id": trial.id,
         "cell_id": cell.id,
-        # a check's global batch need not divide by the devices: shares may be uneven there
+        # a check's global batch need not be divisible by the devices: its shares may be uneven
         **partner_ids(cell, equivalence=trial.purpose == "equivalence"),
         "check_id": trial.check_id,
         **set_ids(axes),
@@ -91,7 +91,7 @@ def trial_columns(trial: Trial) -> TrialColumns:
 
 
 def axes_of(cell: Cell) -> TrialAxes:
-    """A cell's value on each axis of the tables."""
+    """Return a cell's value on each axis of the tables."""
     return {
         "workload": cell.workload,
         "data": cell.data,
@@ -114,7 +114,7 @@ def axes_of(cell: Cell) -> TrialAxes:
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values, for plan.json."""
+    """Return the plan as plain values, for plan.json."""
     return {
         "schema_version": SCHEMA_VERSION,
         "inventory": asdict(plan.inventory),
@@ -131,7 +131,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
 
 
 def merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan.json with what a later plan has beyond it, such as added blocks; nothing of it is lost."""
+    """Return a plan.json extended by the new parts of a later plan, such as added blocks; no entry is lost."""
     known = {trial_id for group in before["groups"] for trial_id in group["trials"]}
     skipped = {row["trial_id"] for row in before["skipped"]}
     more = [{**group, "trials": [t for t in group["trials"] if t not in known]} for group in now["groups"]]

@@ -1,4 +1,4 @@
-"""Every table's columns, once: name, type, unit, meaning. Frames, axis labels and results/README.md follow it."""
+"""The schema of every table: name, type, unit and meaning of each column; frames and results/README.md follow it."""
 
 from __future__ import annotations
 

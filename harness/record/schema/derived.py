@@ -1,4 +1,4 @@
-"""The tables that follow from what was recorded, over blocks and cells."""
+"""Schema of the derived tables, which the analysis computes from recorded trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables that are recorded, or follow from one trial alone."""
+"""Schema of the recorded tables, and of columns computed from one trial alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table is: its columns, each with name, type, unit and meaning."""
+"""A table and its columns, each with name, type, unit and meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DType = Literal["string", "Int64", "Float64", "boolean"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. ``unit`` is empty for names, counts and flags."""
+    """One column of a table. ``unit`` is empty for texts, flags and numbers without one."""
 
     name: str
     dtype: DType
@@ -23,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table's name, what one row is, and its columns in order."""
+    """A table: its name, the meaning of one row, and its columns in order."""
 
     name: str
     row: str
@@ -34,11 +34,11 @@ class Table:
         return [column.name for column in self.columns]
 
     def frame(self, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-        """A typed frame of these rows; what a row lacks is <NA>. Columns the table does not know come last."""
+        """Return a typed frame of these rows, with <NA> for missing values; columns unknown to the table come last."""
         return self.typed(pd.DataFrame(list(rows)))
 
     def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The frame with every column of the table, in its order and type; further columns come last."""
+        """Return the frame with every column of the table, in its order and type; further columns come last."""
         extra = [name for name in frame.columns if name not in self.names]
         columns = {
             column.name: frame[column.name].astype(column.dtype)
@@ -46,7 +46,7 @@ class Table:
             else pd.Series(pd.NA, index=frame.index, dtype=column.dtype)
             for column in self.columns
         }
-        # no copy: millions of steps are held once; pandas copies what is written to
+        # no copy: millions of steps are held in memory once; pandas copies on write
         return pd.DataFrame({**columns, **{name: frame[name] for name in extra}}, index=frame.index, copy=False)
 
 
