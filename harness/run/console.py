@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+import pandas as pd
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,7 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from harness.plan.cell import Cell
 from harness.plan.planner import Plan
+from harness.plan.trial import Trial
 from harness.report.tables.evidence import belief_lines, parity_table, versus_table
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.scaling import scaling_by_setting
@@ -76,8 +79,8 @@ class ConsoleSink:
         self._last: deque[Text] = deque(maxlen=LAST_RESULTS)
         live = live and console.is_terminal and not quiet
         # once a second: the display must not take the cores that are being measured
-        options: dict[str, Any] = {"console": console, "transient": True, "refresh_per_second": 1}
-        self._live = Live(get_renderable=self._display, **options) if live else None
+        display = Live(get_renderable=self._display, console=console, transient=True, refresh_per_second=1)
+        self._live = display if live else None
 
     def __enter__(self) -> ConsoleSink:
         return self
@@ -181,7 +184,7 @@ def plan_table(plan: Plan) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for title in ("strategy", "devices", "placement", "cells", "throughput", "convergence", "diagnostic trials"):
         table.add_column(title, justify="left" if title in ("strategy", "placement") else "right")
-    by_key: dict[tuple[Any, ...], list[Any]] = {}
+    by_key: dict[tuple[str, int, str], list[Trial]] = {}
     for group in plan.groups:
         for trial in group.trials:
             key = (trial.cell.strategy, trial.cell.devices, str(group))
@@ -211,7 +214,7 @@ def plan_lines(plan: Plan) -> list[str]:
     if purposes:
         what = "; ".join(f"{purposes.count(purpose)} {WHY[purpose]}" for purpose in dict.fromkeys(purposes))
         lines.append(f"Diagnostic trials: {what}.")
-    reasons: dict[str, set[Any]] = {}
+    reasons: dict[str, set[Cell]] = {}
     for skip in plan.skips:
         reasons.setdefault(skip.reason, set()).add(skip.trial.cell)
     for reason, cells in reasons.items():
@@ -241,8 +244,15 @@ def _open_end(plan: Plan) -> str:
 
 def rich_table(content: TextTable, title: str) -> Table:
     """A table of text for the terminal."""
-    look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "collapse_padding": True}
-    table = Table(title=Text(escape_control(title)), title_justify="left", title_style="bold", **look)
+    table = Table(
+        title=Text(escape_control(title)),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for heading in content.columns:
         table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
     for row in content.rows:
@@ -269,7 +279,7 @@ def _result(line: Mapping[str, Any]) -> str:
 SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
-def doctor_lines(findings: Any, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
+def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
     """What the doctor measured and found: what was seen, what it means, what to do."""
     labels = {trial.id: trial.cell.label for trial in plan.trials}
     lines = [Text("")]

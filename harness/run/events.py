@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.plan.planner import Plan
 from harness.plan.trial import Trial, WorkerGroup
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Reported:
 
     folder: Path
     report: Path
-    tables: Mapping[str, Any]
+    tables: Mapping[str, pd.DataFrame]
     seconds: float
 
 
@@ -77,7 +80,7 @@ class Reported:
 class DoctorFinished:
     """The doctor has looked at everything: findings, and figures by examination, in words."""
 
-    findings: Any
+    findings: pd.DataFrame
     figures: Mapping[str, Mapping[str, str]]
     plan: Plan
 

@@ -15,8 +15,8 @@ from harness.record.recorder import Recorder
 from harness.record.rows import Record
 from harness.run.attempts import Attempts
 from harness.run.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
-from harness.run.resume import attempts, out_of_memory, pending
-from harness.run.skip_policy import Lines, SkipPolicy
+from harness.run.resume import Lines, attempts, out_of_memory, pending
+from harness.run.skip_policy import SkipPolicy
 from harness.system.signals import deferred_interrupts
 
 PATIENCE_S = 1.0

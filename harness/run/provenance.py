@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from harness.measure.environment import PACKAGES, cpu_model, git_commit, package_version
 from harness.plan.environment import Invocation
@@ -50,7 +49,7 @@ def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
     }
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """What differs between two invocations, such as 'torch 2.14.0 -> 2.15.0'; what one lacks is equal."""
     found: list[str] = []
     for key, name in COMPARED.items():
@@ -64,15 +63,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _unequal(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _unequal(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:
     return (part for part in {**old, **new} if old.get(part) != new.get(part))
 
 
-def _changed(name: str, old: Any, new: Any) -> str:
+def _changed(name: str, old: object, new: object) -> str:
     return f"{name} {_words(old)} -> {_words(new)}"
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     return "none" if value is None else " + ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 from harness.analysis.sample_size import needed_blocks
 from harness.doctor.gate import SkipRule, skip_reason, skip_rules
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.plan.trial import SkipReason, Trial, TrialResult, skipped
-
-Lines = Sequence[Mapping[str, Any]]
+from harness.run.resume import Lines
 
 
 class SkipPolicy:
