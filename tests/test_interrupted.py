@@ -133,7 +133,7 @@ def test_an_interruption_ends_in_order(tmp_path: Path, number: int, send: Callab
     command.process.wait(60)
     output = command.output
     assert command.process.returncode == 130, output
-    assert f"go on with --resume {run.folder}" in output
+    assert f"--resume {run.folder}\n" in output
     assert f"python -m harness.report {run.folder}" in output
     assert "Traceback" not in output
     results = harness.load(run.folder or tmp_path)
@@ -172,7 +172,7 @@ def test_ctrl_c_before_anything_is_measured(tmp_path: Path) -> None:
         command.process.send_signal(number)
         command.process.wait(ORDERLY_S)
         assert command.process.returncode == 130 and "Traceback" not in command.output, command.output
-        assert f"go on with --resume {run.folder}" in command.output
+        assert f"--resume {run.folder}\n" in command.output
         command.seconds_until_alone(within_s=GONE_S)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,20 +35,25 @@ Address = Annotated[
     typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, HOST:PORT of its head. Without it: this machine."),
 ]
 Assume = Annotated[
-    str | None, typer.Option(metavar="NODESxGPUS", help="Only plan, for a cluster that is not here: 2x8.")
+    str | None, typer.Option(metavar="NODESxGPUS", help="Plan for an assumed cluster, such as 2x8, and stop.")
 ]
-Only = Annotated[str | None, typer.Option(help="A part of the grid: 'strategy=ddp,devices=2'.")]
+Only = Annotated[str | None, typer.Option(help="A part of the grid only: 'strategy=ddp,devices=2'.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop; no Ray is started.")]
-Resume = Annotated[Path | None, typer.Option(help="Go on with an earlier run of this file.")]
+Resume = Annotated[Path | None, typer.Option(help="Resume an earlier run of this file.")]
 AddBlocks = Annotated[
     int, typer.Option(min=0, max=1000, metavar="N", help="With --resume: N more blocks of throughput than the run has.")
 ]
-Output = Annotated[Path, typer.Option(help="Where run folders go.")]
+Output = Annotated[Path, typer.Option(help="The folder of run folders.")]
 NoUserCode = Annotated[
-    bool, typer.Option("--no-user-code", help="Built-in workloads only: for files from people you do not know.")
+    bool,
+    typer.Option(
+        "--no-user-code",
+        help="Import nothing that FILE names or the current folder holds: for files from people you do not know.",
+    ),
 ]
 Preflight = Annotated[
-    bool, typer.Option("--preflight/--no-preflight", help="Examine each kind of cell before it is measured.")
+    bool,
+    typer.Option("--preflight/--no-preflight", help="Let the doctor examine each kind of cell first."),
 ]
 Inline = Annotated[
     bool, typer.Option("--inline", help="For a debugger: one rank in this process, without Ray; its rows are marked.")
@@ -62,6 +66,8 @@ app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=F
 
 def _print_versions(wanted: bool) -> None:
     if wanted:
+        from harness.cli.versions import versions
+
         Console().print(versions(), highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit
 
@@ -73,20 +79,6 @@ def _options(
     ] = False,
 ) -> None:
     """The command line: ``harness run``, ``harness plan``, ``harness doctor``, ``harness report``."""
-
-
-def versions() -> str:
-    """Return the versions of the harness, Python, torch and ray; imports none of them."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    def of(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "not installed"
-
-    parts = [f"Python {platform.python_version()}", *(f"{name} {of(name)}" for name in ("torch", "ray"))]
-    return f"harness {of('harness')} ({', '.join(parts)})"
 
 
 @app.command("run")
@@ -151,7 +143,7 @@ def plan_command(
     only: Only = None,
     no_user_code: NoUserCode = False,
 ) -> None:
-    """Show what a run of FILE would do, and start nothing."""
+    """Show the plan of a run of FILE; start nothing."""
     run_command(file, address=address, assume=assume, dry_run=True, only=only, no_user_code=no_user_code)
 
 
@@ -163,7 +155,7 @@ def doctor_command(
     no_user_code: NoUserCode = False,
     quiet: Quiet = False,
 ) -> None:
-    """Look whether FILE would measure what it says: checks on real ranks, nothing is measured or kept."""
+    """Check on real ranks whether FILE would measure what it says; nothing is recorded."""
 
     if no_user_code:
         file = file.absolute()
@@ -197,28 +189,28 @@ def report_command(run_folder: RunFolderArgument, no_user_code: NoUserCode = Fal
             from harness.report.html import write_report
 
             results = write_report(run_folder)
-        said = escape_control(f"Report: {results.folder.report}")
-        Console().print(said, highlight=False, markup=False, soft_wrap=True)
+        text = escape_control(f"Report: {results.folder.report}")
+        Console().print(text, highlight=False, markup=False, soft_wrap=True)
         return 0
 
     raise typer.Exit(exit_code_of(work))
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """The exit code of a piece of work; a HarnessError is one message, an interruption none, neither a traceback."""
+    """Run ``work`` and return its exit code; a HarnessError is shown as one message, without a traceback."""
     try:
         with handle_signals():
             return work()
     except HarnessError as error:
-        said = escape_control(sanitize.redact_text(str(error)))
-        Console(stderr=True).print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
+        text = escape_control(sanitize.redact_text(str(error)))
+        Console(stderr=True).print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
         return FAILED if isinstance(error, WriteError) else BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def parse_assumed(text: str) -> Inventory:
-    """'2x8' -> two nodes of eight GPUs; raises ExperimentError."""
+    """Return the inventory of '2x8', two nodes of eight GPUs; raises ExperimentError."""
     from harness.plan.inventory import Inventory
 
     match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,3})", text)
@@ -228,7 +220,7 @@ def parse_assumed(text: str) -> Inventory:
 
 
 def parse_only(text: str) -> dict[str, Any]:
-    """'strategy=ddp,devices=2' -> {'strategy': ['ddp'], 'devices': [2]}; a name may stand several times."""
+    """Return {'strategy': ['ddp'], 'devices': [2]} for 'strategy=ddp,devices=2'; an axis may have several values."""
     wanted: dict[str, Any] = {}
     for part in re.split(r",(?![^\[]*\])", text):  # at commas, but not inside [0, 1]
         name, equals, value = part.partition("=")
@@ -270,7 +262,7 @@ def doctor_main() -> None:
 
 
 def _single(command: Callable[..., None]) -> None:
-    """Runs one command as a program of its own."""
+    """Run one command as a program of its own."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(command)
     program()
@@ -278,7 +270,7 @@ def _single(command: Callable[..., None]) -> None:
 
 @contextmanager
 def _terminal(*, no_user_code: bool, quiet: bool, live: bool = True) -> Iterator[ConsoleSink]:
-    """Where work is told; what it needs is imported inside, away from a folder that may be a stranger's."""
+    """Yield the console of a command. With ``no_user_code`` its imports too take place outside the current folder."""
     with _away() if no_user_code else nullcontext():
         from harness.run.console import ConsoleSink, Lasting
 
@@ -287,10 +279,10 @@ def _terminal(*, no_user_code: bool, quiet: bool, live: bool = True) -> Iterator
 
 
 def _away() -> AbstractContextManager[None]:
-    """Out of the current folder, which may be a stranger's: Ray's workers and matplotlib look there for their files."""
+    """Leave the current folder, in which Ray's workers look for modules and matplotlib for its settings."""
     return chdir(PACKAGE_FOLDER.parent)
 
 
 def _quiet_libraries() -> None:
-    """A person asked for a benchmark: warnings of the libraries below are not for them."""
+    """Ignore the warnings of libraries."""
     warnings.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""Progress for a person: a live display in a terminal, plain lines where the output is none."""
+"""Progress on the console: a live display in a terminal, plain lines if the output is no terminal."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from harness.system.sanitize import escape_control
 
 LAST_RESULTS = 6
 WHY = {
-    "twin": "of the base once more (twin), for the noise floor",
-    "explain": "to explain where efficiency is lost",
-    "equivalence": "to check that strategies train the same thing",
-    "doctor": "to examine cells before they are measured",
+    "twin": "for the noise floor (A/A test of the base)",
+    "explain": "for the losses of efficiency",
+    "equivalence": "for the equivalence of strategies",
+    "doctor": "for the doctor, before cells are measured",
 }
-PAIRS = {"versus": "Strategies against each other", "parity": "Ray against torchrun"}
+PAIRS = {"versus": "Comparison of strategies", "parity": "Comparison of launchers"}
 COLOURS = {"ok": "green", "skipped": "yellow"}
 
 
 class Lasting(Console):
-    """A terminal whose reader may go away, as a pipe's does at Ctrl-C: what was measured is still worth a report."""
+    """A console that falls silent if its pipe is closed, as at Ctrl-C: the run goes on to its report."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -60,7 +60,7 @@ class Lasting(Console):
 
 
 class ConsoleSink:
-    """Formats events. Use as a context manager; ``quiet`` leaves out all but notes and the end."""
+    """Formats events. Use as a context manager; ``quiet`` shows notes and the summary only."""
 
     def __init__(self, console: Console, *, quiet: bool = False, live: bool = True) -> None:
         self._console, self._quiet = console, quiet
@@ -99,11 +99,9 @@ class ConsoleSink:
                         self._console.print(escape_control(line), highlight=False, markup=False)
             case RunStarted(folder, trials, done):
                 self._progress.update(self._task, total=trials, visible=True)
-                finding_location = f"run folder {folder}: {plural(trials, 'trial')} to measure"
-                finding_location += f", {done} done before" * bool(done)
-                self._say(
-                    finding_location if folder else f"{plural(trials, 'cell')} to examine; nothing is measured or kept"
-                )
+                already = f", {done} already done" * bool(done)
+                measuring = f"Run folder {folder}: {plural(trials, 'trial')} to measure{already}"
+                self._show(measuring if folder else f"{plural(trials, 'cell')} to examine; nothing is recorded")
                 if self._live:
                     self._live.start()
             case Reported():
@@ -111,8 +109,8 @@ class ConsoleSink:
                 self._finish(event)
             case DoctorFinished(findings, figures, plan):
                 self._stop()
-                for told in doctor_lines(findings, figures, plan):
-                    self._console.print(told, highlight=False, soft_wrap=True)
+                for text in doctor_lines(findings, figures, plan):
+                    self._console.print(text, highlight=False, soft_wrap=True)
             case Note(text):
                 self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
             case _:
@@ -121,29 +119,29 @@ class ConsoleSink:
     def _follow(self, event: Event) -> None:
         match event:
             case GroupStarting(group):
-                self._now = f"starting {group} for {plural(len(group.trials), 'trial')} of block {group.block}"
-                self._say(self._now, live=False)
+                self._now = f"Starting {group}: {plural(len(group.trials), 'trial')} of block {group.block}"
+                self._show(self._now, live=False)
             case GroupReady(group, start_s):
-                self._now = f"worker group {group.id} is up after {start_s:.1f} s"
+                self._now = f"Worker group {group.id}: ready after {start_s:.1f} s"
             case TrialStarting(trial):
                 self._now = escape_control(trial.label)
             case TrialEnded(trial, line, again):
                 self._progress.advance(self._task, 0 if again else 1)
                 text = Text.assemble(
                     (f"{line['outcome']:<8}", COLOURS.get(line["outcome"], "red")),
-                    escape_control(f" {trial.label}  {_result(line)}{' (will be tried again)' * again}"),
+                    escape_control(f" {trial.label}  {_result(line)}{' (will be retried)' * again}"),
                 )
                 self._last.append(text)
-                self._tell_findings(line)
+                self._show_errors(line)
                 if not self._live and not self._quiet:
                     done, total = self._done()
                     self._console.print(Text(f"[{done}/{total}] ").append(text), soft_wrap=True)
 
-    def _tell_findings(self, line: Mapping[str, Any]) -> None:
-        """What must be known while there is time to stop: errors of an examination."""
+    def _show_errors(self, line: Mapping[str, Any]) -> None:
+        """Show the errors of an examination while there is time to stop the run."""
         for finding in line["facts"].get("findings", []):
             if finding["severity"] == "error":
-                self._say(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
+                self._show(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
 
     def _finish(self, event: Reported) -> None:
         scaling = event.tables["scaling"]
@@ -166,7 +164,7 @@ class ConsoleSink:
         task = self._progress.tasks[0]
         return int(task.completed), int(task.total or 0)
 
-    def _say(self, text: str, *, live: bool = True) -> None:
+    def _show(self, text: str, *, live: bool = True) -> None:
         if not self._quiet and (live or not self._live):
             self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
 
@@ -179,7 +177,7 @@ class ConsoleSink:
 
 
 def plan_table(plan: Plan) -> Table:
-    """Cells by strategy and devices: how many run, how many are skipped."""
+    """Return the planned cells and trials by strategy, devices and placement."""
     title = f"Plan of {plan.experiment.name}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for title in ("strategy", "devices", "placement", "cells", "throughput", "convergence", "diagnostic trials"):
@@ -198,7 +196,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """What the table does not say: the machine, the order, what is skipped and why, the time."""
+    """Return the rest of the plan as text: the machine, the order, reasons of skipped cells, the shortest time."""
     machine = plan.machine
     kind = "GPUs" if machine.device == "cuda" else "CPU slots"
     lines = [
@@ -209,7 +207,7 @@ def plan_lines(plan: Plan) -> list[str]:
     ]
     added = {trial.cell for trial in plan.trials if trial.added and trial.kind != "diagnostic"}
     if added:
-        lines.append(f"{plural(len(added), 'cell')} added as the base that ratios need.")
+        lines.append(f"{plural(len(added), 'cell')} added as the base of ratios.")
     purposes = [trial.purpose for trial in plan.trials if trial.purpose]
     if purposes:
         what = "; ".join(f"{purposes.count(purpose)} {WHY[purpose]}" for purpose in dict.fromkeys(purposes))
@@ -228,7 +226,7 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def _convergence_line(plan: Plan) -> list[str]:
-    """Which cells are trained to the end, since that is a choice."""
+    """Return the cells of convergence trials, which the user chooses, as at most one line."""
     cells = dict.fromkeys(trial.cell for trial in plan.trials if trial.kind == "convergence")
     if not cells:
         return []
@@ -239,11 +237,11 @@ def _convergence_line(plan: Plan) -> list[str]:
 def _open_end(plan: Plan) -> str:
     if any(trial.kind == "convergence" for trial in plan.trials):
         return " plus the epochs of the convergence trials"
-    return "; longer where steps are slower than the windows"
+    return "; longer if a window's steps take longer than the window"
 
 
 def rich_table(content: TextTable, title: str) -> Table:
-    """A table of text for the terminal."""
+    """Return a text table as a table for the terminal."""
     table = Table(
         title=Text(escape_control(title)),
         title_justify="left",
@@ -273,14 +271,14 @@ def _result(line: Mapping[str, Any]) -> str:
         return f"examined in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
     if line["kind"] != "convergence":
         return f"{speed(throughput(line['windows']))} {line['unit']}/s"
-    return f"trained {line['steps_s']:.1f} s"
+    return f"trained in {line['steps_s']:.1f} s"
 
 
 SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
-    """What the doctor measured and found: what was seen, what it means, what to do."""
+    """Return the doctor's measurements and findings as text: observation, meaning, advice."""
     labels = {trial.id: trial.cell.label for trial in plan.trials}
     lines = [Text("")]
     for trial_id, told in figures.items():
@@ -296,5 +294,5 @@ def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]
 
 
 def doctor_labels(plan: Plan) -> list[str]:
-    """The examinations of a plan."""
+    """Return the trial ids of a plan's examinations."""
     return [trial.id for trial in plan.trials if trial.purpose == "doctor"]

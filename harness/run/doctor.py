@@ -1,4 +1,4 @@
-"""The doctor's command: examines an experiment's cells on real ranks, measures nothing, tells what it found."""
+"""The doctor's command: examines an experiment's cells on real ranks and reports findings; measures nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEALTHY, ILL = 0, 1
 
 
 def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
-    """Examines and tells; returns the exit code. Raises HarnessError where nothing was started."""
+    """Examine the cells and report findings; return the exit code. Raises HarnessError if nothing was started."""
     experiment = experiment.model_copy(update={"preflight": True, "checkpoint": None})
     home = request.file.resolve().parent
     with ExitStack() as stack:

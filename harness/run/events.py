@@ -1,4 +1,4 @@
-"""Progress as small frozen events through one callable. Sinks format them; nobody else prints."""
+"""Progress as small frozen events through one callable; only sinks format and print them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """So many trials are to be measured, so many are already done. Without a folder nothing is kept."""
+    """The numbers of trials to measure and of those already done. Without a folder nothing is recorded."""
 
     folder: Path | None
     trials: int
@@ -39,7 +39,7 @@ class GroupStarting:
 
 @dataclass(frozen=True)
 class GroupReady:
-    """They are up, after so many seconds."""
+    """The worker group is ready, ``start_s`` seconds after its launch."""
 
     group: WorkerGroup
     start_s: float
@@ -52,7 +52,7 @@ class TrialStarting:
 
 @dataclass(frozen=True)
 class TrialEnded:
-    """A trial came to an outcome; ``line`` is what was recorded of it."""
+    """A trial has an outcome; ``line`` is its recorded row, ``again`` whether it is retried."""
 
     trial: Trial
     line: Mapping[str, Any]
@@ -61,7 +61,7 @@ class TrialEnded:
 
 @dataclass(frozen=True)
 class Note:
-    """Something a person should know."""
+    """A message to the user."""
 
     text: str
 
@@ -78,7 +78,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class DoctorFinished:
-    """The doctor has looked at everything: findings, and figures by examination, in words."""
+    """Every examination is done: findings, and the figures of each examination as text."""
 
     findings: pd.DataFrame
     figures: Mapping[str, Mapping[str, str]]

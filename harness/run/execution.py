@@ -1,4 +1,4 @@
-"""Works through a plan: launches worker groups, records what becomes of their trials, retries what was lost."""
+"""Execution of a plan: launches worker groups, records their trials' results, retries lost trials."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from harness.run.skip_policy import SkipPolicy
 from harness.system.signals import deferred_interrupts
 
 PATIENCE_S = 1.0
-"""How long the run waits for the disk before it hears the next message; the ranks do not wait for either."""
+"""The longest wait for the disk before the next message is handled; the ranks wait for neither."""
 
 
 class Execution:
-    """One invocation of a run: the call of the command that is going on."""
+    """One invocation of a run."""
 
     def __init__(self, plan: Plan, folder: RunFolder, launcher: Launcher, emit: Emit) -> None:
         self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
@@ -41,24 +41,24 @@ class Execution:
 
     @property
     def trials(self) -> int:
-        """How many trials this invocation is to measure."""
+        """The number of trials that this invocation is to measure."""
         return sum(len(group.trials) for group in self._pending)
 
     @property
     def done(self) -> int:
-        """How many planned trials need not be measured again."""
+        """The number of planned trials that need not be measured again."""
         return len(self._plan.trials) - self.trials
 
     def run(self) -> None:
-        """Every pending worker group, in the order of the plan; a failed group goes on in fresh processes.
+        """Run every pending worker group, in the order of the plan; a failed group continues in fresh processes.
 
-        Whatever ends it, what was handed over is on disk then. Raises WriteError where that cannot be.
+        However it ends, every result is on disk then. Raises WriteError if a result cannot be written.
         """
         with self._recorder:
             try:
                 self._work()
             finally:
-                self._tell_all()
+                self._emit_all_ended()
 
     def _work(self) -> None:
         for skip in self._plan.skips:
@@ -87,14 +87,14 @@ class Execution:
 
     def _recorded_lines(self) -> Lines:
         """Return every recorded line, after waiting for those that are not on disk yet."""
-        self._tell_all()
+        self._emit_all_ended()
         return self._folder.lines()
 
     def _launch(self, group: WorkerGroup) -> None:
-        """One launch of a group, until it ends by itself or by its first failure."""
-        self._tell(PATIENCE_S)
+        """Launch a group once; return when it ends, by itself or by its first failure."""
+        self._emit_ended(PATIENCE_S)
         self._emit(GroupStarting(group))
-        started = heard = time.time()
+        started = last_message = time.time()
         trials = {trial.id: (position, trial) for position, trial in enumerate(group.trials)}
         ready: GroupStarted | None = None
         start_s = None
@@ -111,15 +111,15 @@ class Execution:
                     else:
                         position, trial = trials[message.trial_id]
                         self._record(trial, message, group, position)
-                    self._tell(PATIENCE_S)
-                    heard = time.time()  # what the run waits for the disk is no part of the group's end
+                    self._emit_ended(PATIENCE_S)
+                    last_message = time.time()  # waiting for the disk is no part of the group's teardown
         finally:  # after an interruption too: what it finished ran in this environment
             with deferred_interrupts():
-                self._remember_group(group, ready, started, start_s, heard)
-        self._tell_all()
+                self._remember_group(group, ready, started, start_s, last_message)
+        self._emit_all_ended()
 
     def _remember_group(
-        self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None, heard: float
+        self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None, last_message: float
     ) -> None:
         self._folder.add_environment(
             {
@@ -129,18 +129,18 @@ class Execution:
                 "started_at": started,
                 "start_s": start_s,
                 "whole_s": time.time() - started,
-                "parts": {**ready.parts, **self._teardown(heard)} if ready else {},
+                "parts": {**ready.parts, **self._teardown(last_message)} if ready else {},
                 "nodes": list(ready.environments) if ready else [],
                 "ranks": list(ready.ranks) if ready else [],
             }
         )
 
-    def _teardown(self, heard: float) -> dict[str, float]:
-        """The time since the group was last heard; a trial that was cut short has a part in it that is unknown."""
-        return {} if self.running else {"teardown": time.time() - heard}
+    def _teardown(self, last_message: float) -> dict[str, float]:
+        """Return the time since the group's last message; nothing if a trial was cut short, whose part is unknown."""
+        return {} if self.running else {"teardown": time.time() - last_message}
 
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
-        """Hands the trial's row over. A lost trial is not settled while it has attempts left."""
+        """Record a trial's result."""
         circumstances: Circumstances = {
             "attempt": self._attempts.next_number(trial.id),
             "invocation": self.invocation,
@@ -153,18 +153,18 @@ class Execution:
             self.running = None if self.running == trial.id else self.running
         self._policy.learn(trial, result)
 
-    def _tell(self, wait_s: float | None) -> None:
-        """Of the trials that came on disk since, that they are over; waits so long until all are there."""
-        with deferred_interrupts():  # an interruption inside would leave some untold
+    def _emit_ended(self, wait_s: float | None) -> None:
+        """Emit TrialEnded for each trial newly on disk; waits up to ``wait_s`` until all are, None: without a limit."""
+        with deferred_interrupts():  # an interruption inside would leave some without their event
             for record, line in self._recorder.written(wait_s):
                 if record.circumstances["group_id"]:
                     self._emit(TrialEnded(record.trial, line, again=not self._attempts.is_settled(record.trial.id)))
 
-    def _tell_all(self) -> None:
-        """The same of all that were handed over; raises WriteError where one cannot be written."""
+    def _emit_all_ended(self) -> None:
+        """Emit TrialEnded for every recorded trial; raises WriteError if one cannot be written."""
         with deferred_interrupts():
-            self._tell(None)
-            self._tell(0.0)
+            self._emit_ended(None)
+            self._emit_ended(0.0)
 
 
 def _without_result(trial: Trial) -> TrialResult:

@@ -13,7 +13,7 @@ from harness.plan.planner import Plan
 
 
 def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
-    """The cluster at the address, or a Ray of our own; none where no worker group of the plan is for it."""
+    """Return the connected cluster, or start an embedded one; None if no worker group of the plan needs Ray."""
     if ray_cluster or all(group.launcher != "ray" for group in plan.groups):
         return nullcontext(ray_cluster)
     return cluster.start_embedded(plan.inventory)
@@ -27,7 +27,7 @@ def inline_launcher(plan: Plan) -> Launcher:
 
 
 def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:
-    """Starts each worker group as its cells say. Idle, Ray takes no part in what torchrun starts."""
+    """Return the launcher of the plan's worker groups. Idle, Ray takes no part in groups that torchrun starts."""
     own = str(home) if plan.experiment.own_code else None
     torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own)
     if ray_cluster is None:

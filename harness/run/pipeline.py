@@ -21,19 +21,19 @@ from harness.run.execution import Execution
 from harness.run.launchers import inline_launcher, launcher_for, start_ray
 from harness.run.prepare import check_imports, check_paths, prepare
 from harness.run.provenance import differences, invocation_facts
-from harness.run.request import Request
+from harness.run.request import Request, resume_command
 from harness.system.scratch import sweep
 from harness.system.signals import INTERRUPTED, deferred_interrupts
 
 OK, FAILED = 0, 1
 SHOWN = ("trials", "scaling", "noise", "versus", "parity")
-"""The tables of which a run tells at its end."""
+"""The tables that a run shows at its end."""
 
 
 def run(request: Request, experiment: Experiment, emit: Emit) -> int:
-    """Plans, measures and reports; returns the exit code. Raises HarnessError where nothing was started.
+    """Plan, measure and report; return the exit code. Raises HarnessError if nothing was started.
 
-    Raises WriteError where what happens can be recorded no longer; what was recorded before is whole.
+    Raises WriteError if results can no longer be recorded; every record before is complete.
     """
     began = time.time()
     home = request.file.resolve().parent
@@ -42,7 +42,7 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         plan, ray_cluster = prepared.plan, prepared.ray_cluster
         emit(Planned(plan))
         if not plan.trials:
-            return FAILED  # the plan has told why; nothing is started
+            return FAILED  # the plan shows the reasons; nothing is started
         check_paths(plan, ray_cluster)
         if plan.experiment.preflight and request.preflight:
             check_imports(plan, ray_cluster)
@@ -56,12 +56,12 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
                 known = None if request.no_user_code else home  # git runs what a repository's own settings name
                 _measure(plan, folder, launcher, known, began, emit)
         except (KeyboardInterrupt, WriteError, ClusterLostError) as end:
-            return _ended_early(end, folder, began, emit)
+            return _ended_early(end, folder, request, began, emit)
         return _report(folder, began, emit, _exit_code(folder, plan))
 
 
 def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | None, began: float, emit: Emit) -> None:
-    """Every pending trial of the plan."""
+    """Measure every pending trial of the plan; record the invocation's start and end."""
     facts = invocation_facts(plan, home)
     earlier = folder.environment().get("invocations", [])
     differs = differences(earlier[-1], facts) if earlier else []
@@ -84,55 +84,53 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | Non
             folder.set_invocation(execution.invocation, end)
 
 
-def _ended_early(end: BaseException, folder: RunFolder, began: float, emit: Emit) -> int:
-    """After an interruption, the exit code; first the commands, since the time for a report is not ours to give."""
+def _ended_early(end: BaseException, folder: RunFolder, request: Request, began: float, emit: Emit) -> int:
+    """Report an early end and return its exit code; the commands come first, since the report may be cut short too."""
+    resume = "" if request.inline else f"Resume with: {resume_command(request, folder.path)}\n"
+    commands = f"{resume}{_how_to_report(folder)}"
     if isinstance(end, WriteError):
-        emit(Note(f"{_how_to_go_on(folder)}\n{_how_to_report(folder)}"))
+        emit(Note(commands))
         raise end
     if isinstance(end, ClusterLostError):
-        emit(Note(f"{end}. What was finished is kept; {_how_to_go_on(folder)}\n{_how_to_report(folder)}"))
+        emit(Note(f"{end}. Every finished trial is recorded. {commands}"))
         return _report(folder, began, emit, FAILED)
-    emit(Note(f"interrupted: what was finished is kept; {_how_to_go_on(folder)}\n{_how_to_report(folder)}"))
+    emit(Note(f"Interrupted. Every finished trial is recorded. {commands}"))
     return _report(folder, began, emit, INTERRUPTED)
 
 
 def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
-    """Writes the report; returns the exit code, which is another one where that is interrupted."""
+    """Write the report; return the exit code, or INTERRUPTED if the report is."""
     if not folder.lines():
-        emit(Note(f"nothing was finished; {folder.path} holds the plan"))
+        emit(Note(f"No trial was finished; {folder.path} holds the plan"))
         return code
     try:
         results = write_report(folder.path)
         tables = {name: getattr(results, name) for name in SHOWN}
     except KeyboardInterrupt:
-        emit(Note(f"interrupted in the report; every result is kept. {_how_to_report(folder)}"))
+        emit(Note(f"Interrupted before the report was complete; every result is recorded. {_how_to_report(folder)}"))
         return INTERRUPTED
     emit(Reported(folder.path, folder.report, tables, time.time() - began))
     return code
 
 
-def _how_to_go_on(folder: RunFolder) -> str:
-    return f"go on with --resume {folder.path}"
-
-
 def _how_to_report(folder: RunFolder) -> str:
-    return f"The report of what there is: python -m harness.report {folder.path}"
+    return f"Report of the recorded trials: python -m harness.report {folder.path}"
 
 
 def _exit_code(folder: RunFolder, plan: Plan) -> int:
-    """0 where something was measured and all that was planned is ok or was skipped; else 1."""
+    """Return 0 if some trial was measured and every planned one is ok or skipped; else 1."""
     lines = {line["trial_id"]: line for line in folder.lines()}
     if any(line["skip_code"] in ("doctor", "doctor_memory") for line in lines.values()):
         return FAILED
     last = {trial_id: line["outcome"] for trial_id, line in lines.items()}
-    # a check that cannot be made is a finding, no failure of what was asked for
+    # a check that cannot be made is a finding, no failure of the measurement
     outcomes = [last.get(trial.id, "lost") for trial in plan.trials if trial.purpose not in ("equivalence", "doctor")]
     measured = "ok" in outcomes
     return OK if measured and all(outcome in ("ok", "skipped") for outcome in outcomes) else FAILED
 
 
 def _kept(folder: RunFolder | None, request: Request, plan: Plan, stack: ExitStack) -> RunFolder:
-    """The folder that keeps this run: a new one, which is locked, or the resumed one with what the plan adds."""
+    """Return this run's folder, locked: a new one, or the resumed one extended by the plan."""
     if folder is None:
         source = request.file.read_text(encoding="utf-8")
         folder = RunFolder.create(request.output, plan.experiment, plan, source)
@@ -143,7 +141,7 @@ def _kept(folder: RunFolder | None, request: Request, plan: Plan, stack: ExitSta
 
 
 def _keeping_checkpoints(plan: Plan, folder: RunFolder, ray_cluster: Cluster | None) -> Plan:
-    """The plan whose trials know this run's checkpoint folder, made and seen on every node; raises RunFolderError."""
+    """Return the plan with this run's checkpoint folder, which every node must see; raises RunFolderError."""
     settings = plan.experiment.checkpoint
     if settings is None:
         return plan

@@ -1,4 +1,4 @@
-"""What a run and the doctor share: the checked plan of an experiment, its cluster, its launchers."""
+"""The checked plan of an experiment and its cluster, shared by runs, plans and the doctor."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepa
 
 
 def connect(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:
-    """The cluster at the address, where one is given; an assumed one needs none."""
+    """Return the cluster at the request's address; None without an address, or if a cluster is assumed."""
     if request.address is None or request.assumed:
         return None
     return stack.enter_context(cluster.connect(request.address, home if experiment.own_code else None))
 
 
 def make_checked_plan(request: Request, experiment: Experiment, ray_cluster: Cluster | None) -> Plan:
-    """The part of the plan that is asked for, what it names looked at; raises HarnessError."""
+    """Return the requested part of the plan; checks workloads, optimizers and the target. Raises HarnessError."""
     inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
     plan = make_plan(experiment, inventory, own_traits(experiment))
     plan = filter_plan(plan, request.only) if request.only else plan
@@ -77,7 +77,7 @@ def make_checked_plan(request: Request, experiment: Experiment, ray_cluster: Clu
 
 
 def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
-    """Data is where the experiment says, on every node, or is fetched to this one; raises WorkloadError."""
+    """Raise WorkloadError if a node lacks the experiment's data; downloads them to this one if the file says so."""
     paths = data_paths(plan.experiment, [trial.cell for trial in plan.trials])
     here = [path for path in paths if not os.path.exists(path)]
     missing = ray_cluster.missing_paths(paths, _used(plan)) if ray_cluster else {"this machine": here} if here else {}
@@ -88,7 +88,7 @@ def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
 
 
 def failing_imports(plan: Plan, ray_cluster: Cluster | None) -> dict[str, dict[str, str]]:
-    """By host, the modules of the harness and of the workload that cannot be imported there, and why."""
+    """Return, by host, each module that cannot be imported there, with the error."""
     if ray_cluster is None:
         return {}
     modules = {workloads.module_of(trial.cell.workload) for trial in plan.trials}
@@ -97,19 +97,19 @@ def failing_imports(plan: Plan, ray_cluster: Cluster | None) -> dict[str, dict[s
 
 
 def _used(plan: Plan) -> list[bool]:
-    """Of each node whether a worker group may go there: none goes to a node without the devices that are asked for."""
+    """Return for each node whether worker groups may use it: whether it has some of the requested devices."""
     return [devices > 0 for devices in plan.machine.devices_per_node]
 
 
 def check_imports(plan: Plan, ray_cluster: Cluster | None) -> None:
-    """What the ranks need can be imported on every node; raises WorkloadError."""
+    """Raise WorkloadError if a module that the ranks need cannot be imported on some node."""
     for finding in versions.cannot_import(failing_imports(plan, ray_cluster)):
         raise WorkloadError(f"{finding.seen}; {finding.means}: {finding.advice}")
 
 
 @contextmanager
 def import_path(folder: Path) -> Iterator[None]:
-    """The experiment file's folder is where a user's own workload is found."""
+    """Put the experiment file's folder, which may hold the user's own code, first on the import path."""
     sys.path.insert(0, str(folder))
     try:
         yield

@@ -1,4 +1,4 @@
-"""One call of the command, as it is kept: its code, versions and hardware; and what differs from an earlier one's."""
+"""Provenance of one invocation: code, versions and hardware, and their differences to an earlier invocation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.system.files import PACKAGE_FOLDER, python_files
 
 GIB = 2**30
 MOST_FILES = 2000
-"""Of a workload's own folder, which may be anything: looking at it is to take no time."""
+"""The most files that are hashed of a workload's own folder, which may hold anything."""
 COMPARED = {
     "git_commit": "git commit",
     "harness": "harness",
@@ -29,11 +29,14 @@ COMPARED = {
     "device": "device",
     "threads_per_device": "threads per device",
 }
-"""What is compared between invocations, and what it is called."""
+"""The facts that are compared between invocations, with the names that messages use."""
 
 
 def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
-    """What the numbers of this call depend on. ``home``: the experiment file's folder, if it may be looked at."""
+    """Return code, versions and hardware of this invocation.
+
+    ``home``: the experiment file's folder; None if it must not be read.
+    """
     timed = plan.experiment.throughput
     return {
         "blocks": timed.most_blocks if timed else None,
@@ -50,7 +53,7 @@ def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """What differs between two invocations, such as 'torch 2.14.0 -> 2.15.0'; what one lacks is equal."""
+    """Return the differences between two invocations, such as 'torch 2.14.0 -> 2.15.0'; absent facts are equal."""
     found: list[str] = []
     for key, name in COMPARED.items():
         if key not in before or key not in now or before[key] == now[key]:
@@ -86,7 +89,7 @@ def _own_code(home: Path) -> str:
 
 
 def _digest(files: Iterable[Path]) -> str:
-    """Eight characters that change where the text of a file does."""
+    """Return eight characters that change if the content of a file does."""
     content = hashlib.sha256()
     for file in files:
         content.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")

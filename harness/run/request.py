@@ -5,6 +5,8 @@ What is wrong with a file by itself is reported before these are imported, which
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +60,23 @@ def check_inline(request: Request) -> None:
         )
     if request.resume is not None:
         raise ExperimentError("--inline", ["its trials are for a debugger and complete no run; leave out --resume"])
+
+
+def resume_command(request: Request, folder: Path) -> str:
+    """Return the shell command that resumes the request's run in its folder."""
+    axes = [f"{axis}={_as_yaml(value)}" for axis, values in request.only.items() for value in as_axis(values)]
+    options = {
+        "--address": request.address,
+        "--only": ",".join(axes) or None,
+        "--resume": str(folder),
+    }
+    flags = ["--no-user-code"] * request.no_user_code + ["--no-preflight"] * (not request.preflight)
+    given = [part for name, value in options.items() if value is not None for part in (name, value)]
+    return shlex.join(["python", "-m", "harness.run", str(request.file), *flags, *given])
+
+
+def _as_yaml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def check_no_user_code(experiment: Experiment, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is left to do of a plan, given what was recorded."""
+"""Resuming a run: the rest of its plan, given the recorded trials, and its experiment."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ def _family_id(cell: Cell) -> str | None:
 
 
 LIMITS = {"limits"}
-"""What may differ on resume: how long a run may take is no part of what it measures."""
+"""The sections that may differ on resume: limits are no part of what is measured."""
 
 
 def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) -> tuple[RunFolder, Experiment]:
-    """The folder, and the experiment as it goes on there; raises RunFolderError where another one made the folder.
+    """Return the folder and the experiment to resume in it; raises RunFolderError if another experiment made it.
 
-    Blocks that were added in an earlier invocation stay; ``add_blocks`` come on top of them.
+    Blocks that an earlier invocation added stay; ``add_blocks`` are added to them.
     """
     if sanitize.MARK in str(experiment.model_dump()):
         problem = f"holds {sanitize.MARK}, which stands for a secret: resume with the file that made the run, no copy"
@@ -168,7 +168,7 @@ def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) 
 
 
 def more_blocks(experiment: Experiment, added: int) -> Experiment:
-    """The experiment with so many blocks more; raises ExperimentError where their number is not a plain one."""
+    """Return the experiment with ``added`` more blocks; raises ExperimentError if a rule decides their number."""
     settings = experiment.throughput
     if settings is None:
         problem = "the experiment measures no throughput, so it has no blocks; convergence repeats by its seeds"
@@ -187,7 +187,7 @@ def more_blocks(experiment: Experiment, added: int) -> Experiment:
 
 
 def _with_blocks_of(kept: Experiment, experiment: Experiment, folder: RunFolder) -> Experiment:
-    """The experiment with the blocks that the folder's has, where the file gives as many as it did at first."""
+    """Return the experiment with the folder's blocks, if the file still gives the number that it gave at first."""
     if _different(kept, experiment) != ["throughput"] or kept.throughput is None:
         return experiment
     if not isinstance(kept.throughput.blocks, int) or folder.given().throughput != experiment.throughput:

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything starts: workloads, optimizers, data paths."""
+"""Static validation before anything starts: workloads, optimizers, the target, data paths."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def own_traits(experiment: Experiment) -> dict[str, StrategyTraits]:
 
 
 def check_workloads(plan: Plan) -> None:
-    """Builds the workload of every distinct set of parameters, without its data; raises WorkloadError."""
+    """Raise WorkloadError if the workload of some set of parameters cannot be built; data are not read."""
     seen = set()
     for trial in plan.trials:
         cell = trial.cell
@@ -41,7 +41,7 @@ def check_workloads(plan: Plan) -> None:
 
 
 def check_optimizers(plan: Plan) -> None:
-    """Takes a step with every distinct optimizer and schedule, on one weight; raises WorkloadError."""
+    """Raise WorkloadError if some optimizer or schedule fails in a step on one weight."""
     seen = set()
     for trial in plan.trials:
         key = (repr(sorted(trial.cell.optimizer.items())), repr(sorted(trial.cell.schedule.items())))
@@ -67,7 +67,7 @@ def _try(cell: Cell) -> None:
 
 
 def check_target(experiment: Experiment) -> None:
-    """The target names a column that the epochs will have; raises WorkloadError."""
+    """Raise WorkloadError if the target's metric is no column that the epochs will have."""
     settings = experiment.convergence
     if settings is None or settings.target is None:
         return
@@ -83,14 +83,14 @@ def check_target(experiment: Experiment) -> None:
 
 
 def download_data(plan: Plan) -> None:
-    """Fetches what the file says is to be downloaded, once, on this machine; raises WorkloadError."""
+    """Download the data of workloads with ``download: true``, each once, to this machine; raises WorkloadError."""
     cells = {trial.cell.data: trial.cell for trial in plan.trials if trial.cell.workload_options.get("download")}
     for cell in cells.values():
         workloads.build(cell).datasets()
 
 
 def data_paths(experiment: Experiment, cells: Iterable[Cell]) -> list[str]:
-    """Every path that the cells read their data from; what is to be downloaded need not be there."""
+    """Return every path that the cells read data from, except those of data that are downloaded."""
     paths: dict[str, None] = {}
     for cell in cells:
         if cell.data and "/" in cell.data:
@@ -102,7 +102,7 @@ def data_paths(experiment: Experiment, cells: Iterable[Cell]) -> list[str]:
 
 
 def missing_data(missing: Mapping[str, Sequence[str]]) -> WorkloadError:
-    """The error for paths that nodes lack: what, where, what to do."""
+    """Return the error for missing paths; ``missing`` maps each node to its own."""
     where = "; ".join(f"{', '.join(paths)} on {node}" for node, paths in missing.items())
     cifar10 = any(path.endswith(CIFAR10_FOLDER) for paths in missing.values() for path in paths)
     hint = f". {CIFAR10_HINT}" if cifar10 else ""

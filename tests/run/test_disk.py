@@ -135,7 +135,7 @@ def test_a_disk_that_refuses_is_one_error_and_loses_nothing(
     folder = folder_of(place)
     assert said.count("error: ") == 1 and f"cannot be written: {cause}" in said
     assert "Traceback" not in said
-    assert f"go on with --resume {folder}" in said and f"python -m harness.report {folder}" in said
+    assert f"--resume {folder}\n" in said and f"python -m harness.report {folder}" in said
     results = harness.load(folder)
     done = [line["trial_id"] for line in results.lines if line["outcome"] == "ok"]
     assert len(done) == AT and len(results.missing) == TRIALS - AT
@@ -202,7 +202,7 @@ def test_a_cluster_that_is_lost_leaves_a_report_and_a_run_that_can_go_on(tmp_pat
     code, said = call(tmp_path, lost)
     folder = folder_of(tmp_path)
     assert code == 1 and "Traceback" not in said
-    assert "the mailbox is gone. What was finished is kept" in said and f"go on with --resume {folder}" in said
+    assert "the mailbox is gone. Every finished trial is recorded" in said and f"--resume {folder}\n" in said
     results = harness.load(folder)
     assert results.folder.report.exists() and len(results.missing) == TRIALS - AT
     assert call(tmp_path, plain, resume=folder)[0] == 0

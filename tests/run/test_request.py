@@ -1,0 +1,41 @@
+"""The request of a command line as the command that resumes its run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from harness.cli.commands import parse_only
+from harness.plan.inventory import Inventory
+from harness.run.request import Request, resume_command
+
+
+def test_a_run_resumes_with_its_file_and_folder() -> None:
+    command = resume_command(Request(Path("a b.yaml")), Path("results/x/1"))
+    assert command == "python -m harness.run 'a b.yaml' --resume results/x/1"
+
+
+def test_what_chose_the_machine_the_cells_and_the_trust_is_given_again() -> None:
+    text = "strategy=ddp,devices=2,devices=4,compile=true,device_ids=[0, 1]"
+    request = Request(Path("e.yaml"), address="h:6379", only=parse_only(text), no_user_code=True, preflight=False)
+    parts = shlex.split(resume_command(request, Path("r")))
+    assert parts[3:] == [
+        "e.yaml",
+        "--no-user-code",
+        "--no-preflight",
+        "--address",
+        "h:6379",
+        "--only",
+        "strategy=ddp,devices=2,devices=4,compile=true,device_ids=[0, 1]",
+        "--resume",
+        "r",
+    ]
+    assert parse_only(parts[parts.index("--only") + 1]) == request.only
+
+
+@pytest.mark.parametrize(("more", "plans_only"), [({}, False), ({"dry_run": True}, True), ({"assumed": 1}, True)])
+def test_a_dry_run_and_an_assumed_cluster_only_plan(more: dict[str, int], plans_only: bool) -> None:
+    given = {"assumed": Inventory.assume(1, 8)} if "assumed" in more else more
+    assert Request(Path("e.yaml"), **given).plans_only == plans_only
