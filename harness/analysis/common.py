@@ -14,7 +14,7 @@ from harness.record.frames import records
 
 Lines = Sequence[Mapping[str, Any]]
 Row = Mapping[str, Any]
-"""A row of a frame: of which types its values are, the schema says."""
+"""A row of a frame; the schema defines the types of its values."""
 Rows = Sequence[Row]
 Values = dict[str, str | float | bool | None]
 """Part of a row of a derived table."""
@@ -29,11 +29,10 @@ class Rule(TypedDict):
 
 
 def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
-    """The timed trials of a purpose that ended well; the last where one was measured twice in an invocation.
+    """Return the successful timed trials of a purpose; the last if a cell has several in a block and invocation.
 
-    Trials of ``--inline`` are not among them: a debugger may have stopped them.
-
-    Without a purpose those that may enter a headline: neither twins nor what only explains others.
+    Trials of ``--inline`` are excluded: a debugger may have stopped them. Without a purpose, the trials that may
+    enter a headline: neither twins nor trials that only explain others.
     """
     timed = trials["kind"] == "throughput" if not purpose else trials["purpose"] == purpose
     ok = trials[timed & (trials["outcome"] == "ok") & ~trials["inline"].fillna(False).astype(bool)]

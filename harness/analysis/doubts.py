@@ -1,4 +1,4 @@
-"""What speaks against a number, by name: each doubt with its threshold, its meaning and the function that judges."""
+"""Doubts about a number: the name of each, its threshold, its meaning and the function that tests for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOW_RANK = 1.20
 FOREIGN_CORES = 0.25
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Those that name what a worker group was given, and so differ between groups rightly."""
+"""Variables that depend on the placement of a worker group: a difference between groups is no doubt."""
 
 RANK_COLUMNS = (
     "trial_id",
@@ -42,10 +42,10 @@ Key = tuple[Hashable, ...]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the doubts of one trial are judged by; None if a value is not known.
+    """The facts on which the doubts of one trial depend; None if a value is unknown.
 
-    ``spread``: interquartile range of its timed steps over their median. ``slow_rank``: the rank that is slower than
-    SLOW_RANK allows. ``nodes``: its worker group's nodes and their settings, as text to compare.
+    ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the rank that exceeds
+    SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison.
     """
 
     steady: bool | None
@@ -56,12 +56,12 @@ class Evidence:
     inline: bool = False
 
     def values(self, name: str) -> set[Any]:
-        """Return the known values of a column of its ranks."""
+        """Return the known values of a column over the trial's ranks."""
         return {rank[name] for rank in self.ranks if not pd.isna(rank[name])}
 
 
 class Doubt(NamedTuple):
-    """``own`` judges a trial by itself, ``beside`` a trial against its base in the same block and invocation."""
+    """``own`` tests a trial alone, ``beside`` a trial against its base in the same block and invocation."""
 
     meaning: str
     own: Callable[[Evidence], bool] = lambda trial: False
@@ -112,7 +112,7 @@ def _other_devices(trial: Evidence, base: Evidence) -> bool:
 
 
 def _other_hosts(trial: Evidence, base: Evidence) -> bool:
-    """A cell on several nodes may use more hosts than its base, whose own must be among them."""
+    """Return whether a host of the base is missing; a cell on several nodes may use more hosts than its base."""
     return _both_known(trial, base) and not base.values("host") <= trial.values("host")
 
 
@@ -164,7 +164,7 @@ DOUBTS: Mapping[str, Doubt] = {
         beside=_other_environment,
     ),
 }
-"""In the order in which a trial's doubts are named; 'slow rank' is followed by the rank's number."""
+"""Doubts in the order in which a trial lists them; 'slow rank' is followed by the rank's number."""
 
 
 def doubts(
@@ -174,7 +174,7 @@ def doubts(
     ranks: pd.DataFrame,
     environment: RunEnvironment,
 ) -> pd.Series[str]:
-    """Return for each row of ``trials`` its doubts, joined by '; '; empty if there are none."""
+    """Return the doubts of each row of ``trials``, joined by '; '; empty if there are none."""
     evidence = _evidence(trials, times, windows, ranks, environment)
     ok = records(trials[trials["outcome"] == "ok"])
     measured_in = {(row["cell_id"], row["block"], row["invocation"]): row for row in ok if not row["purpose"]}
@@ -227,16 +227,16 @@ def _key(row: Row) -> Key:
 
 
 def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
-    """The rank whose own step, without gradient exchange, is longest by more than SLOW_RANK, where there is one."""
+    """Return the slowest rank of each trial, if its step without gradient exchange exceeds SLOW_RANK medians."""
     alone = windows[windows["window_kind"] == "alone"]
     sums = alone.groupby(["trial_id", "attempt", "rank"])[["duration_s", "steps"]].sum()
     by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(["trial_id", "attempt"])
-    slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # never so with one rank
+    slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # a single rank is its own median
     return {(trial_id, attempt): int(rank) for trial_id, attempt, rank in by_trial.idxmax()[slow]}
 
 
 def foreign_cores(node: Rows) -> float | None:
-    """Cores that other processes kept busy on one node: its processor time less its ranks', over the time."""
+    """Return the cores that other processes kept busy on a node: (node CPU time - ranks' CPU time) / seconds."""
     watched = ("watched_s", "node_cpu_s", "own_cpu_s")
     known = [rank for rank in node if not any(pd.isna(rank[name]) for name in watched)]
     seconds = max((float(rank["watched_s"]) for rank in known), default=0.0)
@@ -247,7 +247,7 @@ def foreign_cores(node: Rows) -> float | None:
 
 
 def _environments(environment: RunEnvironment) -> dict[tuple[str, int], str]:
-    """What each worker group's nodes were like and how they were set, as text to compare."""
+    """Return the hardware and settings of each worker group's nodes, as text for comparison."""
     return {
         (group["group_id"], group["invocation"]): json.dumps(sorted({_signature(node) for node in group["nodes"]}))
         for group in environment.get("groups", [])
@@ -263,14 +263,14 @@ def _signature(node: NodeEnvironment) -> str:
 
 
 def tally(doubts: Sequence[str | None]) -> str | None:
-    """'wide spread (2 of 3)': each doubt of a cell's trials, with how many of them have it; None without one."""
+    """Return each doubt of a cell's trials with its number of trials: 'wide spread (2 of 3)'; None without doubts."""
     names = [name for text in doubts if not pd.isna(text) for name in str(text).split("; ") if name]
     counts = {name: names.count(name) for name in dict.fromkeys(names)}
     return "; ".join(f"{name} ({count} of {len(doubts)})" for name, count in counts.items()) or None
 
 
 def _spread(times: StepTimes) -> dict[Key, float]:
-    """The interquartile range of each trial's timed steps over their median."""
+    """Return the interquartile range of each trial's timed steps over their median."""
     by_trial = times.by_trial
     spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["median_s"]
     return dict(zip(times.trials.tolist(), spread.astype(float).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Examinations -> what the doctor found, one row a finding."""
+"""Doctor trials -> their findings, one row each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ FAILED = {
 
 
 def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
-    """The findings of each cell's newest examination. That it failed is one, unless it had found an error before."""
+    """Return the findings of the latest attempt of each doctor trial.
+
+    A trial that failed has the finding FAILED, unless it reported an error before.
+    """
     last = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor"}
     named = trials.drop_duplicates("trial_id", keep="last").set_index("trial_id")
     rows = []
@@ -35,7 +38,7 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def figures(lines: Lines) -> dict[str, Mapping[str, str]]:
-    """What the newest examinations measured on the way, in words, by trial."""
+    """Return the values that the latest attempt of each doctor trial measured, as text, by trial."""
     return {
         line["trial_id"]: line["facts"]["figures"]
         for line in lines
@@ -44,7 +47,7 @@ def figures(lines: Lines) -> dict[str, Mapping[str, str]]:
 
 
 def static_findings(plan: Mapping[str, Any], environment: RunEnvironment) -> pd.DataFrame:
-    """Rows of schema.FINDINGS: batches that do not divide, and, of no cell in particular, what the nodes are.
+    """Return rows of schema.FINDINGS: of cells, batches that do not divide; without a cell, findings about the nodes.
 
     ``plan`` and ``environment`` are the contents of plan.json and environment.json.
     """
@@ -54,7 +57,7 @@ def static_findings(plan: Mapping[str, Any], environment: RunEnvironment) -> pd.
         for row in uneven.values()
         for finding in batches.uneven_batch(row["strategy"], row["devices"], row["global_batch_size"])
     ]
-    of_nodes = [  # nodes that worked together, of which each finding counts once
+    of_nodes = [  # of the nodes of a worker group; each finding counts once
         finding
         for group in environment.get("groups", ())
         for finding in [*versions.judge(group["nodes"]), *links.judge(group["nodes"])]

@@ -1,4 +1,4 @@
-"""Trials -> two cells that differ in one thing, paired by block: base and twin, Ray and torchrun, two strategies."""
+"""Trials -> ratios of two cells that differ in one factor, paired by block: A/A test, launcher, strategy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from harness.record.schema import AXES, NOISE, PARITY, VERSUS
 
 RATIO = ("ratio", "low", "high", "excludes_one")
 Excluded = Mapping[str, str] | None
-"""Why cells have no ratio, by the id of the check that shows it."""
+"""Reasons that cells have no ratio, by the id of their equivalence check."""
 
 
 def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
-    """Each base against its twin, which is the same cell in a worker group of its own: the noise floor."""
+    """Return the A/A test: each base against its twin, the same cell in another worker group; the noise floor."""
     twins, counted = by_cell(measured(trials, "twin")), measured(trials)
     bases = by_cell(counted[counted["cell_id"].isin(twins)])
     rows = []
@@ -32,7 +32,7 @@ def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
 
 
 def parity(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = None) -> pd.DataFrame:
-    """Each cell under Ray against the same cell under torchrun, the control, paired by block."""
+    """Return the ratio of each cell under Ray to the same cell under torchrun, the control, paired by block."""
     counted = measured(trials)
     cells = by_cell(counted) if counted["launcher"].eq("torchrun").any() else {}
     controls = {group[0]["launchers_id"]: group for group in cells.values() if group[0]["launcher"] == "torchrun"}
@@ -47,7 +47,7 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = 
 
 
 def versus(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = None) -> pd.DataFrame:
-    """Each strategy on several devices against the one before it (dp, ddp, fsdp), all else equal, paired by block."""
+    """Return the ratio of each strategy on several devices to the one before it (dp, ddp, fsdp), paired by block."""
     alike: dict[str, list[Rows]] = {}
     for group in by_cell(measured(trials)).values():
         if strategies_id := group[0]["strategies_id"]:
@@ -65,19 +65,19 @@ def versus(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = 
 
 
 def _both(first: Rows, first_name: str, second: Rows, second_name: str) -> str | None:
-    """The doubts of two that are the same cell, each with its name."""
+    """Return the doubts of two groups of trials of the same cell, each doubt with the name of its group."""
     named = ((first_name, first), (second_name, second))
     told = [f"{name}: {doubt}" for name, rows in named if (doubt := tally([row["doubts"] for row in rows]))]
     return "; ".join(told) or None
 
 
 def excludes_one(ratio: Estimate) -> bool | None:
-    """Whether the interval leaves out 1; None without an interval."""
+    """Return whether the interval excludes 1; None without an interval."""
     return None if ratio.low is None or ratio.high is None else not ratio.low <= 1 <= ratio.high
 
 
 def _ratio(group: Rows, other: Rows, rule: Rule | None, excluded: Excluded = None) -> Values | None:
-    """Both throughputs and their ratio, or why it has none; None where no block holds both."""
+    """Return both throughputs and their ratio, or the reason for its absence; None if no block holds both cells."""
     speeds, others, pilot = paired(group, other, rule)
     if not speeds:
         return None
@@ -98,7 +98,7 @@ def _named(group: Rows) -> Values:
 
 
 def _neighbours(groups: list[Rows]) -> Iterator[tuple[Rows, Rows]]:
-    """Every cell of a strategy with every cell of the next; a strategy has several where its own options differ."""
+    """Yield each cell of a strategy with each cell of the next; a strategy has one cell per set of its own options."""
     by_strategy = [
         [group for group in groups if group[0]["strategy"] == name]
         for name in sorted({group[0]["strategy"] for group in groups}, key=strategy_order)

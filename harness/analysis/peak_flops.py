@@ -1,4 +1,4 @@
-"""What a GPU could do at most: published dense peaks, the denominator of MFU. Unknown is absent, never guessed."""
+"""Published dense peak FLOP/s of GPUs, the denominator of MFU. An unknown peak is absent, never estimated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GB200 = f"NVIDIA GB200, one of its two GPUs, {_ML_ENGINEERING}"
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense FLOP/s of one GPU at its published boost clock and full power limit, and where the figure stands."""
+    """Dense FLOP/s of one GPU at its published boost clock and full power limit, and the source of the figure."""
 
     flops_per_s: float
     source: str
@@ -48,28 +48,28 @@ _TABLE: dict[str, tuple[str, dict[str, float]]] = {
     "NVIDIA A100-PCIE-40GB": (_A100, _A100_FIGURES),
     "NVIDIA A100 80GB PCIe": (_A100, _A100_FIGURES),
     "NVIDIA L4": (_ADA, {"fp32": 30.3e12, "tf32": 60e12, "bf16": 121e12}),
-    # bf16: only read as 82.6, the rate without tensor cores, against which MFU could pass 100 %
+    # bf16: the only figure in the source is 82.6, the rate without tensor cores, and MFU could exceed 100 % of it
     "NVIDIA GeForce RTX 4090": (_ADA, {"fp32": 82.6e12, "tf32": 82.6e12}),
     "NVIDIA H100 80GB HBM3": (_H100, {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12}),
     "NVIDIA H100 PCIe": (_H100_PCIE, {"fp32": 51.2e12, "tf32": 378e12, "bf16": 756e12}),
-    # fp32, tf32: only read for the pair of two cards
+    # fp32, tf32: the source has figures only for the pair of two cards
     "NVIDIA H100 NVL": (_H100_NVL, {"bf16": 835e12}),
     "NVIDIA H200": (_H200, {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12}),
     # fp32: sources disagree, 80 TFLOP/s and 75
     "NVIDIA B200": (_B200, {"tf32": 1125e12, "bf16": 2250e12}),
     "NVIDIA GB200": (_GB200, {"fp32": 80e12, "tf32": 1250e12, "bf16": 2500e12}),
 }
-"""By the whole name that the driver gives: a MIG slice, a laptop's or another board's GPU is another device.
+"""By the driver's full device name: a MIG slice, a laptop GPU or another board is another device.
 
-From the H100 on NVIDIA gives its tensor figures with sparsity; here they are halved.
+From the H100 on, NVIDIA publishes tensor-core figures with sparsity; here they are halved.
 """
 
 
 def peak_flops(device_model: str, precision: str) -> Peak | None:
-    """The dense peak of a GPU in "fp32" (TF32 off), "tf32" or "bf16"; None for an unknown GPU or precision.
+    """Return the dense peak of a GPU in "fp32" (TF32 off), "tf32" or "bf16"; None for an unknown GPU or precision.
 
-    ``device_model``: as ``torch.cuda.get_device_properties().name`` has it. None too where the GPU has no such
-    unit: bf16 and TF32 on a V100 or a T4.
+    ``device_model``: ``torch.cuda.get_device_properties().name``. None also if the GPU has no such unit: bf16 and
+    TF32 on a V100 or a T4.
     """
     source, figures = _TABLE.get(device_model, ("", {}))
     return Peak(figures[precision], source) if precision in figures else None

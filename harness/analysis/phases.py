@@ -17,9 +17,8 @@ HOST_NAMES = tuple(f"host_{name}" for name in NAMES if name != "idle_s")
 def phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
     """Return one row a measured cell: seconds of its step by phase, the mean over ranks and blocks.
 
-    Phases add up to the step. From the timed windows or, if marking the phases costs too much, from windows of their
-    own. Collectives of dp
-    and fsdp, on rank 0 in profiled steps, lie inside the phases: they are not to be added.
+    Phases add up to the step. Source: the timed windows or, if timing the phases costs too much, separate windows.
+    The collectives of dp and fsdp, from rank 0's profiled steps, lie inside the phases: they must not be added.
     """
     profiled = measured(trials).groupby("cell_id")[COLLECTIVES].mean().to_dict("index")
     rows = _by_cell(trials, windows, NAMES)
@@ -49,7 +48,7 @@ def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]
 
 
 def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:
-    """Return where each second went: parts of trials, of worker groups beside their trials, of invocations."""
+    """Return the run's time by part: of trials, of worker groups outside their trials, of invocations."""
     rows = []
     in_group: dict[tuple[int, str | None], float] = {}
     for line in lines:

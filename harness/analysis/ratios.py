@@ -15,11 +15,11 @@ RATIOS = ("speedup", "low", "high", "precise", "efficiency", "efficiency_low", "
 
 
 def scaling(trials: pd.DataFrame, rule: Rule | None = None, excluded: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """Speedup and efficiency of each measured cell against its base, paired by block and invocation.
+    """Return the speedup and efficiency of each measured cell against its base, paired by block and invocation.
 
-    The base is the planned one; where it could not run, the smallest device count of the same strategy that
-    did. A cell without either has no row: ratios never mix bases. ``excluded``: why cells have no ratio, by the
-    id of the check that shows it.
+    The base is the planned one or, if that could not run, the same strategy on the smallest device count that
+    ran. A cell without a base has no row: ratios never mix bases. ``excluded``: reasons that cells have no ratio,
+    by the id of their equivalence check.
     """
     cells = by_cell(measured(trials))
     bases = bases_of(cells)
@@ -39,12 +39,12 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, excluded: Mapping[st
     compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]}
     for row in rows:
         if row["cell_id"] in compared:
-            row["precise"] = None  # its blocks are as many as those of its cells
+            row["precise"] = None  # its cells determine its number of blocks
     return SCALING.frame(sorted(rows, key=order))
 
 
 def doubts_of(group: Rows, other: Rows, name: str) -> str | None:
-    """The doubts of both cells of a ratio, those of the second with its name."""
+    """Return the doubts of both cells of a ratio, those of the second prefixed with its name."""
     own, others = (tally([row["doubts"] for row in rows]) for rows in (group, other))
     if group[0]["cell_id"] == other[0]["cell_id"]:
         return own
@@ -53,10 +53,10 @@ def doubts_of(group: Rows, other: Rows, name: str) -> str | None:
 
 
 def paired(group: Rows, base: Rows, rule: Rule | None) -> tuple[list[float], list[float], list[bool] | None]:
-    """The throughputs of both in each block, from the last invocation that holds both, in the order of the blocks.
+    """Return the throughputs of both cells by block and, if a rule set the number of blocks, which were its pilot.
 
-    A block that was cut in two has its base, and the base its twin, in both invocations: it is one block all the same.
-    And, where a rule set the number of blocks, which of them were its pilot.
+    A block that spans two invocations has its base, and the base its twin, in both: the last invocation that
+    holds both cells counts, so that each block gives one pair.
     """
     bases = {(row["block"], row["invocation"]): float(row["throughput_per_s"]) for row in base}
     both = list({row["block"]: row for row in group if (row["block"], row["invocation"]) in bases}.values())
@@ -66,7 +66,7 @@ def paired(group: Rows, base: Rows, rule: Rule | None) -> tuple[list[float], lis
 
 
 def _against(group: Rows, base: Rows, rule: Rule | None) -> Values | None:
-    """The ratio columns of one cell; None where no block holds both it and the base."""
+    """Return the ratio columns of one cell; None if no block holds both the cell and its base."""
     speeds, bases, pilot = paired(group, base, rule)
     if not speeds:
         return None
@@ -92,5 +92,5 @@ def _against(group: Rows, base: Rows, rule: Rule | None) -> Values | None:
 
 
 def meets(estimate: Estimate, rule: Rule | None) -> bool | None:
-    """Whether an interval is as narrow as the rule asks; None without a rule."""
+    """Return whether an interval is as narrow as the rule requires; None without a rule."""
     return None if rule is None else estimate.halfwidth is not None and estimate.halfwidth <= rule["halfwidth"]

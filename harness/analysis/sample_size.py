@@ -1,4 +1,4 @@
-"""How many blocks each cell needs, set once from the first ones (Stein's two stages)."""
+"""Stein's two-stage sample size: the number of blocks of each cell, determined once by its pilot blocks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.plan.trial import Trial
 
 
 def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dict[str, int]:
-    """Blocks by cell id, from what was recorded of the first ``at_least``.
+    """Return the number of blocks by cell id, from the recorded trials of the first ``at_least`` blocks.
 
-    What counts is the spread of a cell's ratio to its base; for a cell that is compared with nothing and that
-    nothing is compared with, the spread of its throughput. A base, and what explains a cell, stay until the
-    last cell that needs them.
+    It follows from the spread of a cell's ratio to its base; for a cell without a base that is no base itself,
+    from the spread of its throughput. A base, and the cells that explain a cell, have as many blocks as the cell
+    that needs most.
     """
     pilot = _pilot(lines, rule.at_least)
     cells = {trial.cell for trial in trials if trial.kind == "throughput"}
@@ -26,7 +26,7 @@ def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dic
         base = base_cell(cell) if comparable(cell) else cell
         ratios = _ratios(pilot.get(cell.id, {}), pilot.get(base.id, {}))
         if base != cell and not ratios:
-            needed[cell.id] = max(needed.get(cell.id, 0), rule.at_most)  # others need not wait for it
+            needed[cell.id] = max(needed.get(cell.id, 0), rule.at_most)  # no more blocks of its base for it
         elif base != cell:
             blocks = _needed(ratios, rule)
             for user in (cell, base, single_device_cell(cell), wrapped_single_device_cell(cell)):
@@ -38,12 +38,12 @@ def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dic
 
 
 def _needed(pilot: Sequence[float], rule: BlockRule) -> int:
-    """All blocks where the pilot holds less than two values."""
+    """Return the number of blocks for a pilot; the maximum if the pilot has fewer than two values."""
     return min(rule.at_most, stein_blocks(pilot, rule.halfwidth)) if len(pilot) >= 2 else rule.at_most
 
 
 def _pilot(lines: Lines, blocks: int) -> dict[str, dict[tuple[int, int], float]]:
-    """The throughput of each cell by block and invocation, in the first blocks."""
+    """Return the throughput of each cell by block and invocation, in the first ``blocks`` blocks."""
     found: dict[str, dict[tuple[int, int], float]] = {}
     for line in lines:
         if line["kind"] == "throughput" and line["outcome"] == "ok" and line["block"] < blocks:
@@ -54,7 +54,7 @@ def _pilot(lines: Lines, blocks: int) -> dict[str, dict[tuple[int, int], float]]
 
 
 def _ratios(speeds: Mapping[tuple[int, int], float], bases: Mapping[tuple[int, int], float] | None) -> list[float]:
-    """One value a block: the ratio to the base of the same invocation, or the speed itself."""
+    """Return one value a block: the ratio to the base of the same invocation or, without bases, the speed itself."""
     by_block: dict[int, float] = {}
     for (block, invocation), speed in sorted(speeds.items()):
         if bases is None:

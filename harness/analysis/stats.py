@@ -1,4 +1,4 @@
-"""Intervals over blocks: pure functions of numbers."""
+"""Confidence intervals over blocks: pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with the ends of its interval and the number of blocks; no ends where there is one block."""
+    """A value, the ends of its confidence interval and the number of blocks; with one block the ends are None."""
 
     value: float
     low: float | None
@@ -21,16 +21,16 @@ class Estimate:
 
     @property
     def halfwidth(self) -> float | None:
-        """Of the interval of the logarithm, as a relative size: 0.05 for 'within 5 %'."""
+        """The half-width of the interval of the logarithm, as a relative size: 0.05 for 'within 5 %'."""
         return None if self.high is None else self.high / self.value - 1.0
 
 
 def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = None, level: float = LEVEL) -> Estimate:
-    """The geometric mean of positive values, with a t interval on their logarithms.
+    """Return the geometric mean of positive values, with a t interval on their logarithms.
 
-    For throughputs of blocks, or ratios that were paired by block. ``pilot``: those of them
-    that decided on the number of all; the interval then keeps their standard deviation and degrees of freedom
-    (Stein 1945, Ann. Math. Statist. 16(3)). Raises ValueError where there is no value or one that is not positive.
+    For throughputs of blocks, or ratios paired by block. ``pilot``: the values that determined the number of
+    blocks; the interval then uses their standard deviation and degrees of freedom (Stein 1945, Ann. Math.
+    Statist. 16(3)). Raises ValueError if there is no value, or one that is not positive.
     """
     if not values or min(values) <= 0:
         raise ValueError(f"needs positive values, got {list(values)}")
@@ -45,7 +45,7 @@ def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = N
 
 
 def mean_interval(values: Sequence[float], *, pilot: Sequence[float] | None = None, level: float = LEVEL) -> Estimate:
-    """The mean of values that may be negative, with a t interval; no interval with one value. ``pilot`` as above."""
+    """Return the mean of values of any sign, with a t interval if there are several. ``pilot``: see geometric_mean."""
     n = len(values)
     mean = sum(values) / n
     first = pilot if pilot and len(pilot) > 1 else values
@@ -58,9 +58,9 @@ def mean_interval(values: Sequence[float], *, pilot: Sequence[float] | None = No
 def paired_ratio(
     values: Sequence[float], bases: Sequence[float], *, pilot: Sequence[bool] | None = None, level: float = LEVEL
 ) -> Estimate:
-    """values / bases, block by block: what all blocks share, such as a slow hour, cancels.
+    """Return the mean of values / bases, block by block: what both share in a block, such as a slow hour, cancels.
 
-    ``pilot``: for each block whether it belongs to the pilot that decided on their number.
+    ``pilot``: for each block, whether it belongs to the pilot that determined the number of blocks.
     """
     ratios = [value / base for value, base in zip(values, bases, strict=True)]
     first = [ratio for ratio, is_first in zip(ratios, pilot, strict=True) if is_first] if pilot else None
@@ -68,10 +68,11 @@ def paired_ratio(
 
 
 def stein_blocks(pilot: Sequence[float], halfwidth: float, level: float = LEVEL) -> int:
-    """How many blocks bring the interval within ``halfwidth`` (relative), given the positive values of a pilot.
+    """Return the number of blocks that brings the interval within ``halfwidth`` (relative), by a pilot's values.
 
     n = max(n0, ceil((t s0 / d)^2)) with the pilot's n0 and the standard deviation s0 of its logarithms, d =
-    log(1 + halfwidth) and t of n0 - 1 degrees of freedom (Stein 1945). Raises ValueError under two values.
+    log(1 + halfwidth) and t of n0 - 1 degrees of freedom (Stein 1945). Raises ValueError if there are fewer than two
+    values, or one that is not positive.
     """
     if len(pilot) < 2:
         raise ValueError(f"a pilot needs two values, got {list(pilot)}")
@@ -81,13 +82,13 @@ def stein_blocks(pilot: Sequence[float], halfwidth: float, level: float = LEVEL)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of a sample, with n - 1."""
+    """Return the standard deviation of a sample, with n - 1."""
     mean = sum(values) / len(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 @lru_cache(maxsize=256)
 def _t(freedom: int, level: float) -> float:
-    from scipy.stats import t as student  # half a second: worker processes import this module and need none of it
+    from scipy.stats import t as student  # its import takes half a second, which most users of this module save
 
     return float(student.ppf(0.5 + level / 2, freedom))

@@ -1,4 +1,4 @@
-"""Steps -> how long those of each trial and cell took: one pass over what may be millions of rows."""
+"""Steps -> step times by trial and by cell, in one pass over up to millions of rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from pandas.core.groupby import SeriesGroupBy
 
 BATCH = 200
-"""Trials or cells whose steps are sorted at a time: what this takes of memory does not grow with the run."""
+"""Trials or cells whose steps are sorted at a time, so that memory use does not grow with the run."""
 KEYS = ["trial_id", "attempt"]
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the timed steps of each trial: whole steps, and their wait for data (NaN where that is not known).
+    """Seconds of the timed steps of each trial: whole steps, and their wait for data (NaN if unknown).
 
-    ``trials`` names them by (trial id, attempt); the others have one array for each.
+    ``trials``: (trial id, attempt) of each; ``step_s`` and ``wait_s`` hold one array per trial.
     """
 
     trials: pd.MultiIndex
@@ -33,7 +33,7 @@ class StepTimes:
 
     @cached_property
     def by_trial(self) -> pd.DataFrame:
-        """One row a trial: the quartiles of its steps, and what part of them was waiting for data."""
+        """One row a trial: the quartiles of its step times, and the fraction of them spent waiting for data."""
         if self.trials.empty:
             return pd.DataFrame(columns=["q1_s", "median_s", "q3_s", "wait_fraction"], index=self.trials, dtype=float)
         waited = pd.concat([waits.sum() for waits in _grouped(self.wait_s)])
@@ -45,7 +45,7 @@ class StepTimes:
         return frame.assign(wait_fraction=waited / frame["all_s"]).drop(columns="all_s").set_axis(self.trials)
 
     def of_cells(self, trials: pd.DataFrame) -> dict[str, np.ndarray]:
-        """The seconds of the steps of these trials, by ``cell_id``."""
+        """Return the step times of these trials in seconds, by ``cell_id``."""
         places = {key: place for place, key in enumerate(self.trials)}
         parts: dict[str, list[np.ndarray]] = {}
         for row in records(trials[[*KEYS, "cell_id"]]):
@@ -56,18 +56,18 @@ class StepTimes:
 
 
 def quantiles(steps: dict[str, np.ndarray], at: Sequence[float]) -> list[dict[str, float]]:
-    """For each of these quantiles its value by name."""
+    """Return for each quantile in ``at`` its value by cell id."""
     found = [pd.concat([group.quantile(q) for group in _grouped([*steps.values()])] or [pd.Series()]) for q in at]
     return [dict(zip(steps, values.tolist(), strict=True)) for values in found]
 
 
 def step_times(steps: pd.DataFrame) -> StepTimes:
-    """The timed steps of a table of steps."""
+    """Return the timed steps of a table of steps."""
     if steps.empty:
         return StepTimes(pd.MultiIndex.from_frame(steps[KEYS]), [], [])
     starts = _starts(steps)
     named = steps[KEYS].iloc[starts]
-    if named.duplicated().any():  # the rows of a trial are not together, as they are where they were read from files
+    if named.duplicated().any():  # a trial's rows are not contiguous, as they are in files
         return step_times(steps.sort_values(KEYS, kind="stable", ignore_index=True))
     timed = ~steps["warmup"].to_numpy(dtype=bool, na_value=True)
     ends = np.cumsum(timed)[np.append(starts[1:], len(steps)) - 1]
@@ -80,7 +80,7 @@ def step_times(steps: pd.DataFrame) -> StepTimes:
 
 
 def _starts(steps: pd.DataFrame) -> np.ndarray:
-    """The rows at which another trial begins."""
+    """Return the positions of the rows at which another trial begins."""
     changed = np.zeros(len(steps), dtype=bool)
     changed[:1] = True
     for key in KEYS:
@@ -90,7 +90,7 @@ def _starts(steps: pd.DataFrame) -> np.ndarray:
 
 
 def _grouped(values: Sequence[np.ndarray]) -> Iterator[SeriesGroupBy[Any, Any]]:
-    """The values of each array as a group, by its place, for so many arrays at a time."""
+    """Yield the values of BATCH arrays at a time, grouped by the position of their array."""
     for start in range(0, len(values), BATCH):
         part = values[start : start + BATCH]
         places = np.repeat(np.arange(start, start + len(part)), [len(one) for one in part])

@@ -16,19 +16,19 @@ from harness.record.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS,
 
 
 def windows(lines: Lines) -> pd.DataFrame:
-    """Every window of every rank of every recorded trial."""
+    """Return every window of every rank of every recorded trial."""
     return _nested(WINDOWS, lines)
 
 
 def ranks(lines: Lines) -> pd.DataFrame:
-    """Every rank of every recorded trial."""
+    """Return every rank of every recorded trial."""
     return _nested(RANKS, lines)
 
 
 def throughput(windows: Iterable[Row]) -> float | None:
-    """All ranks' samples over the slowest rank's time, summed over the timed windows; None without one.
+    """Return all ranks' samples over the slowest rank's time, summed over the timed windows; None without a window.
 
-    Numerator and denominator cover the same steps. Windows begin together, so the slowest rank ends each.
+    Numerator and denominator cover the same steps. All ranks start a window together; the slowest one ends it.
     """
     weight = 0.0
     slowest: dict[int, float] = {}
@@ -42,11 +42,11 @@ def throughput(windows: Iterable[Row]) -> float | None:
 
 
 def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
-    """One row a trial and attempt, with what follows from its windows and steps."""
+    """Return one row a trial and attempt, with the values derived from its windows and steps."""
     frame = TRIALS.frame([_trial_row(line) for line in lines]).drop(columns=["step_s", "wait_fraction"])
     stats = times.by_trial.rename(columns={"median_s": "step_s"})[["step_s", "wait_fraction"]]
     merged = frame.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
-    # on CUDA the host waits while the device works: its waiting is no part of the device's step
+    # on CUDA the host waits while the device computes: the host's wait is no part of the device's step
     merged["wait_fraction"] = merged["wait_fraction"].mask(merged["device"] == "cuda")
     return TRIALS.typed(merged)
 
@@ -68,9 +68,9 @@ def _trial_row(line: Row) -> Row:
 
 
 def cells(trials: pd.DataFrame, times: StepTimes, pilot: int | None = None) -> pd.DataFrame:
-    """One row a measured cell: its throughput over blocks, its steps, its memory.
+    """Return one row a measured cell: its throughput over blocks, step times and peak memory.
 
-    ``pilot``: how many blocks decided on the number of all, where a rule did.
+    ``pilot``: the number of pilot blocks, if a rule set the number of blocks.
     """
     counted = measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
     p5, p50, p95 = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
@@ -102,7 +102,7 @@ def _known(rows: Rows, name: str) -> list[float]:
 
 
 def _arithmetic(trial: Row, speed: float, probes: Sequence[float]) -> Values:
-    """What one device computes, and what part that is of its peak: MFU as Chowdhery et al. 2022 define it."""
+    """Return the FLOP/s of one device and their fraction of its peak: MFU as Chowdhery et al. 2022 define it."""
     if pd.isna(trial["flops_per_unit"]):
         return {"flops_reason": trial["flops_reason"]}
     achieved = float(trial["flops_per_unit"]) * speed / float(trial["devices"])
@@ -116,14 +116,14 @@ def _arithmetic(trial: Row, speed: float, probes: Sequence[float]) -> Values:
 
 
 def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
-    """How many trials came to which outcome, and why; the last attempt of each counts."""
+    """Return the number of trials by outcome and reason; the last attempt of each trial counts."""
     last = trials.drop_duplicates("trial_id", keep="last")
     counts = last.groupby(["kind", "outcome", "reason"], dropna=False, sort=True).size().reset_index(name="trials")
     return OUTCOMES.typed(counts)
 
 
 def _nested(table: Table, lines: Lines) -> pd.DataFrame:
-    """What a line has several of, by the table's name, with the line's trial and attempt."""
+    """Return the rows nested in each line under the table's name, with the line's trial and attempt."""
     entries = [line[table.name] for line in lines]
     frame = table.frame(entry for of_line in entries for entry in of_line)
     counts = [len(of_line) for of_line in entries]

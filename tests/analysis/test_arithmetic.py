@@ -1,4 +1,4 @@
-"""What a step computes, against what the device can: from hand-made records."""
+"""Achieved FLOP/s against the device's peak, from hand-made records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTED = {"steady": True, "flops_per_unit": 3e9, "flops_reason": ""}
 def cell_of(
     *facts: dict[str, Any], model: str = "some CPU", rates: tuple[float, ...] = (100.0,), **columns: Any
 ) -> Any:
-    """The cells row of one cell, with a block for each of these facts."""
+    """Return the cells row of one cell, with a block for each of these facts."""
     name = "ddp2" if len(rates) > 1 else "single"
     lines = [line(name, block=block, facts=told, rates=rates, **columns) for block, told in enumerate(facts)]
     for one in lines:

@@ -1,4 +1,4 @@
-"""The intervals hold the truth as often as they say."""
+"""The coverage of the confidence intervals is their nominal level."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_what_differs_from_the_base_becomes_a_doubt(columns: dict[str, Any], dou
 
 
 def test_where_another_base_stands_in_what_differs_from_that_one_is_a_doubt() -> None:
-    """The planned base, one device, could not run: two devices are the base of four."""
+    """If the planned base, one device, could not run, two devices are the base of four."""
     names = ("single", "ddp2", "ddp4")
     lines = [line(names[0], outcome="oom"), *(line(name, rates=(9.0,) * int(name[-1])) for name in names[1:])]
     made = [

@@ -1,4 +1,4 @@
-"""What GPUs told of themselves, by cell: as fakes of their rows, since NVML has tests of its own."""
+"""GPU readings by cell, from hand-made rank rows; NVML has tests of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLD = {
 
 
 def told(cell: str, *ranks: dict[str, Any], **columns: Any) -> dict[str, Any]:
-    """A trial whose ranks told so."""
+    """Return a trial with these GPU readings of its ranks."""
     made = line(cell, rates=(100.0,) * len(ranks), **columns)
     return made | {"ranks": [{"rank": rank, **TOLD, **more} for rank, more in enumerate(ranks)]}
 

@@ -1,4 +1,4 @@
-"""Two cells that differ in one thing: strategies against each other, Ray against torchrun."""
+"""Ratios of two cells that differ in one factor: strategy against strategy, Ray against torchrun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def study(*blocks: float, **columns: Any) -> list[dict[str, Any]]:
-    """dp, ddp and fsdp on two devices; every block is another machine: its factor cancels."""
+    """Return trials of dp, ddp and fsdp on two devices; each block has a speed factor of its own, which cancels."""
     rates = {"dp2": 50.0, "ddp2": 80.0, "fsdp2": 60.0}
     return [
         line(cell, block=block, rates=(factor * rate, factor * rate), check_id=f"check-{cell}", **columns)

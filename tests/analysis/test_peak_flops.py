@@ -1,4 +1,4 @@
-"""Published peaks: the right variant, the right precision, or nothing."""
+"""Published peaks: the right variant and precision, or None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of blocks, set once from the pilot."""
+"""The number of blocks, determined once by the pilot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan(make_experiment: Make) -> Plan:
 
 
 def lines_of(plan: Plan, speed: Callable[[str, int, int], float], blocks: int = 3) -> list[dict[str, Any]]:
-    """Every trial of the first blocks with a throughput of ``speed(strategy, devices, block)``."""
+    """Return the trials of the first blocks with throughput ``speed(strategy, devices, block)``."""
     return [
         {
             **trial_columns(trial),

@@ -1,4 +1,4 @@
-"""Intervals, with numbers a reader can check."""
+"""Confidence intervals, with numbers that a reader can check by hand."""
 
 from __future__ import annotations
 

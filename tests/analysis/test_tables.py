@@ -1,4 +1,4 @@
-"""One formula, one function, one test with numbers a reader can check by hand."""
+"""Derived tables: one test per formula, with numbers that a reader can check by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phases, ledger and waterfall from hand-made windows, with numbers a reader can check."""
+"""Phases, ledger and waterfall from hand-made windows, with numbers that a reader can check by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trial(cell: str, windows: list[dict[str, Any]], **columns: Any) -> dict[str,
 
 
 def study(block: int = 0, *, single_s: float = 0.10, **ddp: Any) -> list[dict[str, Any]]:
-    """single: 100 ms a step; ddp on one: 105; on two: alone 110 and 120, together 150 and waiting 10 more."""
+    """Return trials; ms a step: single 100; ddp on one device 105, on two 110 and 120 alone, 150 + 10 wait together."""
     two = [
         *(window("timed", rank, 2, 0.160, 0.010) for rank in (0, 1)),
         window("alone", 0, 3, 0.110),
@@ -155,7 +155,7 @@ def test_strong_scaling_names_the_smaller_batch() -> None:
 
 
 def fsdp_study(block: int, **facts: float) -> list[dict[str, Any]]:
-    """single: 100 ms a step; fsdp on two: 160."""
+    """Return trials; ms a step: single 100, fsdp on two devices 160."""
     two = [window("timed", rank, 2, 0.160) for rank in (0, 1)]
     told = {"steady": True, **facts}
     return [
@@ -238,7 +238,7 @@ def test_the_ledger_counts_every_second_once() -> None:
 
 
 def on_gpu(one: dict[str, Any], idle_s: float, host_wait_s: float) -> dict[str, Any]:
-    """The same window as a GPU's: its stream was idle so long a step, its host waited so long for data."""
+    """Return the window as a GPU's, with these seconds a step of an idle stream and of the host's wait for data."""
     phases = {"idle_s": STEPS * idle_s, "host_wait_s": STEPS * host_wait_s}
     return {name: value for name, value in one.items() if not name.endswith("_s") or name == "duration_s"} | phases
 
