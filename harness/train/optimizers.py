@@ -1,4 +1,4 @@
-"""Optimizers and schedules of torch.optim by name, the warm-up of the learning rate, and clipping."""
+"""Optimizers and schedules of torch.optim by name, learning-rate scaling and warm-up, gradient clipping."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
-    """An optimizer of torch.optim by name; raises WorkloadError at an unknown name or option."""
+    """Return an optimizer of torch.optim by name; raise WorkloadError at an unknown name or option."""
     found = find_class(torch.optim, torch.optim.Optimizer, options.get("name"), "optimizer.name")
     return _construct(found, model.parameters(), options, "optimizer")
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, options: Options) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """A schedule of torch.optim.lr_scheduler by name, stepped once an epoch; None where none is asked for."""
+    """Return a schedule of torch.optim.lr_scheduler by name, stepped once an epoch; None without options."""
     if not options:
         return None
     base = torch.optim.lr_scheduler.LRScheduler
@@ -47,15 +47,15 @@ def _construct(found: Callable[..., T], first: object, options: Options, section
 
 
 def fast_forward(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> None:
-    """Brings a new schedule to where it was after so many steps, and leaves the optimizer as it is.
+    """Advance a new schedule by ``steps`` steps; the optimizer's rates stay unchanged.
 
-    A schedule follows from its options and its number of steps. Its own state dict is no plain value: some hold
-    counters and functions.
+    The state of a schedule follows from its options and its number of steps. Its state dict cannot be stored as plain
+    values: some contain counters and functions.
     """
     groups = schedule.optimizer.param_groups
     kept = [dict(group) for group in groups]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the optimizer has taken no step yet
+        warnings.simplefilter("ignore", UserWarning)  # the optimizer has taken no step yet
         for _ in range(steps):
             schedule.step()
     for group, values in zip(groups, kept, strict=True):
@@ -63,7 +63,7 @@ def fast_forward(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> 
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Multiplies the learning rate and gives it, as it is without a schedule and after the warm-up."""
+    """Multiply the learning rate and return it: the rate without a schedule, after the warm-up."""
     for group in optimizer.param_groups:
         group["lr"] *= factor
     return float(optimizer.param_groups[0]["lr"])
@@ -72,8 +72,8 @@ def scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
 class WarmUp:
     """Linear warm-up of a scaled learning rate from the unscaled one (Goyal et al. 2017, section 2.2).
 
-    ``factor``: how much larger the scaled rate is; where it is no larger there is nothing to warm up. A schedule goes
-    on beside it: each rate of the warm-up is a part of the rate that the schedule has come to.
+    ``factor``: scaled rate / unscaled rate; up to 1 there is no warm-up. A schedule keeps its course meanwhile: each
+    rate of the warm-up is a fraction of the schedule's current rate.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: float, steps: int) -> None:
@@ -81,14 +81,14 @@ class WarmUp:
         self.steps = steps if factor > 1 else 0
 
     def part(self, step: int) -> float:
-        """What the rate of this step, from 0, is multiplied by: 1 / factor at first, 1 when ``steps`` are done."""
+        """Return the fraction of the rate at a step, counted from 0: 1 / factor at first, 1 from step ``steps`` on."""
         if step >= self.steps:
             return 1.0
         return (1.0 + (self._factor - 1.0) * step / self.steps) / self._factor
 
     @contextmanager
     def rates_from(self, step: int) -> Iterator[Callable[[], None]]:
-        """Inside, each call sets the next step's rate, beginning with this step; afterwards it is the schedule's."""
+        """Yield a function that sets the next step's rate, from this step on; restore the schedule's rate."""
         if step >= self.steps:
             yield lambda: None
             return
@@ -107,7 +107,7 @@ class WarmUp:
 
 
 def make_clip(options: Options) -> Callable[[Iterable[Tensor]], object] | None:
-    """What clips the gradients of parameters in place, by their norm or by value; None where nothing does."""
+    """Return a function that clips gradients in place, by norm or by value; None if neither is asked for."""
     if isinstance(norm := options.get("clip_grad_norm"), int | float):
         return partial(clip_grad_norm_, max_norm=norm)
     if isinstance(value := options.get("clip_grad_value"), int | float):
@@ -116,7 +116,7 @@ def make_clip(options: Options) -> Callable[[Iterable[Tensor]], object] | None:
 
 
 def find_class(module: ModuleType, base: type[T], name: object, place: str) -> type[T]:
-    """A subclass of ``base`` in a module by its name; raises WorkloadError that offers the nearest."""
+    """Return a subclass of ``base`` in a module by its name; raise WorkloadError, which offers the nearest."""
     names = [key for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, base)]
     names = [key for key in names if not key.startswith("_") and getattr(module, key) is not base]
     if name not in names:
@@ -136,7 +136,7 @@ def _arguments(found: Callable[..., object], options: Options, place: str) -> di
 
 
 def rejected(section: str, options: Options, error: Exception) -> WorkloadError:
-    """The error for options that torch does not take: which, what it said, what may help."""
+    """Return the error for options that torch rejects: the options, torch's message, a hint."""
     given = ", ".join(f"{key}: {value!r}" for key, value in options.items())
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     hint = "; a list is an axis, a value that is a list is written [[...]]"

@@ -1,4 +1,4 @@
-"""A cell's model, wrapped by its strategy, with its optimizer: what one rank trains, one step at a time."""
+"""The training of a cell on one rank: wrapped model, optimizer, and the optimizer step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Snapshot(TypedDict):
 
 
 class Training:
-    """One training on one rank. The same seed gives every rank, and every strategy, the same start."""
+    """One training on one rank. The same seed gives every rank, and every strategy, the same initial parameters."""
 
     def __init__(self, cell: Cell, workload: Workload, seed: int, ranks: Ranks) -> None:
         set_precision(cell.precision)
@@ -45,7 +45,7 @@ class Training:
         self.strategy = make_strategy(cell.strategy)
         self.model = self.strategy.wrap(model, ranks.devices, cell.strategy_options, units)
         if cell.compile:
-            torch.compiler.reset()  # else what an earlier trial of this process compiled decides how this one is
+            torch.compiler.reset()  # else compilations of earlier trials in this process affect this one's
             self.model.compile()
         self.optimizer = self.strategy.make_optimizer(self.model, cell.optimizer)
         self.effective_lr = scale_rate(self.optimizer, cell.lr_factor)
@@ -55,18 +55,18 @@ class Training:
         self._micro_batches, self._counts_samples = cell.micro_batches, workload.unit == "samples"
         self._precision = _autocast(cell.precision, ranks.devices[0].type)
         self._alone = False
-        torch.manual_seed(seed * 1_000_003 + ranks.rank)  # dropout: each rank its own stream
+        torch.manual_seed(seed * 1_000_003 + ranks.rank)  # each rank has its own random stream, for dropout
 
     def set_first_rate(self) -> None:
-        """The rate of a training's first steps, where it warms up: at the scaled rate it may diverge at once."""
+        """Set the unscaled rate if the training has a warm-up: at the scaled rate its first steps may diverge."""
         if self._cell.training.get("warmup_epochs") and self._cell.lr_factor > 1:
             scale_rate(self.optimizer, 1 / self._cell.lr_factor)
 
     def step(self, batch: object, share: Share, mark: Mark = _no_mark) -> tuple[Tensor, Tensor]:
-        """One optimizer step; the sum of this rank's losses and its weight, detached and unread.
+        """Take an optimizer step; return the sum of this rank's losses and its weight, as detached tensors.
 
         ``batch``: this rank's share, with accumulation a tuple of its micro-batches. ``mark`` is called at
-        each point of the step from CLEARED on; CLEARED and FORWARD come once a micro-batch.
+        each phase of the step from CLEARED on; CLEARED and FORWARD occur once a micro-batch.
 
         The gradient is that of (sum of all ranks' losses) / (sum of all ranks' weights). The strategies
         average over ranks, so each rank's loss is scaled by world size / global weight.
@@ -85,7 +85,7 @@ class Training:
         return loss, weight
 
     def _backward(self, batch: object, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
-        """Adds the gradient of one batch to that of the step."""
+        """Add the gradient of one batch to that of the step; return the sum of its losses and its weight."""
         if self._precision is None:
             loss, weight = self._workload.loss(self.model, batch)
         else:
@@ -100,7 +100,7 @@ class Training:
         return loss.detach(), weight
 
     def _accumulate(self, batches: Any, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
-        """The gradient of a step from its micro-batches, one after the other."""
+        """Add the gradients of micro-batches, one after the other; return the sum of their losses and their weight."""
         shares = share.split(self._cell.micro_batches)
         losses, weights = [], []
         for number, (batch, part) in enumerate(zip(batches, shares, strict=True)):
@@ -111,7 +111,7 @@ class Training:
             losses.append(loss)
             weights.append(weight)
         total_weight = sum(weights[1:], weights[0])
-        if self._workload.unit == "tokens":  # only now known
+        if self._workload.unit == "tokens":  # the global weight is known only after all micro-batches
             scale = 1.0 / self._over_ranks(total_weight)
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -119,7 +119,7 @@ class Training:
         return torch.stack(losses).sum(), total_weight
 
     def evaluate(self, batch: object, share: Share) -> dict[str, tuple[float, float]]:
-        """This rank's sums and weights of the loss and of each metric on one batch; nothing is learnt."""
+        """Return this rank's sum and weight of the loss and of each metric on one batch, without gradients."""
         with torch.no_grad(), self._precision or nullcontext():
             totals: dict[str, tuple[Tensor | float, Tensor | float]] = {"loss": self._workload.loss(self.model, batch)}
             metrics: Callable[..., Mapping[str, tuple[Tensor | float, Tensor | float]]] | None
@@ -129,18 +129,18 @@ class Training:
         return {name: (float(total) * counts, float(weight) * counts) for name, (total, weight) in totals.items()}
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What follows from the means of the loss and of each metric, such as a perplexity."""
+        """Return the values that the workload derives from the means of loss and metrics, such as a perplexity."""
         found: Callable[..., Mapping[str, Tensor | float]] | None = getattr(self._workload, "derived", None)
         return {name: float(value) for name, value in found(means).items()} if found else {}
 
     @property
     def unwrapped(self) -> nn.Module:
-        """The workload's own model inside what the strategy made of it."""
+        """The workload's own model, without the strategy's wrapper."""
         return self.strategy.unwrap(self.model)
 
     @contextmanager
     def without_gradient_sync(self) -> Iterator[None]:
-        """Let each rank step by itself in a block: gradients are not exchanged, so parameters drift apart."""
+        """Disable the exchange of gradients for a block; the parameters of the ranks diverge in it."""
         self._alone = True
         try:
             with self.strategy.gradient_sync(self.model, enabled=False):
@@ -149,42 +149,42 @@ class Training:
             self._alone = False
 
     def snapshot(self) -> Snapshot:
-        """Parameters, buffers and optimizer state, copied to the host."""
+        """Return a copy of parameters, buffers and optimizer state on the host."""
         state: Snapshot = {
             "model": self.model.state_dict(),
-            "buffers": dict(self.model.named_buffers()),  # those too that no state_dict() holds
+            "buffers": dict(self.model.named_buffers()),  # non-persistent buffers too
             "optimizer": self.optimizer.state_dict(),
         }
         copied: Snapshot = tree_map(_on_host, state)
         return copied
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Puts back what ``snapshot`` took."""
+        """Restore a snapshot."""
         self.model.load_state_dict(snapshot["model"])
         for name, buffer in self.model.named_buffers():
             buffer.copy_(snapshot["buffers"][name])
-        self.optimizer.state.clear()  # else the old state would stand beside the new one
-        # a copy: the optimizer keeps the tensors that it is given, and steps in them
+        self.optimizer.state.clear()  # else entries that the snapshot lacks would remain
+        # a copy: the optimizer keeps these tensors and updates them in place
         self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
 
     def finite(self, losses: list[Tensor]) -> bool:
-        """Whether these losses and every parameter on this rank are finite numbers."""
+        """Return whether these losses and all parameters on this rank are finite."""
         values = [loss.float() for loss in losses] + [local_part(p).detach().sum() for p in self.model.parameters()]
         return bool(torch.isfinite(torch.stack([value.float() for value in values])).all())
 
     def _global_weight(self, weight: Tensor, share: Share) -> Tensor | float:
-        """The weight of the global batch: known beforehand for samples, summed over the ranks for tokens."""
+        """Return the weight of the global batch: the number of samples, or the sum of tokens over the ranks."""
         if self._counts_samples:
             return share.global_samples
         if self._micro_batches > 1:
-            return 1.0  # the other micro-batches' is not known yet: the gradient is divided when it is
+            return 1.0  # not known before the last micro-batch: _accumulate divides the gradient afterwards
         return self._over_ranks(weight)
 
     def _over_ranks(self, weight: Tensor) -> Tensor:
-        """The sum over the ranks; where this rank steps alone, as if all had its weight."""
+        """Return the sum over the ranks; without gradient synchronisation, this rank's weight times their number."""
         if self._alone:
             return torch.as_tensor(weight).detach().float() * self._ranks.world_size
-        # stays on the device: reading it here would make the host wait for the whole forward pass
+        # kept on the device: reading the value would make the host wait for the whole forward pass
         total = torch.as_tensor(weight, device=self._ranks.devices[0]).detach().clone().float()
         if self._ranks.world_size > 1:
             torch.distributed.all_reduce(total)
@@ -192,15 +192,15 @@ class Training:
 
 
 def set_precision(precision: str) -> None:
-    """TF32 off everywhere, or on everywhere; autocast is set at each step."""
+    """Enable TF32 for matrix products and convolutions, or disable it. Autocast is entered at each step."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def _autocast(precision: str, device: str) -> torch.autocast | None:
-    """What each forward pass is in: bfloat16 where it is asked for; weights and gradient reduction stay in float32.
+    """Return the autocast context of forward passes, for bf16 only; weights and gradient reduction stay in float32.
 
-    The object is entered again and again, never inside itself.
+    The one object is entered at every step, never nested.
     """
     return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else None
 
@@ -210,6 +210,6 @@ def _on_host(leaf: object) -> object:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, as fsdp makes them; any other tensor itself."""
+    """Return this rank's shard of a DTensor, which fsdp creates; any other tensor is returned itself."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local else tensor

@@ -1,4 +1,4 @@
-"""What a training needs to go on where it stood: taken between epochs, kept in files, put back."""
+"""Checkpoints of a training: captured between epochs, kept in files, restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a folder each, whole or not there; tensors as safetensors, the rest as JSON, no pickles."""
+"""Checkpoints on disk: one folder each, renamed into place when complete; safetensors and JSON, no pickle."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from harness.train.checkpoint.state import State, Tensors
 PARTS = ("model", "optimizer", "rng")
 VALUES = "state.json"
 KEPT = 2
-"""The newest, and one before it in case that the newest cannot be read."""
+"""The number of checkpoints kept: the newest, and one more in case the newest cannot be read."""
 _NAME = re.compile(r"epoch-(\d+)")
 
 
 def write(folder: Path, epoch: int, state: State, values: Mapping[str, object]) -> Path:
-    """Writes a checkpoint under another name, waits until it is on disk, renames it; removes what is too old."""
+    """Write a checkpoint durably under a temporary name, rename it, and remove old ones; return its folder."""
     target, partial = folder / f"epoch-{epoch}", folder / "partial"
     folder.mkdir(parents=True, exist_ok=True)
     for old in (partial, target):
@@ -42,13 +42,13 @@ def write(folder: Path, epoch: int, state: State, values: Mapping[str, object]) 
 
 
 def epochs(folder: Path) -> list[int]:
-    """The epochs that there are checkpoints of, newest first."""
+    """Return the epochs that have a checkpoint, newest first."""
     names = [_NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
     return sorted((int(name[1]) for name in names if name), reverse=True)
 
 
 def read(folder: Path, epoch: int) -> State | None:
-    """What was written after an epoch; None where it is not whole or cannot be read."""
+    """Return the checkpoint of an epoch; None if it is incomplete or cannot be read."""
     here = folder / f"epoch-{epoch}"
     try:
         model, optimizer, rng = (load_file(here / f"{part}.safetensors") for part in PARTS)
@@ -59,7 +59,7 @@ def read(folder: Path, epoch: int) -> State | None:
 
 
 def _storable(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Each tensor dense and in memory of its own: safetensors refuses tied weights that share theirs."""
+    """Return the tensors contiguous and without shared storage: safetensors rejects tied weights."""
     stored: Tensors = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -71,7 +71,7 @@ def _storable(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on disk."""
+    """Flush a file, or a folder's entries, to disk (fsync)."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

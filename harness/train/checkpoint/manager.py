@@ -1,4 +1,4 @@
-"""One trial's checkpoints: when they are written, and from which a lost trial goes on."""
+"""The checkpoints of one trial: when they are written, and which one a lost trial resumes from."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from harness.train.training import Training
 
 @dataclass(frozen=True)
 class CheckpointManager:
-    """Writes a checkpoint every so many epochs and after the last one, and finds the newest that is whole.
+    """Writes a checkpoint after every ``every`` epochs and the last one, and resumes from the newest complete one.
 
-    ``folder`` is the trial's own. All ranks call each method together; rank 0 alone writes.
+    ``folder`` belongs to this trial only. All ranks call each method together; only rank 0 writes.
     """
 
     folder: Path
@@ -29,18 +29,18 @@ class CheckpointManager:
     ranks: Ranks
 
     def save(self, epoch: int, values: Mapping[str, object], *, last: bool) -> None:
-        """Keeps the training as it is after this epoch, where its turn has come. Raises OSError."""
+        """Write a checkpoint of this epoch if one is due; raise OSError if it cannot be written."""
         if epoch % self.every and not last:
             return
         state = capture(self.training, self.ranks)
         if self.ranks.first:
             files.write(self.folder, epoch, state, {"torch": torch.__version__, "epoch": epoch, **values})
-        self.ranks.barrier()  # what one rank has gone on from, no other may lose
+        self.ranks.barrier()  # no rank continues before the checkpoint is on disk
 
     def resume(self) -> Mapping[str, Any]:
-        """Puts back the newest checkpoint that is whole, and gives its plain values; empty where there is none.
+        """Restore the newest complete checkpoint and return its plain values; return {} if there is none.
 
-        Raises WorkloadError where a rank does not see what rank 0 sees.
+        Raise WorkloadError if a rank cannot read the checkpoint that rank 0 found.
         """
         epoch = self.ranks.broadcast(self._newest() if self.ranks.first else None)
         if epoch is None:
@@ -48,8 +48,8 @@ class CheckpointManager:
         state = files.read(self.folder, epoch)
         if state is None:
             raise WorkloadError(
-                f"checkpoint.folder: {self.folder} has no whole checkpoint of epoch {epoch} on node "
-                f"{self.ranks.address}, but on the first rank's; give a path that all nodes see"
+                f"checkpoint.folder: {self.folder} has no complete checkpoint of epoch {epoch} on node "
+                f"{self.ranks.address}, but has one on the node of rank 0; give a path that all nodes share"
             )
         restore(state, self.training, self.ranks)
         return state.values

@@ -1,4 +1,4 @@
-"""The state of a training in one layout, whatever the strategy: whole tensors by name, and plain values."""
+"""The state of a training in one layout for all strategies: unsharded tensors by name, and plain values."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from harness.train.training import Training
 
 Tensors = dict[str, Tensor]
 PythonState = tuple[int, Sequence[int], float | None]
-"""What random.getstate() returns: version, numbers, the next Gaussian number."""
+"""The value of random.getstate(): version, numbers, the next Gaussian number."""
 
 
 @dataclass(frozen=True)
 class State:
-    """Tensors on the host by name, and what is no tensor as values that JSON holds.
+    """Tensors on the host by name; all other values as JSON.
 
-    ``model``: parameters and buffers as the bare model names them. ``optimizer``: '<parameter>/<what>'. ``rng``:
-    'rank<n>.cpu' and 'rank<n>.cuda<i>', the states of torch's generators.
+    ``model``: parameters and buffers by their names in the bare model. ``optimizer``: by '<parameter>/<entry>'.
+    ``rng``: states of torch's generators, by 'rank<n>.cpu' and 'rank<n>.cuda<i>'.
     """
 
     model: Tensors
@@ -33,7 +33,7 @@ class State:
 
 
 def capture(training: Training, ranks: Ranks) -> State:
-    """The state after a step; whole on rank 0, where the others' may be empty. Every rank must call it."""
+    """Return the state after a step, complete on rank 0; other ranks' may be empty. Every rank must call this."""
     from torch.distributed.checkpoint import state_dict as dcp  # takes most of a second
 
     options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -48,15 +48,15 @@ def capture(training: Training, ranks: Ranks) -> State:
 
 
 def restore(state: State, training: Training, ranks: Ranks) -> None:
-    """Puts a state back, from whatever strategy and however many ranks. Every rank must call it.
+    """Restore a state, whatever strategy and number of ranks it is from. Every rank must call this.
 
-    A rank that the state knows no generators of keeps its own.
+    A rank whose generators the state lacks keeps its own.
     """
     from torch.distributed.checkpoint import state_dict as dcp
 
     options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
     kept = _joined(state)
-    if state.optimizer:  # first the optimizer: where it is new, it is made to take a step of nothing
+    if state.optimizer:  # the optimizer first: torch makes a new one take a step, with zero gradients
         training.strategy.load_optimizer_state(training.model, training.optimizer, kept)
     for group, values in zip(training.optimizer.param_groups, kept["param_groups"], strict=True):
         group.update({name: value for name, value in values.items() if name != "params"})
@@ -68,7 +68,7 @@ def restore(state: State, training: Training, ranks: Ranks) -> None:
 
 
 def _parted(optimizer: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of an optimizer's state dict, and the rest of it."""
+    """Split an optimizer's state dict into its tensors and all other values."""
     tensors: Tensors = {}
     scalars: dict[str, dict[str, Any]] = {}
     for parameter, entries in optimizer.get("state", {}).items():
@@ -82,7 +82,7 @@ def _parted(optimizer: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _joined(state: State) -> dict[str, Any]:
-    """The optimizer's state dict as torch gave it."""
+    """Return the optimizer's state dict in torch's layout."""
     kept = state.values["optimizer"]
     groups = [{name: _from_plain(value) for name, value in group.items()} for group in kept["param_groups"]]
     entries: dict[str, dict[str, Any]] = {name: {} for group in groups for name in group["params"]}
@@ -95,7 +95,7 @@ def _joined(state: State) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """JSON has no tuples, as Adam's betas are."""
+    """Return a tuple, such as Adam's betas, as a mapping, since JSON has no tuples; other values unchanged."""
     return {"tuple": list(value)} if isinstance(value, tuple) else value
 
 
@@ -104,7 +104,7 @@ def _from_plain(value: object) -> Any:
 
 
 def _generators(devices: Sequence[torch.device]) -> tuple[Tensors, PythonState]:
-    """This process's random numbers: torch's generators by device, and Python's."""
+    """Return the states of this process's random generators: torch's by device, and Python's."""
     states = {"cpu": torch.get_rng_state()}
     states |= {f"cuda{i}": torch.cuda.get_rng_state(device) for i, device in _gpus(devices)}
     return states, random.getstate()

@@ -1,4 +1,4 @@
-"""The strategies by name: the built-in ones, and classes of the user's own."""
+"""The strategies by name: built-in ones, and the user's own classes."""
 
 from __future__ import annotations
 

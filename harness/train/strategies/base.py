@@ -1,4 +1,4 @@
-"""What a strategy does with a training on one rank, and which parts of a model it may shard one by one."""
+"""The protocol of a strategy on one rank, and the default units of a model that are sharded one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Units = Callable[[nn.Module], Sequence[nn.Module]]
 class Strategy:
     """How a model is trained on several devices. A subclass gives ``traits`` and ``wrap``, and the rest if it differs.
 
-    Class methods' arguments: ``model`` is what ``wrap`` returned, on this rank.
+    Arguments of the methods: ``model`` is the return value of ``wrap`` on this rank.
     """
 
     traits: ClassVar[StrategyTraits]
@@ -28,7 +28,7 @@ class Strategy:
         """Return the model ready to train on this rank's devices.
 
         ``model``: as the workload built it, on the host, with the same parameters on every rank. ``options``: the
-        cell's values of the strategy's section. ``units``: gives the parts of the model to shard one by one.
+        cell's values of the strategy's section. ``units``: returns the modules to shard one by one.
         """
         raise NotImplementedError
 

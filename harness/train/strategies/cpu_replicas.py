@@ -1,6 +1,6 @@
-"""DataParallel for CPU slots: the same five steps as nn.DataParallel, for equality and rehearsal, not speed.
+"""An emulation of nn.DataParallel on CPU, for equivalence checks and trial runs, not for speed.
 
-Replicate, scatter, apply in threads, gather; gradients meet again in the parameters they were copied from.
+Replicate, scatter, apply in threads, gather; backward, gradients are summed in the original parameters.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Context(Protocol):
 
 
 class Broadcast(torch.autograd.Function):
-    """Copies of parameters for every replica; backward, the sums of their gradients. Named as on CUDA."""
+    """Copies parameters for every replica; backward, sums their gradients. Profiles name it as on CUDA."""
 
     @staticmethod
     def forward(ctx: _Context, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -56,12 +56,12 @@ class Broadcast(torch.autograd.Function):
 
 
 def _sum(gradients: Sequence[Tensor]) -> Tensor | None:
-    """None where no replica used the parameter."""
+    """Return the sum of a parameter's gradients; None if no replica used the parameter."""
     return torch.stack(list(gradients)).sum(dim=0) if gradients else None
 
 
 def replicate(module: nn.Module, count: int) -> list[nn.Module]:
-    """Shallow copies of a module tree whose parameters are differentiable copies of the originals.
+    """Return shallow copies of a module tree whose parameters are differentiable copies of the originals.
 
     The first replica keeps the module's own buffers, as on CUDA: only its batch statistics survive.
     """
@@ -81,7 +81,7 @@ def replicate(module: nn.Module, count: int) -> list[nn.Module]:
             for name, parameter in member._parameters.items():
                 if parameter is None:
                     copy._parameters[name] = None
-                else:  # a plain attribute: a copy with a history is no leaf and cannot be an nn.Parameter
+                else:  # a plain attribute: only a leaf tensor, without history, can be an nn.Parameter
                     setattr(copy, name, tensors[id(parameter)])
             for name, buffer in member._buffers.items():
                 copy._buffers[name] = None if buffer is None else buffers[id(buffer)]
@@ -90,7 +90,7 @@ def replicate(module: nn.Module, count: int) -> list[nn.Module]:
 
 
 def scatter(inputs: object, count: int) -> list[Any]:
-    """Splits every tensor along its first dimension into at most ``count`` chunks; the rest is shared."""
+    """Split every tensor along its first dimension into at most ``count`` chunks; other values are shared."""
     if isinstance(inputs, Tensor):
         return list(inputs.chunk(count)) if inputs.dim() else [inputs] * count
     if isinstance(inputs, tuple | list) and inputs:
@@ -103,7 +103,7 @@ def scatter(inputs: object, count: int) -> list[Any]:
 
 
 def gather(outputs: Sequence[Any]) -> object:
-    """Joins the replicas' outputs along the first dimension; scalars become a vector."""
+    """Concatenate the replicas' outputs along the first dimension; scalars become a vector."""
     first = outputs[0]
     if isinstance(first, Tensor):
         return torch.cat(list(outputs)) if first.dim() else torch.stack(list(outputs))
@@ -115,7 +115,7 @@ def gather(outputs: Sequence[Any]) -> object:
 
 
 def _apply(models: Sequence[nn.Module], chunks: Sequence[object]) -> list[object]:
-    """Every replica's forward in a thread of its own, under the caller's grad and autocast settings."""
+    """Run each replica's forward in its own thread, with the caller's grad and autocast settings."""
     grad = torch.is_grad_enabled()
     autocast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu")

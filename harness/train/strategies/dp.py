@@ -14,7 +14,7 @@ from harness.train.strategies.cpu_replicas import ReplicatedModule
 
 
 class DataParallel(Strategy):
-    """nn.DataParallel on CUDA. On CPU, where that runs the bare module, replicas of our own (emulated)."""
+    """nn.DataParallel on CUDA; an emulation on CPU, where nn.DataParallel would run the bare module."""
 
     traits = BUILTIN_TRAITS["dp"]
 

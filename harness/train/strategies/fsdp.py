@@ -16,13 +16,13 @@ from harness.train.strategies.base import Strategy, Units
 
 
 class Fsdp(Strategy):
-    """torch's fully_shard, which wraps a model in its place."""
+    """torch's fully_shard, which modifies a model in place."""
 
     traits = BUILTIN_TRAITS["fsdp"]
 
     def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
-        """Apply fully_shard to each unit, then to the whole. Every rank must hold the same parameters before."""
-        # imported here: it takes most of a second, which worker groups without fsdp need not spend
+        """Apply fully_shard to each unit, then to the whole. All ranks must hold the same parameters before."""
+        # imported here: the import takes most of a second, which worker groups without fsdp save
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -38,6 +38,6 @@ class Fsdp(Strategy):
         return model
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
-        """Set whether the backward passes that follow reduce gradients; it stays set after the context."""
+        """Set whether the backward passes that follow reduce gradients; the setting remains after the context."""
         model.set_requires_gradient_sync(enabled)  # type: ignore[operator]
         return nullcontext()

@@ -1,4 +1,4 @@
-"""The bare model on one device: the base of every ratio."""
+"""The bare model on one device, the base of every ratio."""
 
 from __future__ import annotations
 
