@@ -88,7 +88,7 @@ class WarmUp:
 
     @contextmanager
     def rates_from(self, step: int) -> Iterator[Callable[[], None]]:
-        """Yield a function that sets the next step's rate, from this step on; restore the schedule's rate."""
+        """Yield a function that sets the next step's rate, from this step on; at exit restore the schedule's."""
         if step >= self.steps:
             yield lambda: None
             return
