@@ -14,8 +14,8 @@ from harness.plan.environment import Invocation
 from harness.plan.inventory import Node
 from harness.plan.planner import Plan
 from harness.system.files import PACKAGE_FOLDER, python_files
+from harness.system.units import GIB
 
-GIB = 2**30
 MOST_FILES = 2000
 """The most files that are hashed of a workload's own folder, which may hold anything."""
 COMPARED = {
