@@ -126,41 +126,44 @@ def _both_known(trial: Evidence, base: Evidence) -> bool:
 
 DOUBTS: Mapping[str, Doubt] = {
     "inline": Doubt(
-        "it ran in the command's own process (--inline), where a debugger may have stopped it; it enters no ratio",
+        "the trial ran in the command's own process (--inline), where a debugger may have stopped it; no ratio uses it",
         own=_inline,
     ),
     "no steady state": Doubt(
-        "the warm-up came to its limit before the medians of two rounds of steps, and the ends of the last one's "
-        f"trend, were within {100 * STEADY_CHANGE:.0f} % (within their noise up to {100 * STEADY_NOISE:.0f} %)",
+        "the warm-up reached its limit before the medians of two successive rounds of steps, and the ends of the last "
+        f"round's trend, agreed within {100 * STEADY_CHANGE:.0f} % (or within their noise, up to "
+        f"{100 * STEADY_NOISE:.0f} %)",
         own=_unsteady,
     ),
     "wide spread": Doubt(
-        f"the interquartile range of the timed steps is over {100 * WIDE_SPREAD:.0f} % of their median",
+        f"the interquartile range of the timed steps exceeds {100 * WIDE_SPREAD:.0f} % of their median",
         own=_wide_spread,
     ),
     "slow rank": Doubt(
-        f"that rank's own step, without gradient exchange, takes over {SLOW_RANK:g} times the median rank's "
-        "(looked at where throughput.explain times ddp's steps alone)",
+        f"that rank's step without gradient exchange takes more than {SLOW_RANK:g} times the median rank's "
+        "(known only if throughput.explain times ddp's steps without exchange)",
         own=_slow_rank,
     ),
     "foreign load": Doubt(
-        f"other processes kept over {FOREIGN_CORES:g} cores of a node busy while steps were timed",
+        f"other processes kept more than {FOREIGN_CORES:g} cores of a node busy during the timed steps",
         own=_foreign_load,
     ),
-    "memory swapped": Doubt("the node swapped memory while steps were timed", own=_swapped),
+    "memory swapped": Doubt("the node swapped memory during the timed steps", own=_swapped),
     "clocks throttled": Doubt(
-        "heat or power held a GPU's clocks down for over a hundredth of the time, or at its end",
+        "a GPU's clocks were throttled by heat or power for more than 1 % of the timed steps, or at their end",
         own=_throttled,
     ),
     "foreign load on the GPU": Doubt(
-        "other processes computed on a GPU while steps were timed",
+        "other processes computed on a GPU during the timed steps",
         own=_foreign_gpu_load,
     ),
-    "threads differ from the base's": Doubt("not as many threads a device as its base had", beside=_other_threads),
-    "other devices than the base's": Doubt("other models of devices", beside=_other_devices),
-    "other hosts than the base's": Doubt("not on the machine that its base ran on", beside=_other_hosts),
+    "threads differ from the base's": Doubt(
+        "the number of threads per device is not the base's", beside=_other_threads
+    ),
+    "other devices than the base's": Doubt("the device models are not the base's", beside=_other_devices),
+    "other hosts than the base's": Doubt("a host of the base is not among the trial's hosts", beside=_other_hosts),
     "environment differs from the base's": Doubt(
-        "other versions, settings or hardware than in its base's worker group",
+        "versions, settings or hardware differ from those of the base's worker group",
         beside=_other_environment,
     ),
 }
@@ -179,19 +182,19 @@ def doubts(
     ok = records(trials[trials["outcome"] == "ok"])
     measured_in = {(row["cell_id"], row["block"], row["invocation"]): row for row in ok if not row["purpose"]}
     bases = bases_of(by_cell(measured(trials)))
-    found: list[str] = []
+    texts: list[str] = []
     for row in records(trials):
         names: list[str] = []
         if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
             base_id = bases.get(row["cell_id"], row["base_id"])
             base = measured_in.get((base_id, row["block"], row["invocation"]))
             is_other = base is not None and base["trial_id"] != row["trial_id"]
-            names += _named(evidence[_key(row)], evidence[_key(base)] if base is not None and is_other else None)
-        found.append("; ".join(names))
-    return pd.Series(found, index=trials.index, dtype="string")
+            names += _doubt_names(evidence[_key(row)], evidence[_key(base)] if base is not None and is_other else None)
+        texts.append("; ".join(names))
+    return pd.Series(texts, index=trials.index, dtype="string")
 
 
-def _named(trial: Evidence, base: Evidence | None) -> Iterator[str]:
+def _doubt_names(trial: Evidence, base: Evidence | None) -> Iterator[str]:
     for name, doubt in DOUBTS.items():
         if doubt.own(trial) or (base is not None and doubt.beside(trial, base)):
             yield f"{name} {trial.slow_rank}" if doubt.own is _slow_rank else name

@@ -24,16 +24,16 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     The difference is the norm of the difference of both updates over the norm of one device's. Both
     updates are the sum of the same few steps from the same start on the same global batches, folded alike.
     """
-    ran = trials[trials["purpose"] == "equivalence"].drop_duplicates("trial_id", keep="last")
+    checked = trials[trials["purpose"] == "equivalence"].drop_duplicates("trial_id", keep="last")
     by_trial = {key: part.sort_values("bucket")["update"] for key, part in checks.groupby(["trial_id", "attempt"])}
     updates = {
         row["cell_id"]: np.asarray(by_trial[row["trial_id"], row["attempt"]], dtype=float)
-        for row in ran.to_dict("records")
+        for row in checked.to_dict("records")
         if row["outcome"] == "ok" and (row["trial_id"], row["attempt"]) in by_trial
     }
-    failed = {row["cell_id"]: f"{row['outcome']}: {row['reason']}" for row in ran.to_dict("records")}
+    failed = {row["cell_id"]: f"{row['outcome']}: {row['reason']}" for row in checked.to_dict("records")}
     rows = []
-    for row in ran[ran["cell_id"] != ran["base_id"]].to_dict("records"):
+    for row in checked[checked["cell_id"] != checked["base_id"]].to_dict("records"):
         named = {axis: row[axis] for axis in ("cell_id", "base_id", *AXES)}
         rows.append({**named, **_verdict(row["cell_id"], row["base_id"], updates, failed)})
     return EQUIVALENCE.frame(sorted(rows, key=order))
@@ -51,11 +51,11 @@ def _verdict(
     for name, which in (("the check", cell_id), ("one device's check", base_id)):
         if which not in updates:
             return {"reason": f"unknown: {name} ended as {failed.get(which, 'nothing: it was not run')}"}
-    mine, alone = updates[cell_id], updates[base_id]
+    own, alone = updates[cell_id], updates[base_id]
     norm = float(np.linalg.norm(alone))
     if norm == 0:
         return {"reason": "unknown: one device's parameters did not change"}
-    difference = float(np.linalg.norm(mine - alone)) / norm
+    difference = float(np.linalg.norm(own - alone)) / norm
     reason = f"not equivalent to one device: its update differs by {100 * difference:.3g} %"
     equivalent = difference <= MAX_DIFFERENCE
     return {"difference": difference, "equivalent": equivalent, "reason": None if equivalent else reason}

@@ -15,8 +15,8 @@ from harness.record.schema import AXES, FINDINGS
 FAILED = {
     "check": "it runs",
     "severity": "error",
-    "means": "the examination itself failed: the cells that it stands for will, too",
-    "advice": "read its log, and run the workload as `single` on one device first",
+    "means": "the doctor's trial itself failed; the cells that it represents are likely to fail too",
+    "advice": "read the trial's log, and run the workload as `single` on one device first",
 }
 
 
@@ -25,15 +25,15 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
 
     A trial that failed has the finding FAILED, unless it reported an error before.
     """
-    last = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor"}
-    named = trials.drop_duplicates("trial_id", keep="last").set_index("trial_id")
+    latest = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor"}
+    cells = trials.drop_duplicates("trial_id", keep="last").set_index("trial_id")
     rows = []
-    for trial_id, line in last.items():
-        found = list(line["facts"].get("findings", []))
-        if line["outcome"] not in ("ok", "skipped") and not any(f["severity"] == "error" for f in found):
-            found.append({**FAILED, "seen": str(line["reason"])})
-        axes = {axis: named.loc[trial_id, axis] for axis in ("cell_id", *AXES)}
-        rows += [{"trial_id": trial_id, **axes, **finding} for finding in found]
+    for trial_id, line in latest.items():
+        of_trial = list(line["facts"].get("findings", []))
+        if line["outcome"] not in ("ok", "skipped") and not any(f["severity"] == "error" for f in of_trial):
+            of_trial.append({**FAILED, "seen": str(line["reason"])})
+        axes = {axis: cells.loc[trial_id, axis] for axis in ("cell_id", *AXES)}
+        rows += [{"trial_id": trial_id, **axes, **finding} for finding in of_trial]
     return FINDINGS.frame(rows)
 
 

@@ -16,10 +16,10 @@ ENERGY = ["energy_j", "samples_per_joule"]
 
 def gpus(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
     """Return one row a cell whose GPUs gave any reading; no rows without GPUs."""
-    asked = ranks[[*KEYS, *STATES, *ENERGY]]
-    told = asked[asked[[*STATES, *ENERGY]].notna().any(axis=1)][KEYS].drop_duplicates()
-    kept = measured(trials)[[*KEYS, "cell_id", *AXES]].merge(told, on=KEYS)
-    rows = [_row(group) for _, group in asked.merge(kept, on=KEYS).groupby("cell_id", sort=False)]
+    readings = ranks[[*KEYS, *STATES, *ENERGY]]
+    known = readings[readings[[*STATES, *ENERGY]].notna().any(axis=1)][KEYS].drop_duplicates()
+    kept = measured(trials)[[*KEYS, "cell_id", *AXES]].merge(known, on=KEYS)
+    rows = [_row(group) for _, group in readings.merge(kept, on=KEYS).groupby("cell_id", sort=False)]
     return GPUS.frame(sorted(rows, key=order))
 
 

@@ -27,7 +27,7 @@ def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     for cell_id, twin in twins.items():
         if ratio := _ratio(twin, bases.get(cell_id, []), rule):
             speeds = {"throughput_per_s": ratio.pop("other"), "twin_throughput_per_s": ratio.pop("own")}
-            rows.append({**_named(twin), **speeds, **ratio, "doubts": _both(twin, "twin", bases[cell_id], "base")})
+            rows.append({**_axes(twin), **speeds, **ratio, "doubts": _both(twin, "twin", bases[cell_id], "base")})
     return NOISE.frame(sorted(rows, key=order))
 
 
@@ -42,7 +42,7 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = 
         if group[0]["launcher"] == "ray" and (ratio := _ratio(group, control, rule, excluded)):
             speeds = {"throughput_per_s": ratio.pop("own"), "control_throughput_per_s": ratio.pop("other")}
             doubts = doubts_of(group, control, "torchrun")
-            rows.append({**_named(group), "control_id": control[0]["cell_id"], **speeds, **ratio, "doubts": doubts})
+            rows.append({**_axes(group), "control_id": control[0]["cell_id"], **speeds, **ratio, "doubts": doubts})
     return PARITY.frame(sorted(rows, key=order))
 
 
@@ -56,19 +56,19 @@ def versus(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = 
     for groups in alike.values():
         for other, group in _neighbours(groups):
             if ratio := _ratio(group, other, rule, excluded):
-                named = {**_named(group), "other_id": other[0]["cell_id"], "other_strategy": other[0]["strategy"]}
-                named["emulated"] = bool(group[0]["emulated"] or other[0]["emulated"])
+                axes = {**_axes(group), "other_id": other[0]["cell_id"], "other_strategy": other[0]["strategy"]}
+                axes["emulated"] = bool(group[0]["emulated"] or other[0]["emulated"])
                 speeds = {"throughput_per_s": ratio.pop("own"), "other_throughput_per_s": ratio.pop("other")}
                 doubts = doubts_of(group, other, str(other[0]["strategy"]))
-                rows.append({**named, **speeds, **ratio, "doubts": doubts})
+                rows.append({**axes, **speeds, **ratio, "doubts": doubts})
     return VERSUS.frame(sorted(rows, key=order))
 
 
 def _both(first: Rows, first_name: str, second: Rows, second_name: str) -> str | None:
     """Return the doubts of two groups of trials of the same cell, each doubt with the name of its group."""
     named = ((first_name, first), (second_name, second))
-    told = [f"{name}: {doubt}" for name, rows in named if (doubt := tally([row["doubts"] for row in rows]))]
-    return "; ".join(told) or None
+    texts = [f"{name}: {doubt}" for name, rows in named if (doubt := tally([row["doubts"] for row in rows]))]
+    return "; ".join(texts) or None
 
 
 def excludes_one(ratio: Estimate) -> bool | None:
@@ -82,18 +82,18 @@ def _ratio(group: Rows, other: Rows, rule: Rule | None, excluded: Excluded = Non
     if not speeds:
         return None
     ratio = paired_ratio(speeds, others, pilot=pilot)
-    told: Values = {
+    columns: Values = {
         "own": geometric_mean(speeds).value,
         "other": geometric_mean(others).value,
         "ratio": ratio.value,
     }
-    told |= {**ends(ratio), "excludes_one": excludes_one(ratio)}
+    columns |= {**ends(ratio), "excludes_one": excludes_one(ratio)}
     checks = (str(rows[0]["check_id"]) for rows in (group, other))
     reason = next((excluded[check] for check in checks if check in excluded), None) if excluded else None
-    return told | {**dict.fromkeys(RATIO), "excluded": reason} if reason else told
+    return columns | {**dict.fromkeys(RATIO), "excluded": reason} if reason else columns
 
 
-def _named(group: Rows) -> Values:
+def _axes(group: Rows) -> Values:
     return {axis: group[0][axis] for axis in ("cell_id", "unit", *AXES)}
 
 
@@ -103,5 +103,5 @@ def _neighbours(groups: list[Rows]) -> Iterator[tuple[Rows, Rows]]:
         [group for group in groups if group[0]["strategy"] == name]
         for name in sorted({group[0]["strategy"] for group in groups}, key=strategy_order)
     ]
-    for before, after in pairwise(found for found in by_strategy if found):
+    for before, after in pairwise(cells for cells in by_strategy if cells):
         yield from ((one, two) for one in before for two in after)

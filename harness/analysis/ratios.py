@@ -34,8 +34,8 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, excluded: Mapping[st
         reason = (excluded or {}).get(str(first["check_id"]))
         if reason:
             row |= {**dict.fromkeys(RATIOS), "excluded": reason}
-        named = {axis: first[axis] for axis in ("unit", *AXES)}
-        rows.append({"cell_id": cell_id, "base_id": base_id, **named, **row, "doubts": doubts_of(group, base, "base")})
+        axes = {axis: first[axis] for axis in ("unit", *AXES)}
+        rows.append({"cell_id": cell_id, "base_id": base_id, **axes, **row, "doubts": doubts_of(group, base, "base")})
     compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]}
     for row in rows:
         if row["cell_id"] in compared:

@@ -106,13 +106,13 @@ def _convergence(results: Results) -> pd.DataFrame:
 
 
 def _findings(results: Results) -> pd.DataFrame:
-    """Return the doctor's findings: of examined cells, of the plan, and of the nodes; none if it was not asked."""
-    found = findings(results.lines, results.trials)
-    asked = results.experiment.preflight and all(line["outcome"] == "skipped" for line in results.lines)
-    if not (asked or any(line["purpose"] == "doctor" for line in results.lines)):
-        return found
+    """Return the doctor's findings on cells, the plan and the nodes; no rows if the doctor did not run."""
+    of_trials = findings(results.lines, results.trials)
+    checked = results.experiment.preflight and all(line["outcome"] == "skipped" for line in results.lines)
+    if not (checked or any(line["purpose"] == "doctor" for line in results.lines)):
+        return of_trials
     rest = static_findings(results.folder.plan(), results.environment)
-    return FINDINGS.typed(pd.concat([found, rest], ignore_index=True)) if len(rest) else found
+    return FINDINGS.typed(pd.concat([of_trials, rest], ignore_index=True)) if len(rest) else of_trials
 
 
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {

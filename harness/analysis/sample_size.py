@@ -44,13 +44,13 @@ def _needed(pilot: Sequence[float], rule: BlockRule) -> int:
 
 def _pilot(lines: Lines, blocks: int) -> dict[str, dict[tuple[int, int], float]]:
     """Return the throughput of each cell by block and invocation, in the first ``blocks`` blocks."""
-    found: dict[str, dict[tuple[int, int], float]] = {}
+    speeds: dict[str, dict[tuple[int, int], float]] = {}
     for line in lines:
         if line["kind"] == "throughput" and line["outcome"] == "ok" and line["block"] < blocks:
             speed = throughput(line["windows"])
             if speed:
-                found.setdefault(line["cell_id"], {})[line["block"], line["invocation"]] = speed
-    return found
+                speeds.setdefault(line["cell_id"], {})[line["block"], line["invocation"]] = speed
+    return speeds
 
 
 def _ratios(speeds: Mapping[tuple[int, int], float], bases: Mapping[tuple[int, int], float] | None) -> list[float]:

@@ -36,29 +36,29 @@ class StepTimes:
         """One row a trial: the quartiles of its step times, and the fraction of them spent waiting for data."""
         if self.trials.empty:
             return pd.DataFrame(columns=["q1_s", "median_s", "q3_s", "wait_fraction"], index=self.trials, dtype=float)
-        waited = pd.concat([waits.sum() for waits in _grouped(self.wait_s)])
+        wait_s = pd.concat([waits.sum() for waits in _grouped(self.wait_s)])
         parts = [
             pd.DataFrame({"q1_s": s.quantile(0.25), "median_s": s.median(), "q3_s": s.quantile(0.75), "all_s": s.sum()})
             for s in _grouped(self.step_s)
         ]
         frame = pd.concat(parts)
-        return frame.assign(wait_fraction=waited / frame["all_s"]).drop(columns="all_s").set_axis(self.trials)
+        return frame.assign(wait_fraction=wait_s / frame["all_s"]).drop(columns="all_s").set_axis(self.trials)
 
     def of_cells(self, trials: pd.DataFrame) -> dict[str, np.ndarray]:
         """Return the step times of these trials in seconds, by ``cell_id``."""
-        places = {key: place for place, key in enumerate(self.trials)}
+        positions = {key: position for position, key in enumerate(self.trials)}
         parts: dict[str, list[np.ndarray]] = {}
         for row in records(trials[[*KEYS, "cell_id"]]):
-            place = places.get((row["trial_id"], row["attempt"]))
-            if place is not None:
-                parts.setdefault(row["cell_id"], []).append(self.step_s[place])
+            position = positions.get((row["trial_id"], row["attempt"]))
+            if position is not None:
+                parts.setdefault(row["cell_id"], []).append(self.step_s[position])
         return {cell_id: np.concatenate(part) for cell_id, part in parts.items()}
 
 
 def quantiles(steps: dict[str, np.ndarray], at: Sequence[float]) -> list[dict[str, float]]:
     """Return for each quantile in ``at`` its value by cell id."""
-    found = [pd.concat([group.quantile(q) for group in _grouped([*steps.values()])] or [pd.Series()]) for q in at]
-    return [dict(zip(steps, values.tolist(), strict=True)) for values in found]
+    values_at = [pd.concat([group.quantile(q) for group in _grouped([*steps.values()])] or [pd.Series()]) for q in at]
+    return [dict(zip(steps, values.tolist(), strict=True)) for values in values_at]
 
 
 def step_times(steps: pd.DataFrame) -> StepTimes:
@@ -66,8 +66,8 @@ def step_times(steps: pd.DataFrame) -> StepTimes:
     if steps.empty:
         return StepTimes(pd.MultiIndex.from_frame(steps[KEYS]), [], [])
     starts = _starts(steps)
-    named = steps[KEYS].iloc[starts]
-    if named.duplicated().any():  # a trial's rows are not contiguous, as they are in files
+    keys = steps[KEYS].iloc[starts]
+    if keys.duplicated().any():  # a trial's rows are not contiguous, as they are in files
         return step_times(steps.sort_values(KEYS, kind="stable", ignore_index=True))
     timed = ~steps["warmup"].to_numpy(dtype=bool, na_value=True)
     ends = np.cumsum(timed)[np.append(starts[1:], len(steps)) - 1]
@@ -76,7 +76,7 @@ def step_times(steps: pd.DataFrame) -> StepTimes:
     step_s, wait_s = (
         [part for part, count in zip(np.split(column, ends[:-1]), counts, strict=True) if count] for column in columns
     )
-    return StepTimes(pd.MultiIndex.from_frame(named[counts > 0]), step_s, wait_s)
+    return StepTimes(pd.MultiIndex.from_frame(keys[counts > 0]), step_s, wait_s)
 
 
 def _starts(steps: pd.DataFrame) -> np.ndarray:
@@ -93,5 +93,5 @@ def _grouped(values: Sequence[np.ndarray]) -> Iterator[SeriesGroupBy[Any, Any]]:
     """Yield the values of BATCH arrays at a time, grouped by the position of their array."""
     for start in range(0, len(values), BATCH):
         part = values[start : start + BATCH]
-        places = np.repeat(np.arange(start, start + len(part)), [len(one) for one in part])
-        yield pd.Series(np.concatenate(part)).groupby(places)
+        positions = np.repeat(np.arange(start, start + len(part)), [len(one) for one in part])
+        yield pd.Series(np.concatenate(part)).groupby(positions)

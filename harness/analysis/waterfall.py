@@ -134,8 +134,8 @@ def waterfall(
         first, base = group[0], bases.get(cell_id)
         if first["devices"] == 1 or base is None or pd.isna(base["efficiency"]):
             continue
-        found = [(row["block"], _step_loss(row, base["base_id"], known)) for row in group]
-        losses = {block: loss for block, loss in found if loss}  # of a block cut in two, the last invocation's
+        by_block = [(row["block"], _step_loss(row, base["base_id"], known)) for row in group]
+        losses = {block: loss for block, loss in by_block if loss}  # the last invocation of a block counts
         if losses:
             rows += _rows(first, str(base["base_id"]), _with_common_parts(losses), pilot)
     return WATERFALL.frame(sorted(rows, key=lambda row: (*order(row), row["position"])))

@@ -11,7 +11,7 @@ from harness.analysis.gpus import gpus
 from harness.report.tables.cost import gpu_table
 from tests.records import line, steps_of
 
-TOLD = {
+READINGS = {
     "gpu_utilisation": 0.9,
     "power_w": 300.0,
     "sm_clock_fraction": 1.0,
@@ -22,10 +22,10 @@ TOLD = {
 }
 
 
-def told(cell: str, *ranks: dict[str, Any], **columns: Any) -> dict[str, Any]:
+def trial(cell: str, *ranks: dict[str, Any], **columns: Any) -> dict[str, Any]:
     """Return a trial with these GPU readings of its ranks."""
     made = line(cell, rates=(100.0,) * len(ranks), **columns)
-    return made | {"ranks": [{"rank": rank, **TOLD, **more} for rank, more in enumerate(ranks)]}
+    return made | {"ranks": [{"rank": rank, **READINGS, **more} for rank, more in enumerate(ranks)]}
 
 
 def gpus_of(lines: list[dict[str, Any]]) -> Any:
@@ -34,7 +34,7 @@ def gpus_of(lines: list[dict[str, Any]]) -> Any:
 
 def test_a_cell_is_the_mean_of_its_ranks_and_the_worst_of_what_may_not_be_exceeded() -> None:
     hot = {"temperature_c": 80.0, "power_w": 100.0, "sm_clock_fraction": 0.5, "gpu_utilisation": 0.5}
-    found = gpus_of([told("ddp2", {}, hot, block=0), told("ddp2", {}, {}, block=1)])
+    found = gpus_of([trial("ddp2", {}, hot, block=0), trial("ddp2", {}, {}, block=1)])
     (row,) = found.to_dict("records")
     assert (row["strategy"], row["devices"], row["blocks"]) == ("ddp", 2, 2)
     assert row["power_w"] == pytest.approx(250.0) and row["gpu_utilisation"] == pytest.approx(0.8)
@@ -43,29 +43,29 @@ def test_a_cell_is_the_mean_of_its_ranks_and_the_worst_of_what_may_not_be_exceed
 
 def test_samples_per_joule_are_all_samples_over_all_energy() -> None:
     wasteful = {"energy_j": 3000.0, "samples_per_joule": 1.0}  # 2,000 samples of one rank, 3,000 of the other
-    (row,) = gpus_of([told("ddp2", {}, wasteful)]).to_dict("records")
+    (row,) = gpus_of([trial("ddp2", {}, wasteful)]).to_dict("records")
     assert row["samples_per_joule"] == pytest.approx(5000 / 4000)
 
 
 def test_where_one_rank_does_not_tell_its_energy_the_cell_has_none() -> None:
-    untold = {"energy_j": None, "samples_per_joule": None}
-    found = gpus_of([told("ddp2", {}, {}, block=0), told("ddp2", {}, untold, block=1)])
+    unknown = {"energy_j": None, "samples_per_joule": None}
+    found = gpus_of([trial("ddp2", {}, {}, block=0), trial("ddp2", {}, unknown, block=1)])
     assert found["samples_per_joule"].isna().all() and found["power_w"].notna().all()
     (row,) = gpu_table(found).rows
     assert row.cells[-2:] == ("-", "2")
 
 
 def test_a_rank_that_tells_nothing_leaves_what_needs_all_of_them_unknown() -> None:
-    silent = dict.fromkeys(TOLD)
-    found = gpus_of([told("ddp2", {}, silent)])
+    unknown = dict.fromkeys(READINGS)
+    found = gpus_of([trial("ddp2", {}, unknown)])
     assert found["samples_per_joule"].isna().all() and found["power_w"].tolist() == [300.0]
     (row,) = gpu_table(found).rows
     assert row.cells[7] == "not known"
 
 
-def test_energy_alone_is_told_too() -> None:
-    energy = {**dict.fromkeys(TOLD), "energy_j": 3000.0, "samples_per_joule": 1.0}
-    (row,) = gpus_of([told("ddp2", {}, energy)]).to_dict("records")
+def test_energy_alone_is_reported_too() -> None:
+    energy = {**dict.fromkeys(READINGS), "energy_j": 3000.0, "samples_per_joule": 1.0}
+    (row,) = gpus_of([trial("ddp2", {}, energy)]).to_dict("records")
     assert row["samples_per_joule"] == pytest.approx(5000 / 4000)
 
 
@@ -80,16 +80,16 @@ def test_energy_alone_is_told_too() -> None:
     ],
 )
 def test_why_clocks_were_held_down_is_that_of_any_rank(first: str | None, second: str, shown: str) -> None:
-    (row,) = gpu_table(gpus_of([told("ddp2", {"throttled": first}, {"throttled": second})])).rows
+    (row,) = gpu_table(gpus_of([trial("ddp2", {"throttled": first}, {"throttled": second})])).rows
     assert row.cells[7] == shown
 
 
 def test_a_table_reads_as_a_person_expects() -> None:
-    (row,) = gpu_table(gpus_of([told("single", {})])).rows
+    (row,) = gpu_table(gpus_of([trial("single", {})])).rows
     assert row.cells[1:] == ("single", "1", "90 %", "300", "100 %", "60", "no", "2", "1")
 
 
 def test_without_gpus_and_for_what_failed_there_is_nothing() -> None:
     assert gpus_of([line("single")]).empty
-    assert gpus_of([told("single", {}, outcome="oom")]).empty
-    assert gpus_of([told("single", {}, purpose="twin", kind="diagnostic")]).empty
+    assert gpus_of([trial("single", {}, outcome="oom")]).empty
+    assert gpus_of([trial("single", {}, purpose="twin", kind="diagnostic")]).empty

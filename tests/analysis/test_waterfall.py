@@ -157,10 +157,10 @@ def test_strong_scaling_names_the_smaller_batch() -> None:
 def fsdp_study(block: int, **facts: float) -> list[dict[str, Any]]:
     """Return trials; ms a step: single 100, fsdp on two devices 160."""
     two = [window("timed", rank, 2, 0.160) for rank in (0, 1)]
-    told = {"steady": True, **facts}
+    facts = {"steady": True, **facts}
     return [
         trial("single", [window("timed", 0, 2, 0.100)], block=block, alone_id="single"),
-        trial("fsdp2", two, block=block, strategy="fsdp", alone_id="single", facts=told),
+        trial("fsdp2", two, block=block, strategy="fsdp", alone_id="single", facts=facts),
     ]
 
 

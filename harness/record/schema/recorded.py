@@ -71,7 +71,7 @@ TRIALS = Table(
         _c("error_rank", "Int64", "rank that failed first; the others only miss it"),
         _c("diverged_step", "Int64", "step, from 1 over the whole trial, whose loss was the first that is not finite"),
         _c("freed_s", "Float64", "from what the driver saw first of a failure until its worker group was gone", "s"),
-        _c("log", "string", "file under the run folder: traceback or stacks, and what that rank printed last"),
+        _c("log", "string", "file under the run folder: traceback or stacks, and the last output of that rank"),
         *AXIS_COLUMNS,
         _c("unit", "string", "what throughput counts: samples or tokens"),
         _c("parameters", "Int64", "parameters of the model"),
