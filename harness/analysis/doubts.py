@@ -14,6 +14,7 @@ from harness.analysis.steps import StepTimes
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 from harness.record.frames import records
+from harness.system.units import GIB
 
 WIDE_SPREAD = 0.10
 SLOW_RANK = 1.20
@@ -261,7 +262,7 @@ def _environments(environment: RunEnvironment) -> dict[tuple[str, int], str]:
 def _signature(node: NodeEnvironment) -> str:
     settings: Mapping[str, object] = node
     variables = {k: v for k, v in (node.get("variables") or {}).items() if k not in PLACEMENT_VARIABLES}
-    memory_gib = round((node.get("memory_bytes") or 0) / 2**30)
+    memory_gib = round((node.get("memory_bytes") or 0) / GIB)
     return json.dumps([*(settings.get(key) for key in ENVIRONMENT_KEYS), memory_gib, variables], sort_keys=True)
 
 

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.report.tables.text import plural
+from harness.system.units import GIB
 
 
 class NodeFacts(TypedDict):
@@ -57,7 +58,7 @@ def node_facts(node: NodeEnvironment) -> list[tuple[str, str]]:
     ]
     facts = [
         ("processor", f"{node['cpu']}, {node['cores']} cores, {node['logical_cpus']} logical"),
-        ("memory", f"{node['memory_bytes'] / 2**30:.1f} GiB"),
+        ("memory", f"{node['memory_bytes'] / GIB:.1f} GiB"),
         ("GPUs", ", ".join(models) or "none used"),
         ("system", node["system"]),
         ("software", f"Python {node['python']}, {packages}, CUDA {node['cuda'] or 'none'}"),

@@ -10,7 +10,6 @@ from harness.analysis.results import Results
 from harness.report.figures import captions
 from harness.report.figures.common import (
     COLOURS,
-    GIB,
     Drawing,
     add_legend,
     draw_lines,
@@ -23,6 +22,7 @@ from harness.report.figures.common import (
 )
 from harness.report.labels import rate_unit
 from harness.report.row import number, rows_of
+from harness.system.units import GIB
 
 BATCH = "per_device_batch_size"
 SPEED = "per_device_per_s"

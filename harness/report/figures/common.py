@@ -45,7 +45,6 @@ MARKERS = ByStrategy({name: traits.marker for name, traits in BUILTIN_TRAITS.ite
 MOST_FACETS = 12
 MOST_TICKS = 16
 PANEL = (4.6, 3.1)
-GIB = 2**30
 
 
 @dataclass(frozen=True)
