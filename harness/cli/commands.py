@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.config.axes import check_filter
-from harness.config.yaml_source import parse_value
 from harness.errors import ExperimentError, HarnessError, WriteError
 from harness.system import sanitize
 from harness.system.files import PACKAGE_FOLDER
@@ -221,6 +219,9 @@ def parse_assumed(text: str) -> Inventory:
 
 def parse_only(text: str) -> dict[str, Any]:
     """Return {'strategy': ['ddp'], 'devices': [2]} for 'strategy=ddp,devices=2'; an axis may have several values."""
+    from harness.config.axes import check_filter
+    from harness.config.yaml_source import parse_value
+
     wanted: dict[str, Any] = {}
     for part in re.split(r",(?![^\[]*\])", text):  # at commas, but not inside [0, 1]
         name, equals, value = part.partition("=")
