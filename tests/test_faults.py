@@ -67,7 +67,12 @@ FAULTS = (
     Fault("loader", "a loader worker that sleeps", "timeout", r"; rank 1 in ", "__getitem__"),
     Fault("sigkill", "SIGKILL to itself, once", "ok", "", "last words before sigkill", outcomes=("lost", "ok")),
     Fault(
-        "sigsegv", "read address 0", "lost", r"died \(rank 1", "Segmentation fault|SIGSEGV", outcomes=("lost", "lost")
+        "sigsegv",
+        "read address 0",
+        "lost",
+        r"rank 1 terminated unexpectedly",
+        "Segmentation fault|SIGSEGV",
+        outcomes=("lost", "lost"),
     ),
     Fault("os_exit", "os._exit(9), once", "ok", "", "last words before os_exit", outcomes=("lost", "ok")),
 )
@@ -193,7 +198,7 @@ def test_a_fault_is_a_row_that_says_why(done: Run, fault: Fault, shown: list[Fau
     assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1))
     first = rows[0]
     assert first["error_rank"] == 1
-    assert re.search(fault.reason or r"died \(rank 1", first["reason"]), first["reason"]
+    assert re.search(fault.reason or r"rank 1 terminated unexpectedly", first["reason"]), first["reason"]
     log = (done.results.folder.path / first["log"]).read_text()
     assert re.search(fault.log, log), log
     if first["outcome"] != "diverged":  # its group goes on
@@ -245,7 +250,7 @@ def test_no_process_is_left_behind(done: Run) -> None:
     assert not left
 
 
-HOG = Fault("hog", "fill the host's memory", "oom", r"Ray's memory monitor ended rank \d", "low on memory")
+HOG = Fault("hog", "fill the host's memory", "oom", r"Ray's memory monitor killed rank \d", "low on memory")
 GIB = 1 << 30
 
 

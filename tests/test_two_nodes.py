@@ -310,8 +310,8 @@ def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kil
     waited, died, shrunk = (line["reason"] for line in faulty)
     assert waited == healthy[0]["reason"] and "the worker group did not start" in waited
     rank = faulty[1]["error_rank"]
-    assert died == f"a worker process died (rank {rank})"
-    assert shrunk == "the cluster shrank: of 2 nodes that the trial needs 1 are left"
+    assert died == f"the process of rank {rank} terminated unexpectedly"
+    assert shrunk == "the cluster shrank: 1 of the 2 nodes that the trial needs are left"
     assert {line["outcome"] for line in lines if line["nodes"] == 1} == {"ok"}
     groups = harness.load(next((tmp_path / "out/shrinks").iterdir())).environment["groups"]
     ranks = [row for group in groups if len(group["ranks"]) == 2 for row in group["ranks"]]

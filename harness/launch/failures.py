@@ -37,25 +37,26 @@ _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """torchrun's report of a rank that died."""
 
 
-def primary(failures: Sequence[TrialResult], silent: Sequence[int] = ()) -> TrialResult:
+def primary(failures: Sequence[TrialResult], dead_ranks: Sequence[int] = ()) -> TrialResult:
     """Return the failure that caused the others: the first that does not read like a lost peer.
 
-    If every rank only misses a peer, that peer's process or node is lost. ``silent``: the ranks that are known to
+    If every rank only misses a peer, that peer's process or node is lost. ``dead_ranks``: the ranks that are known to
     have died without a report.
     """
-    own = [failure for failure in failures if not _is_collateral(failure, certain=bool(silent))]
+    own = [failure for failure in failures if not _is_collateral(failure, certain=bool(dead_ranks))]
     if own:
         return own[0]
     first = failures[0]
-    if not silent:
+    if not dead_ranks:
         return replace(first, outcome="lost", reason=f"a peer was lost: {first.reason}")
-    detail = f"The process of rank {silent[0]} ended without a word. What its peer saw:\n\n{first.detail}"
-    return replace(first, outcome="lost", reason=died(silent[0]), error_type=None, error_rank=silent[0], detail=detail)
+    rank = dead_ranks[0]
+    detail = f"The process of rank {rank} terminated without a report. The error of its peer:\n\n{first.detail}"
+    return replace(first, outcome="lost", reason=died(rank), error_type=None, error_rank=rank, detail=detail)
 
 
 def died(rank: int, how: str | None = None) -> str:
-    """Return the reason of a trial whose rank's process is gone; ``how``: its signal or exit code, if known."""
-    return f"a worker process died (rank {rank}{f': {how}' if how else ''})"
+    """Return the reason of a trial whose rank's process died; ``how``: its signal or exit code, if known."""
+    return f"the process of rank {rank} terminated unexpectedly{f' ({how})' if how else ''}"
 
 
 def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
@@ -67,8 +68,8 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
     printed = watchdog.printed(rank)
     was_killed = (row.outcome == "lost" and not _ended_otherwise(row.reason, printed)) or LOADER_KILLED in row.reason
     if was_killed and watchdog.killed_for_memory(rank):
-        row = replace(row, outcome="oom", reason=f"the host's memory ran out: {row.reason}")
-    detail = f"{row.detail}\n\nrank {rank} printed last:\n{printed}" if printed else row.detail
+        row = replace(row, outcome="oom", reason=f"the host ran out of memory: {row.reason}")
+    detail = f"{row.detail}\n\nlast output of rank {rank}:\n{printed}" if printed else row.detail
     return replace(row, facts=facts, detail=detail)
 
 
@@ -92,12 +93,11 @@ def blamed(planned: Sequence[str], finished: Sequence[str], current: str | None,
 
 def from_hang(trial_ids: Sequence[str], stacks: Mapping[int, str]) -> Iterator[TrialResult]:
     """Yield a row for each trial to mark when a group hung; ``stacks``: the stack of each rank."""
-    reason = "no step was taken within the limit (limits.trial); the log shows where each rank stood"
-    found = held_up_by(stacks)
-    rank, place = found if found else (None, None)
+    reason = "no step was completed within the time limit (limits.trial); the log holds the stack of each rank"
+    rank, place = held_up_by(stacks) or (None, None)
     if place:
         reason += f"; rank {rank} in {place}"
-    texts = (f"rank {number}:\n{stack or 'no answer'}" for number, stack in sorted(stacks.items()))
+    texts = (f"rank {number}:\n{stack or 'no stack received'}" for number, stack in sorted(stacks.items()))
     detail = f"{reason}\n\n" + "\n\n".join(texts)
     for trial_id in trial_ids:
         yield TrialResult(trial_id, "timeout", reason, error_rank=rank, detail=detail)
@@ -116,11 +116,11 @@ def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) ->
     ``code`` is the exit code of torchrun; None if it was given up because no rank registered.
     """
     if not came_up:
-        what = "nothing was heard of them in time" if code is None else f"torchrun ended with exit code {code}"
+        what = "none registered with the driver in time" if code is None else f"torchrun ended with exit code {code}"
         return TrialResult(trial_id, "error", f"the worker processes did not start: {what}", detail=output)
     named = _DIED.findall(output)
     if not named:
-        return TrialResult(trial_id, "lost", f"torchrun itself ended (exit code {code})", detail=output)
+        return TrialResult(trial_id, "lost", f"torchrun itself terminated (exit code {code})", detail=output)
     rank, status = (int(number) for number in named[-1])  # the last is what torchrun calls the root cause
     means = f"signal {-status}" if status < 0 else f"exit code {status}"
     return TrialResult(trial_id, "lost", died(rank, means), error_rank=rank, detail=output)
@@ -151,7 +151,7 @@ def _classify(error: BaseException | None) -> TrialResult:
     if not named:
         inner = getattr(error, "controller_failure", None) or error
         kind = type(inner).__name__
-        reason = f"the worker group did not start or was ended: {kind}: {str(inner)[:300]}"
+        reason = f"the worker group did not start or was terminated: {kind}: {str(inner)[:300]}"
         return TrialResult("", "lost", reason, error_type=kind, detail=detail)
     rank, cause = next(iter((ended or named).items()))
     kind = type(cause).__name__
@@ -176,7 +176,7 @@ def _is_memory(cause: BaseException) -> bool:
 
 
 def _for_memory(rank: int) -> str:
-    return f"the host's memory ran out: Ray's memory monitor ended rank {rank}"
+    return f"the host ran out of memory: Ray's memory monitor killed rank {rank}"
 
 
 def _is_collateral(failure: TrialResult, *, certain: bool) -> bool:
@@ -225,5 +225,5 @@ def held_up_by(stacks: Mapping[int, str]) -> tuple[int, Frame | None] | None:
         if frames and not any(part in frames[0].file for part in WAITING):
             own = (frame for frame in frames if LIBRARY not in frame.file or OURS in frame.file)
             return rank, next(own, frames[0])
-    mute = [rank for rank, frames in threads.items() if not frames]
-    return (mute[0], None) if mute and len(mute) < len(threads) else None
+    without_stack = [rank for rank, frames in threads.items() if not frames]
+    return (without_stack[0], None) if without_stack and len(without_stack) < len(threads) else None

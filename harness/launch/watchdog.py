@@ -1,4 +1,4 @@
-"""The processes of a worker group, seen from outside: whether they take steps, and how they end."""
+"""Supervision of a worker group's processes from outside: their progress in steps, and how they end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from harness.launch.startup import Registration
 from harness.plan.trial import TrialResult
 
 DIES_S = 0.1
-"""How long after its sockets a dying process is gone."""
+"""Seconds that a dying process may outlive its sockets."""
 
 Ask = Callable[[str, Sequence[tuple[str, object]]], list[Any]]
-"""Asks the nodes' agents a question about (node id, what) each: one answer each, None where none comes."""
+"""Sends a question about each (node id, subject) to the nodes' agents; one answer each, None if none arrives."""
 
 
 class Ending(Enum):
@@ -28,7 +28,7 @@ class Ending(Enum):
     HUNG = auto()
     """No rank took a step within the limit."""
     NEVER_STARTED = auto()
-    """No process registered in time."""
+    """No process registered before the timeout."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Verdict:
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether the launcher ended the processes: who is dead from then on died of that."""
+        """Whether the launcher killed the processes: later deaths are its own work, and no evidence of a cause."""
         return self.ending in (Ending.AFTER_FAILURE, Ending.HUNG)
 
 
 class Watchdog:
-    """Observes from outside whether the processes of a group still take steps.
+    """Observes from outside whether the processes of a group make progress in steps.
 
     ``limit_s``: the longest time without a step. ``grace_s``: how long the other ranks have after the first failure;
     None if they are ended by someone else. ``start_s``: how long the first process may take to register; None without
@@ -58,7 +58,7 @@ class Watchdog:
         self._processes: dict[int, Registration] = {}
         self._counts: list[int | None] = []
         self._began = self._changed = self._looked = time.monotonic()
-        self.silent: list[int] | None = None
+        self.dead_ranks: list[int] | None = None
         """The ranks that died without a report before another failed; None if that is not known."""
         self.failed_at: float | None = None
         """When the first failure was noticed (unix time)."""
@@ -85,8 +85,8 @@ class Watchdog:
             lives = dict(zip(self._processes, self._ask("alive", lambda p: p.pid), strict=True))
             reporter_lives = lives.get(result.error_rank or 0)
             if reporter_lives:
-                self.silent = [rank for rank, alive in sorted(lives.items()) if not alive]
-            if self.silent or not reporter_lives:
+                self.dead_ranks = [rank for rank, alive in sorted(lives.items()) if not alive]
+            if self.dead_ranks or not reporter_lives:
                 return
 
     def record_failure(self) -> None:
@@ -107,7 +107,7 @@ class Watchdog:
         return None
 
     def _hangs(self) -> bool:
-        """Whether no step was taken for the limit; reads the counters at most four times in that time."""
+        """Return whether the limit has passed without a step; reads the counters at most four times per limit."""
         now = time.monotonic()
         if not self._processes or now - self._looked < min(5.0, self._limit_s / 4):
             return False

@@ -68,11 +68,11 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     """Return the result of a trial that raised: rank, error and traceback."""
     # redacted here too, and before it is cut: another node may have variables that the driver has not
     trace = sanitize.redact_text("".join(traceback.format_exception(error))[-2 * MOST_DETAIL :])[-MOST_DETAIL:]
-    said = sanitize.redact_text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
+    message = sanitize.redact_text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
     return TrialResult(
         trial_id,
         outcome_of(error),
-        f"{type(error).__name__} on rank {rank}: {said}",
+        f"{type(error).__name__} on rank {rank}: {message}",
         error_type=type(error).__name__,
         error_rank=rank,
         detail=trace,
@@ -134,7 +134,7 @@ def _announce(ranks: Ranks, send: Send) -> str | None:
 
 
 def _link(environments: Sequence[Mapping[str, Any]]) -> str | None:
-    """The links between the ranks' GPUs inside each node; None where there are none, or one is not known."""
+    """Return the links between the ranks' GPUs inside each node; None if there are none, or one is unknown."""
     found: list[str] = []
     for node_id in dict.fromkeys(facts["node_id"] for facts in environments):
         here = [facts for facts in environments if facts["node_id"] == node_id]
@@ -155,7 +155,7 @@ def _run_trial(context: TrialContext) -> TrialResult:
 
 
 def run_scenario(context: TrialContext) -> TrialResult:
-    """Runs a trial's scenario; raises SkipTrial if the doctor has found in this process that it must not run."""
+    """Run a trial's scenario; raise SkipTrial if the doctor has refused the cell in this process."""
     trial = context.trial
     if trial.scenario != "doctor" and (reason := skip_reason(context.cache.get(SKIP_RULES, ()), trial.cell)):
         raise SkipTrial(reason)

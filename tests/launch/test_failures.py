@@ -51,7 +51,7 @@ def rank_failure(rank: int, reason: str, kind: str = "RuntimeError", outcome: Ou
 PEER = "RuntimeError on rank 0: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"
 
 
-def test_the_cause_is_told_not_what_its_peers_saw() -> None:
+def test_the_cause_is_reported_not_the_errors_of_its_peers() -> None:
     peer = rank_failure(0, PEER)
     cause = rank_failure(1, "ValueError on rank 1: bad sample", "ValueError")
     assert primary([peer, cause]) is cause
@@ -125,7 +125,7 @@ def test_a_dead_process_is_a_lost_trial() -> None:
     error = GroupError({1: HealthCheckFailed(ActorDied("killed"))})
     (row,) = from_launch(["t"], error)
     assert (row.outcome, row.trial_id) == ("lost", "t")
-    assert row.reason == "a worker process died (rank 1: ActorDied)"
+    assert row.reason == "the process of rank 1 terminated unexpectedly (ActorDied)"
     assert "killed" in row.detail
 
 
@@ -141,23 +141,23 @@ def test_the_memory_monitors_kill_is_out_of_memory() -> None:
     assert row.outcome == "oom"
 
 
-def test_the_memory_monitors_kill_is_the_cause_of_what_its_peers_saw() -> None:
-    lost = primary([rank_failure(0, PEER)], silent=[1])
+def test_the_memory_monitors_kill_is_the_cause_of_the_errors_of_its_peers() -> None:
+    lost = primary([rank_failure(0, PEER)], dead_ranks=[1])
     told = ActorDied("Task was killed due to the node running low on memory.")
     row = from_memory_monitor(lost, GroupError({0: ValueError("collateral"), 1: HealthCheckFailed(told)}))
     assert (row.outcome, row.error_rank) == ("oom", 1)
-    assert row.reason == "the host's memory ran out: Ray's memory monitor ended rank 1"
+    assert row.reason == "the host ran out of memory: Ray's memory monitor killed rank 1"
     assert from_memory_monitor(lost, GroupError({1: HealthCheckFailed(ActorDied("gone"))})) is lost
     raised = rank_failure(1, "ValueError on rank 1: bad", "ValueError")
     assert from_memory_monitor(raised, GroupError({1: HealthCheckFailed(told)})) is raised
 
 
-def test_a_rank_that_died_without_a_word_is_named_not_the_peer_that_misses_it() -> None:
-    row = primary([rank_failure(0, PEER)], silent=[2])
+def test_a_rank_that_died_without_a_report_is_named_not_the_peer_that_misses_it() -> None:
+    row = primary([rank_failure(0, PEER)], dead_ranks=[2])
     assert (row.outcome, row.error_rank, row.error_type) == ("lost", 2, None)
-    assert row.reason == "a worker process died (rank 2)"
+    assert row.reason == "the process of rank 2 terminated unexpectedly"
     unknown = rank_failure(0, "DistBackendError on rank 0: NCCL says something new", "DistBackendError")
-    assert primary([unknown], silent=[1]).error_rank == 1
+    assert primary([unknown], dead_ranks=[1]).error_rank == 1
     assert primary([unknown]).outcome == "error"
     assert ended_by_themselves(GroupError({1: HealthCheckFailed(ActorDied("x")), 0: ValueError("y")})) == [1]
 
@@ -185,17 +185,17 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
     (row,) = from_hang(["t"], {0: WAITS, 1: WAITS})
     assert row.error_rank is None
     (row,) = from_hang(["t"], {0: WAITS, 1: ""})
-    assert row.error_rank == 1 and "rank 1:\nno answer" in row.detail
+    assert row.error_rank == 1 and "rank 1:\nno stack received" in row.detail
 
 
 @pytest.mark.parametrize(
     ("outcome", "reason", "killed", "becomes", "printed"),
     [
-        ("lost", "a worker process died (rank 1)", True, "oom", "last words"),
-        ("lost", "a worker process died (rank 1)", False, "lost", "last words"),
-        ("lost", "a worker process died (rank 1: exit code 9)", True, "lost", "last words"),
-        ("lost", "a worker process died (rank 1: signal 11)", True, "lost", "last words"),
-        ("lost", "a worker process died (rank 1: signal 9)", True, "oom", "last words"),
+        ("lost", "the process of rank 1 terminated unexpectedly", True, "oom", "last words"),
+        ("lost", "the process of rank 1 terminated unexpectedly", False, "lost", "last words"),
+        ("lost", "the process of rank 1 terminated unexpectedly (exit code 9)", True, "lost", "last words"),
+        ("lost", "the process of rank 1 terminated unexpectedly (signal 11)", True, "lost", "last words"),
+        ("lost", "the process of rank 1 terminated unexpectedly (signal 9)", True, "oom", "last words"),
         (
             "error",
             "RuntimeError on rank 1: DataLoader worker (pid 3) is killed by signal: Killed.",
@@ -204,7 +204,13 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
             "last words",
         ),
         ("error", "ValueError on rank 1: bad", True, "error", "last words"),
-        ("lost", "a worker process died (rank 1)", True, "lost", "Fatal Python error: Segmentation fault"),
+        (
+            "lost",
+            "the process of rank 1 terminated unexpectedly",
+            True,
+            "lost",
+            "Fatal Python error: Segmentation fault",
+        ),
     ],
 )
 def test_a_sigkill_is_out_of_memory_where_the_kernel_counted_one(
@@ -224,7 +230,7 @@ def test_a_sigkill_is_out_of_memory_where_the_kernel_counted_one(
         )
     row = explained(TrialResult("t", outcome, reason, error_rank=1, detail="trace"), watch)
     assert row.outcome == becomes and reason in row.reason
-    assert row.detail == f"trace\n\nrank 1 printed last:\n{printed}"
+    assert row.detail == f"trace\n\nlast output of rank 1:\n{printed}"
 
 
 def test_an_exception_that_cannot_say_what_it_is_still_has_a_row() -> None:

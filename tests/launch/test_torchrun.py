@@ -170,11 +170,11 @@ def test_backends(group: WorkerGroup, backend: str) -> None:
 @pytest.mark.parametrize(
     ("code", "output", "came_up", "outcome", "reason"),
     [
-        (1, DIED.format(code=9), True, "lost", "a worker process died (rank 1: exit code 9)"),
-        (1, DIED.format(code=-9), True, "lost", "a worker process died (rank 1: signal 9)"),
-        (-9, "", True, "lost", "torchrun itself ended (exit code -9)"),
+        (1, DIED.format(code=9), True, "lost", "the process of rank 1 terminated unexpectedly (exit code 9)"),
+        (1, DIED.format(code=-9), True, "lost", "the process of rank 1 terminated unexpectedly (signal 9)"),
+        (-9, "", True, "lost", "torchrun itself terminated (exit code -9)"),
         (1, "No module named x", False, "error", "the worker processes did not start: torchrun ended with exit code 1"),
-        (None, "", False, "error", "the worker processes did not start: nothing was heard of them in time"),
+        (None, "", False, "error", "the worker processes did not start: none registered with the driver in time"),
     ],
 )
 def test_an_end_without_a_word(code: int | None, output: str, came_up: bool, outcome: str, reason: str) -> None:
@@ -272,8 +272,8 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
     assert asked[-1] == ("kill", [("n0", (101, ("count-1", "stack-1"))), ("n0", (100, ("count-0", "stack-0")))])
 
 
-def test_who_died_without_a_word_is_asked_while_the_rank_that_tells_lives() -> None:
-    for before, after, silent in (
+def test_dead_ranks_are_recorded_while_the_reporting_rank_lives() -> None:
+    for before, after, dead_ranks in (
         ([True, True, None], [True, True, True], [2]),  # a node that does not answer is gone with its ranks
         ([True, True, True], [True, False, True], [1]),
         ([True, True, True], [False, False, True], []),
@@ -287,7 +287,7 @@ def test_who_died_without_a_word_is_asked_while_the_rank_that_tells_lives() -> N
         watch.record_result(TrialResult("t", "diverged", error_rank=0))
         assert watch.failed_at is None and watch.poll() is None
         watch.record_result(TrialResult("t", "error", error_rank=0))
-        assert watch.silent == silent and watch.failed_at is not None
+        assert watch.dead_ranks == dead_ranks and watch.failed_at is not None
         time.sleep(0.001)
         assert watch.poll() == Verdict(Ending.AFTER_FAILURE)
 
@@ -431,7 +431,7 @@ def test_each_trial_has_fresh_processes_and_the_windows_of_every_rank(group_of: 
     [
         ("raises", 2, "error", "ValueError on rank 1: a bad sample", "_misbehave"),
         ("dies", 2, "lost", "", ""),
-        ("dies", 1, "lost", "a worker process died (rank 0: exit code 9)", "exitcode  : 9"),
+        ("dies", 1, "lost", "the process of rank 0 terminated unexpectedly (exit code 9)", "exitcode  : 9"),
         ("hangs", 2, "timeout", "no step was taken within the limit", "_misbehave"),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_rank_without_a_peer_that_could_tell_of_its_death(
         rows += [message] if isinstance(message, TrialResult) else []
     launcher.close()
     first = rows[0]
-    assert (first.outcome, first.error_rank) == ("lost", 0) and "died (rank 0" in first.reason
+    assert (first.outcome, first.error_rank) == ("lost", 0) and "the process of rank 0 terminated" in first.reason
     assert 0.0 <= first.facts["freed_s"] < 10.0
 
 

@@ -68,7 +68,9 @@ class RayLauncher:
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         nodes = self._nodes_for(group)
         if len(nodes) < group.placement.nodes:  # Ray would wait for those that have gone
-            reason = f"the cluster shrank: of {group.placement.nodes} nodes that the trial needs {len(nodes)} are left"
+            reason = (
+                f"the cluster shrank: {len(nodes)} of the {group.placement.nodes} nodes that the trial needs are left"
+            )
             yield from (TrialResult(trial.id, "lost", reason) for trial in group.trials)
             return
         number = next(self._launches)
@@ -185,8 +187,8 @@ def _failed_trials(
     if end.verdict.ending is Ending.HUNG:
         yield from from_hang(left, end.verdict.stacks)
     elif end.failures:
-        silent = watchdog.silent or ([] if end.verdict.was_cut_short else ended_by_themselves(error))
-        yield from_memory_monitor(primary(end.failures, silent), error)
+        dead_ranks = watchdog.dead_ranks or ([] if end.verdict.was_cut_short else ended_by_themselves(error))
+        yield from_memory_monitor(primary(end.failures, dead_ranks), error)
     elif error is not None:
         yield from from_launch(left, error)
 

@@ -93,10 +93,10 @@ def _failure(trial_id: str, end: GroupEnd, watchdog: Watchdog, processes: Proces
     if end.verdict.ending is Ending.HUNG:
         row = next(from_hang([trial_id], end.verdict.stacks))
     elif end.failures:
-        row = primary(end.failures, watchdog.silent or ())
+        row = primary(end.failures, watchdog.dead_ranks or ())
     else:
         return from_exit(trial_id, processes.exit_code, output, came_up=bool(processes.pids))
-    return replace(row, detail=f"{row.detail}\n\nthe processes printed last:\n{output}") if output else row
+    return replace(row, detail=f"{row.detail}\n\nlast output of the processes:\n{output}") if output else row
 
 
 def ask_here(question: str, things: Sequence[tuple[str, object]]) -> list[Any]:
