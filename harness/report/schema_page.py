@@ -1,4 +1,4 @@
-"""results/README.md from the schema: ``python -m harness.report.schema_page > results/README.md``."""
+"""results/README.md, generated from the schema: ``python -m harness.report.schema_page > results/README.md``."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from harness.record.schema import DERIVED, RECORDED, Table
 
 HEAD = """# Results
 
-One folder a run: `results/<experiment>/<time>-<id>/`. This page is made from `harness/record/schema/`.
+Each run has one folder, `results/<experiment>/<time>-<id>/`. This page is generated from `harness/record/schema/`.
 
-| file | what it holds |
+| file | content |
 |---|---|
-| `experiment.yaml`, `experiment.resolved.yaml` | the experiment as given, and with every default |
-| `plan.json` | the plan: machine, worker groups, order, what was skipped and why |
+| `experiment.yaml`, `experiment.resolved.yaml` | the experiment: the user's file, and the same with every default |
+| `plan.json` | the plan: machine, worker groups and their order, skipped trials with reasons |
 | `environment.json` | each worker group's nodes (hardware, versions, threads, variables), and the run's invocations |
-| `trials.jsonl` | one line a trial, written when it ended: a trial is finished when its line is on disk |
-| `raw/<trial>-<attempt>.parquet` | every rank's steps, the epochs or the check's update of one trial |
-| `steps.parquet`, `epochs.parquet`, `checks.parquet` | the same, gathered from `raw/` |
+| `trials.jsonl` | one line per attempt at a trial, written at its end: a trial is finished once its line is on disk |
+| `raw/<trial>-<attempt>.parquet` | one trial's steps of every rank, its epochs, or its equivalence check's update |
+| `steps.parquet`, `epochs.parquet`, `checks.parquet` | the same of all trials, gathered from `raw/` |
 | `tables/*.csv`, `figures/*.png`, `*.svg`, `report.html` | rebuilt by `python -m harness.report RUN_FOLDER` |
-| `checkpoints/<trial>/epoch-<n>/` | with `checkpoint:`, what the training goes on from; or under its `folder` |
-| `logs/` | the whole traceback of each trial that failed |
+| `checkpoints/<trial>/epoch-<n>/` | checkpoints to resume from, with `checkpoint:`; or below its `folder` |
+| `logs/` | full traceback or stacks of each failed trial |
 
-`harness.load(run_folder)` gives every table below as a DataFrame. A missing value is `<NA>`, never 0.
+`harness.load(run_folder)` returns every table below as a DataFrame. A missing value is `<NA>`, never 0.
 """
 
 
 def as_markdown() -> str:
-    """Return the page: files of a run folder, then every table with its columns, units and meanings."""
+    """Return the page: the files of a run folder, every table with its columns, units and meanings, and the doubts."""
     parts = [HEAD, "\n## Recorded\n", *map(_section, RECORDED), "\n## Derived\n", *map(_section, DERIVED)]
-    parts += ["\n## Doubts\n\n| doubt | what it means |\n|---|---|\n"]
+    parts += ["\n## Doubts\n\n| doubt | meaning |\n|---|---|\n"]
     parts += [f"| {name} | {doubt.meaning} |\n" for name, doubt in DOUBTS.items()]
     return "".join(parts)
 
