@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_run_and_the_trial_has_no_row(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "breakpointhook", interrupt)
     result = run_inline(tmp_path, "--only", "strategy=single", workload="stops_here:Stops")
     assert result.exit_code == 130, result.output
-    assert "interrupted" in result.output
+    assert "Interrupted" in result.output
 
 
 @pytest.mark.parametrize(
