@@ -83,7 +83,9 @@ class RunFolder:
     def create(cls, output: Path, experiment: Experiment, plan: Plan, source: str) -> RunFolder:
         """Create a run folder with the experiment and the plan; raises RunFolderError if that is impossible."""
         if (output / experiment.name).is_symlink():
-            raise RunFolderError(f"{output / experiment.name}: is a link, which may lead anywhere; remove it")
+            raise RunFolderError(
+                f"{output / experiment.name}: is a link, which may lead outside the output folder; remove it"
+            )
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = output / experiment.name / f"{stamp}-{secrets.token_hex(2)}"
         try:
@@ -94,7 +96,7 @@ class RunFolder:
             replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
         except (OSError, WriteError) as error:
             raise RunFolderError(
-                f"{path}: the run folder cannot be made: {cause_of(error)}; give another folder with --output"
+                f"{path}: the run folder cannot be created: {cause_of(error)}; give another folder with --output"
             ) from None
         return cls(path)
 
@@ -103,14 +105,15 @@ class RunFolder:
         """Open an existing run folder; raises RunFolderError if the path is none, or of a newer schema version."""
         if not (path / "plan.json").is_file() or not (path / "experiment.resolved.yaml").is_file():
             raise RunFolderError(
-                f"{path}: not a run folder (no plan.json in it); give results/<experiment>/<time>-<id>"
+                f"{path}: not a run folder (plan.json or experiment.resolved.yaml is missing); "
+                "give results/<experiment>/<time>-<id>"
             )
         check_no_links(path)
         folder = cls(path)
         version = folder.plan().get("schema_version")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise RunFolderError(
-                f"{path / 'plan.json'}: the folder is of version {str(version)[:20]}; this harness reads versions 1 to "
+                f"{path / 'plan.json'}: got schema version {str(version)[:20]}; this harness reads versions 1 to "
                 f"{SCHEMA_VERSION}. Update harness"
             )
         return folder

@@ -43,7 +43,7 @@ def read_lines(path: Path) -> list[RecordedTrial]:
                 raise
             rows.append(_checked(_upgraded(row)))
     if not _torn(rest):
-        raise RunFolderError(f"{path}: is damaged or incomplete: it does not end with a recorded trial")
+        raise RunFolderError(f"{path}: is damaged or incomplete (the last line is not a recorded trial)")
     return rows
 
 
@@ -117,7 +117,7 @@ def upgrade_environment(content: dict[str, Any]) -> RunEnvironment:
 def _checked(line: dict[str, Any]) -> RecordedTrial:
     """Return the line of a trial, its values validated against the types of their columns; raises ValueError."""
     if not (isinstance(line.get("trial_id"), str) and _TRIAL_ID.fullmatch(line["trial_id"])):
-        raise ValueError(f"trial_id: got {str(line.get('trial_id'))[:40]!r}")
+        raise ValueError(f"trial_id: got {str(line.get('trial_id'))[:40]!r}; allowed: {_TRIAL_ID.pattern}")
     try:
         (trial,) = _LINES.validate_python([line])
     except ValidationError as error:
@@ -131,4 +131,4 @@ def _checked(line: dict[str, Any]) -> RecordedTrial:
 def _check_integers(row: Mapping[str, object]) -> None:
     for name, value in row.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError(f"{name}: a number of more than 64 bits")
+            raise ValueError(f"{name}: got an integer of more than 64 bits")

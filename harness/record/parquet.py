@@ -95,7 +95,7 @@ def read_table(path: Path, table: Table) -> pa.Table:
     # a plain file without read-ahead and threads: most files are small
     with naming_file(path), pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False) as file:
         if file.metadata.num_rows > MAX_ROWS:
-            raise ValueError(f"{file.metadata.num_rows} rows; at most {MAX_ROWS} are read")
+            raise ValueError(f"{file.metadata.num_rows} rows; at most {MAX_ROWS} are allowed")
         content = file.read(use_threads=False)  # half the time of pq.read_table
         _check_columns(content.schema, table)
         return content.replace_schema_metadata(None)  # pandas' metadata: not needed, and not trusted
@@ -104,9 +104,9 @@ def read_table(path: Path, table: Table) -> pa.Table:
 def _check_columns(schema: pa.Schema, table: Table) -> None:
     first = table.columns[2].name  # the first after trial_id and attempt, which files in raw/ lack
     if first not in schema.names:
-        raise ValueError(f"no column {first!r}: not the table {table.name}")
+        raise ValueError(f"column {first!r} is missing: not the table {table.name}")
     dtypes = {column.name: column.dtype for column in table.columns}
     for field in schema:
         allowed = [_ARROW[dtypes[field.name]]] if field.name in dtypes else list(_ARROW.values())
         if not pa.types.is_null(field.type) and not any(is_kind(field.type) for is_kind in allowed):
-            raise TypeError(f"column {field.name[:40]!r} is of type {str(field.type)[:40]}")
+            raise TypeError(f"column {field.name[:40]!r} has type {str(field.type)[:40]}")

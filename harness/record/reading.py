@@ -22,14 +22,16 @@ def check_no_links(folder: Path) -> None:
             if entry.is_dir(follow_symlinks=False):
                 check_no_links(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False):
-                raise RunFolderError(f"{entry.path}: is a link, or no regular file; a run folder has none, remove it")
+                raise RunFolderError(
+                    f"{entry.path}: is a link, or not a regular file; a run folder holds only regular files: remove it"
+                )
 
 
 def read_text(path: Path, most: int) -> str:
     """Return the text of a file of at most ``most`` bytes; raises RunFolderError."""
     with naming_file(path):
         if path.stat().st_size > most:
-            raise ValueError(f"larger than {most} bytes")
+            raise ValueError(f"{path.stat().st_size} bytes; at most {most} are allowed")
         return path.read_text(encoding="utf-8")
 
 
@@ -49,14 +51,14 @@ def naming_file(path: Path, part: str = "") -> Iterator[None]:
         yield
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, pa.ArrowException) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
-        said = f"{type(error).__name__}: {reason}"
-        raise RunFolderError(f"{path}: {part}is damaged or incomplete ({said})") from error
+        cause = f"{type(error).__name__}: {reason}"
+        raise RunFolderError(f"{path}: {part}is damaged or incomplete ({cause})") from error
 
 
 def object_of(data: bytes) -> dict[str, Any]:
     content = decode_json(data)
     if not isinstance(content, dict):
-        raise TypeError(f"expected a JSON object, got a {type(content).__name__}")
+        raise TypeError(f"expected a JSON object, got {type(content).__name__}")
     return content
 
 

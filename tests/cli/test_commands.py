@@ -163,7 +163,7 @@ def test_a_bad_file_is_one_error_and_code_2(name: str, write_experiment: Write, 
         (["--assume", ""], "allowed: NODESxGPUS"),
         (["--resume", "/nowhere"], "not a run folder"),
         (["--add-blocks", "3"], "it adds to a run that is there; give its folder with --resume"),
-        (["--output", __file__], "the run folder cannot be made"),
+        (["--output", __file__], "the run folder cannot be created"),
         (["--address", "ray://host:10001"], "Ray Client is not supported"),
     ],
 )

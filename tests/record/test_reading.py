@@ -77,7 +77,7 @@ def test_it_gets_a_report_of_today(recorded: Path) -> None:
 def test_a_newer_version_is_refused_with_both(recorded: Path, version: object) -> None:
     (recorded / "plan.json").write_text(json.dumps({"schema_version": version}))
     said = problem_of(recorded)
-    assert f"is of version {version}" in said
+    assert f"got schema version {version}" in said
     assert f"this harness reads versions 1 to {SCHEMA_VERSION}" in said
 
 
@@ -278,7 +278,7 @@ def test_a_link_below_and_a_pipe_are_refused(recorded: Path) -> None:
     assert "raw/x.parquet: is a link" in problem_of(recorded)
     (recorded / "raw" / "x.parquet").unlink()
     os.mkfifo(recorded / "raw" / "x.parquet")
-    assert "raw/x.parquet: is a link, or no regular file" in problem_of(recorded)
+    assert "raw/x.parquet: is a link, or not a regular file" in problem_of(recorded)
 
 
 def test_the_command_says_it_in_one_line(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
