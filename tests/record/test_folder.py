@@ -1,4 +1,4 @@
-"""The run folder: whole, append-only, readable after a crash."""
+"""The run folder: complete files, append-only lines, readable after a crash."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_steps_whose_line_could_not_be_written_are_not_taken_for_the_next_attemp
     monkeypatch.setattr("harness.record.folder.append_lines", full)
     with pytest.raises(WriteError):
         folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
-    assert not list((folder.path / "raw").iterdir()), "on a full disk they take the room that others need"
+    assert not list((folder.path / "raw").iterdir()), "on a full disk they take the space that other files need"
     monkeypatch.undo()
     folder.append(trial, TrialResult(trial.id, "skipped", "the time is up"), FACTS)
     assert folder.steps(folder.lines()).empty
@@ -173,7 +173,7 @@ def test_what_a_killed_run_left_without_a_line_is_not_taken_for_the_next_attempt
     (folder.path / "trials.jsonl").write_bytes(lines)  # killed after its steps and before its line
     (folder.path / "raw" / "x.parquet.partial").touch()
     with folder.locked():
-        assert len(list((folder.path / "raw").iterdir())) == 2, "nothing is removed on suspicion but what is partial"
+        assert len(list((folder.path / "raw").iterdir())) == 2, "only partial files are removed"
         folder.append(killed, TrialResult(killed.id, "skipped", "the time is up"), FACTS)
     assert folder.steps(folder.lines())["trial_id"].unique().tolist() == [done.id]
 
@@ -252,7 +252,7 @@ def secret_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_DATABASE_PASSWORD", SECRET)
 
 
-def test_no_secret_reaches_a_file_by_any_door(make_experiment: Make, tmp_path: Path, secret_variable: None) -> None:
+def test_no_secret_reaches_any_file(make_experiment: Make, tmp_path: Path, secret_variable: None) -> None:
     options = {"hub_token": SECRET, "address": URL, "other": GITHUB, "width": 8}
     grid = {"strategy": ["single", "ddp"], "devices": [1, 4], "per_device_batch_size": 8, "model": GITHUB}
     experiment = make_experiment(grid, workload="own:Own", workload_options=options)  # fmt: skip
@@ -287,8 +287,8 @@ def test_a_link_in_the_place_of_a_new_folder_is_refused(plan: Plan, tmp_path: Pa
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_half_a_surrogate_pair_ends_nothing(plan: Plan, tmp_path: Path) -> None:
-    """Python makes one of a file name that is no UTF-8; another's folder may hold it as JSON does."""
+def test_a_lone_surrogate_is_recorded_and_read(plan: Plan, tmp_path: Path) -> None:
+    """Python decodes a file name that is not UTF-8 to lone surrogates; untrusted JSON may hold them too."""
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     first, second = plan.trials[:2]
     said = "cannot open \udcff.txt"

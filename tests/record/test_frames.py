@@ -1,4 +1,4 @@
-"""Rows and CSV of a frame: what pandas gives."""
+"""Rows and CSV of a frame agree with those of pandas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON by pydantic is what Python's own reads and writes."""
+"""encode_json and decode_json agree with Python's json module."""
 
 from __future__ import annotations
 

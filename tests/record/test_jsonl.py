@@ -1,4 +1,4 @@
-"""Lines of older schema versions, brought up to today's."""
+"""Upgrade of lines of older schema versions to the current one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.record.jsonl import _skip_code
         ),
         ("something that no version wrote", None),
     ],
-)  # those of cells that a machine cannot run: tests/plan/test_feasibility.py
+)  # reasons of infeasible cells: tests/plan/test_feasibility.py
 def test_reasons_of_older_folders_have_codes(reason: str, code: str | None) -> None:
     assert _skip_code({"outcome": "skipped", "reason": reason}) == code
     assert _skip_code({"outcome": "error", "reason": reason}) is None

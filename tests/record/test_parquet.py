@@ -1,4 +1,4 @@
-"""Small parquet files of one trial each, gathered into one frame."""
+"""Small Parquet files of one trial each, gathered into one frame."""
 
 from __future__ import annotations
 

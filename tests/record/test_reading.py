@@ -1,4 +1,4 @@
-"""Run folders that anyone may have written: data or one error that names the file, and nothing is executed."""
+"""Untrusted run folders: they load, or raise one error that names the file; no content is executed."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ TABLES = (
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    """A run folder as the first version of the harness left it."""
+    """Return a copy of a run folder written by the first version of the harness."""
     return Path(shutil.copytree(FIRST_VERSION, tmp_path / "run"))
 
 
 def problem_of(folder: Path) -> str:
-    """The one error that reading everything in a folder ends with."""
+    """Return the message of the error that reading a whole folder raises."""
     with pytest.raises(HarnessError) as caught:
         results = harness.load(folder)
         for name in TABLES:
@@ -167,7 +167,7 @@ def test_a_rest_of_another_kind(recorded: Path, rest: bytes) -> None:
 
 
 def test_a_line_that_is_cut_anywhere_does_not_count(recorded: Path) -> None:
-    """The last one, and one that a later invocation has ended with a newline of its own."""
+    """Both the last line, and a line that a later invocation ended with a newline."""
     path = recorded / "trials.jsonl"
     whole = path.read_bytes()
     *before, last = whole.rstrip(b"\n").split(b"\n")
@@ -214,7 +214,7 @@ def test_the_file_of_one_trial_is_named(recorded: Path) -> None:
 
 
 class Payload:
-    """What a pickle does when it is loaded."""
+    """An object whose pickle creates a folder when it is loaded."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -224,7 +224,7 @@ class Payload:
 
 
 def with_payload(path: Path, payload: bytes) -> None:
-    """A table of steps as it should be, but for extension types and pandas metadata that hold a pickle."""
+    """Rewrite a valid table of steps with a pickle in its extension types and code in its pandas metadata."""
     table = pq.read_table(path)
     notes = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": payload}
     fields = [
@@ -243,7 +243,7 @@ def test_a_pickle_inside_parquet_is_not_loaded(recorded: Path, tmp_path: Path) -
     assert results.steps["rank"].notna().all()
     write_report(recorded)
     assert not mark.exists()
-    pickle.loads(pickle.dumps(Payload(mark)))  # what it would have done
+    pickle.loads(pickle.dumps(Payload(mark)))  # the effect that loading would have had
     assert mark.exists()
 
 
@@ -259,7 +259,7 @@ LINKS = ("tables", "figures", "report.html", "trials.jsonl", "experiment.yaml", 
 
 @pytest.mark.parametrize("name", LINKS)
 def test_a_link_in_a_folder_is_refused(recorded: Path, tmp_path: Path, name: str) -> None:
-    """Reading would show what it leads to, writing would overwrite it."""
+    """Reading would expose the target of the link, writing would overwrite it."""
     outside = tmp_path / "outside"
     outside.write_text("mine")
     path = recorded / name

@@ -1,4 +1,4 @@
-"""Recording beside the run: in order, together while the disk is busy, and never told before it is there."""
+"""The recorder thread: records in order, batched while the disk is busy, reported only once on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOON_S = 30.0
 
 
 class Disk:
-    """A run folder that writes when it is let, and keeps what went together."""
+    """A fake run folder whose writes wait for an event; it keeps the names of each batch."""
 
     def __init__(self, fails_at: str = "") -> None:
         self.free, self.asked = threading.Event(), threading.Semaphore(0)
@@ -49,21 +49,21 @@ def names(written: Sequence[tuple[Record, dict[str, Any]]]) -> list[str]:
     return [line["trial_id"] for _, line in written]
 
 
-def test_what_comes_while_the_disk_is_busy_goes_together_in_order() -> None:
+def test_records_queued_while_the_disk_is_busy_are_written_together_in_order() -> None:
     disk = Disk()
     with recorder(disk) as beside:
         beside.put(record("a"))
         assert disk.asked.acquire(timeout=SOON_S)
         for name in "bcd":
             beside.put(record(name))
-        assert beside.written(0.0) == [], "nothing is told that is not on disk"
+        assert beside.written(0.0) == [], "only records on disk are returned"
         disk.free.set()
         assert names(beside.written(None)) == ["a", "b", "c", "d"]
-        assert beside.written(None) == [], "nothing is told twice"
+        assert beside.written(None) == [], "each record is returned once"
     assert disk.together == [["a"], ["b", "c", "d"]]
 
 
-def test_a_disk_that_answers_gets_each_alone() -> None:
+def test_a_fast_disk_gets_each_record_separately() -> None:
     disk = Disk()
     disk.free.set()
     with recorder(disk) as beside:
@@ -73,7 +73,7 @@ def test_a_disk_that_answers_gets_each_alone() -> None:
     assert disk.together == [["a"], ["b"], ["c"]]
 
 
-def test_no_more_wait_than_may() -> None:
+def test_put_blocks_while_the_queue_is_full() -> None:
     disk = Disk()
     with recorder(disk) as beside:
         beside.put(record("first"))
@@ -91,7 +91,7 @@ def test_no_more_wait_than_may() -> None:
     assert max(len(group) for group in disk.together) == MOST
 
 
-def test_what_waits_at_the_end_is_written() -> None:
+def test_queued_records_are_written_at_the_end() -> None:
     disk = Disk()
     with recorder(disk) as beside:
         beside.put(record("a"))
@@ -101,14 +101,14 @@ def test_what_waits_at_the_end_is_written() -> None:
     assert names(beside.written(0.0)) == ["a", "b"]
 
 
-def test_what_cannot_be_written_is_raised_at_the_end_though_nobody_asked() -> None:
+def test_a_failed_write_is_raised_at_the_end_without_a_call_of_written() -> None:
     disk = Disk(fails_at="a")
     disk.free.set()
     with pytest.raises(WriteError, match="full"), recorder(disk) as beside:
         beside.put(record("a"))
 
 
-def test_a_lost_record_is_told_rather_than_the_interruption_that_came_meanwhile() -> None:
+def test_a_lost_record_is_raised_rather_than_the_interruption_that_came_meanwhile() -> None:
     disk = Disk(fails_at="a")
     with pytest.raises(WriteError, match="full"), recorder(disk) as beside:
         beside.put(record("a"))
@@ -116,7 +116,7 @@ def test_a_lost_record_is_told_rather_than_the_interruption_that_came_meanwhile(
         raise KeyboardInterrupt
 
 
-def test_of_those_that_went_together_the_ones_before_the_failure_are_told() -> None:
+def test_records_of_a_batch_before_the_failure_are_returned() -> None:
     disk = Disk(fails_at="c")
     with pytest.raises(WriteError, match="full"), recorder(disk) as beside:
         beside.put(record("first"))
@@ -127,7 +127,7 @@ def test_of_those_that_went_together_the_ones_before_the_failure_are_told() -> N
     assert names(beside.written(0.0)) == ["first", "a", "b"]
 
 
-def test_a_failure_is_raised_where_the_run_can_end_and_what_was_written_is_told_first() -> None:
+def test_a_failure_is_raised_where_the_run_can_end_after_the_written_records_are_returned() -> None:
     disk = Disk(fails_at="b")
     disk.free.set()
     with pytest.raises(WriteError, match="full"), recorder(disk) as beside:

@@ -1,4 +1,4 @@
-"""The types of rows in plan/rows.py hold the columns of the schema, with their types."""
+"""The row types of plan/rows.py have the columns of the schema, with the same types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.plan.rows import FindingRow, RankRow, RecordedTrial, TrialFacts, Wi
 from harness.record.schema import FINDINGS, RANKS, TRIAL_COLUMNS, TRIALS, WINDOWS, Table
 
 NESTED = {"facts", "parts", "ranks", "windows", "findings", "figures"}
-"""Keys of a recorded line, or of its facts, that have tables of their own."""
+"""Keys of a recorded line, or of its facts, that are stored in other tables."""
 COMPUTED = {
     "device_model",
     "throughput_per_s",
@@ -32,7 +32,7 @@ def fields_of(*types: type) -> dict[str, Any]:
 
 
 def plain_type(annotation: Any) -> type:
-    """The one type of an annotation such as ``float | None`` or ``NotRequired[str]``; str for a Literal of texts."""
+    """Return the type in an annotation such as ``float | None`` or ``NotRequired[str]``; str for a Literal of texts."""
     if get_origin(annotation) is Literal:
         return str
     arguments = [kind for kind in get_args(annotation) if kind is not NoneType]

@@ -1,4 +1,4 @@
-"""Every table's columns once; what is made from them."""
+"""The schema of every table: names, units, typed frames and the generated results/README.md."""
 
 from __future__ import annotations
 
