@@ -276,5 +276,5 @@ def tally(doubts: Sequence[str | None]) -> str | None:
 def _spread(times: StepTimes) -> dict[Key, float]:
     """Return the interquartile range of each trial's timed steps over their median."""
     by_trial = times.by_trial
-    spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["median_s"]
+    spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["step_median_s"]
     return dict(zip(times.trials.tolist(), spread.astype(float).tolist(), strict=True))

@@ -42,8 +42,8 @@ def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]
         marked = [name for name in names if not pd.isna(total[name])]
         seconds = {name: float(total[name]) / float(total["steps"]) for name in marked}
         axes = {axis: firsts[cell_id][axis] for axis in ("cell_id", *AXES)}
-        step: Values = {"step_s": sum(seconds.values()), **seconds}
-        rows.append({**axes, **step})
+        step_mean_s = sum(seconds.values())
+        rows.append({**axes, "step_s": step_mean_s, **seconds})
     return sorted(rows, key=order)
 
 

@@ -35,14 +35,23 @@ class StepTimes:
     def by_trial(self) -> pd.DataFrame:
         """One row a trial: the quartiles of its step times, and the fraction of them spent waiting for data."""
         if self.trials.empty:
-            return pd.DataFrame(columns=["q1_s", "median_s", "q3_s", "wait_fraction"], index=self.trials, dtype=float)
+            return pd.DataFrame(
+                columns=["q1_s", "step_median_s", "q3_s", "wait_fraction"], index=self.trials, dtype=float
+            )
         wait_s = pd.concat([waits.sum() for waits in _grouped(self.wait_s)])
         parts = [
-            pd.DataFrame({"q1_s": s.quantile(0.25), "median_s": s.median(), "q3_s": s.quantile(0.75), "all_s": s.sum()})
+            pd.DataFrame(
+                {
+                    "q1_s": s.quantile(0.25),
+                    "step_median_s": s.median(),
+                    "q3_s": s.quantile(0.75),
+                    "sum_s": s.sum(),
+                }
+            )
             for s in _grouped(self.step_s)
         ]
         frame = pd.concat(parts)
-        return frame.assign(wait_fraction=wait_s / frame["all_s"]).drop(columns="all_s").set_axis(self.trials)
+        return frame.assign(wait_fraction=wait_s / frame["sum_s"]).drop(columns="sum_s").set_axis(self.trials)
 
     def of_cells(self, trials: pd.DataFrame) -> dict[str, np.ndarray]:
         """Return the step times of these trials in seconds, by ``cell_id``."""

@@ -44,7 +44,7 @@ def throughput(windows: Iterable[Row]) -> float | None:
 def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     """Return one row a trial and attempt, with the values derived from its windows and steps."""
     frame = TRIALS.frame([_trial_row(line) for line in lines]).drop(columns=["step_s", "wait_fraction"])
-    stats = times.by_trial.rename(columns={"median_s": "step_s"})[["step_s", "wait_fraction"]]
+    stats = times.by_trial.rename(columns={"step_median_s": "step_s"})[["step_s", "wait_fraction"]]
     merged = frame.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
     # on CUDA the host waits while the device computes: the host's wait is no part of the device's step
     merged["wait_fraction"] = merged["wait_fraction"].mask(merged["device"] == "cuda")
@@ -73,7 +73,7 @@ def cells(trials: pd.DataFrame, times: StepTimes, pilot: int | None = None) -> p
     ``pilot``: the number of pilot blocks, if a rule set the number of blocks.
     """
     counted = measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
-    p5, p50, p95 = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
+    step_p5_s, step_median_s, step_p95_s = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
     rows = []
     for cell_id, group in by_cell(counted).items():
         first = group[0]
@@ -85,9 +85,9 @@ def cells(trials: pd.DataFrame, times: StepTimes, pilot: int | None = None) -> p
                 "throughput_per_s": speed.value,
                 **ends(speed),
                 "per_device_per_s": speed.value / first["devices"],
-                "step_s": p50.get(cell_id),
-                "step_p5_s": p5.get(cell_id),
-                "step_p95_s": p95.get(cell_id),
+                "step_s": step_median_s.get(cell_id),
+                "step_p5_s": step_p5_s.get(cell_id),
+                "step_p95_s": step_p95_s.get(cell_id),
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
                 "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),
                 **_arithmetic(first, speed.value, _known(group, "measured_peak_flops_per_s")),

@@ -61,14 +61,14 @@ class Timing:
     for a strategy whose exchange cannot be taken out.
     """
 
-    step_s: float
+    step_mean_s: float
     wait_s: float
     alone_s: Mapping[int, float]
     together_s: float | None
 
     @property
     def net_s(self) -> float:
-        return self.step_s - self.wait_s
+        return self.step_mean_s - self.wait_s
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class StepLoss:
     """
 
     ideal_s: float
-    step_s: float
+    step_mean_s: float
     parts: Mapping[str, float]
     rest_s: float
 
@@ -161,10 +161,10 @@ def _step_loss(row: Row, base_id: str, known: Measured) -> StepLoss | None:
     added = _parts_of_strategy(row, timing, alone_timing, wrapped[1] if wrapped else None)
     if added is None:
         return None
-    ideal_s = base_timing.step_s * row["global_batch_size"] / base_row["global_batch_size"] / row["devices"]
-    smaller = {"smaller batch": alone_timing.step_s - ideal_s} if row["scaling"] == "strong" else {}
+    ideal_s = base_timing.step_mean_s * row["global_batch_size"] / base_row["global_batch_size"] / row["devices"]
+    smaller = {"smaller batch": alone_timing.step_mean_s - ideal_s} if row["scaling"] == "strong" else {}
     parts = {**smaller, **added, "waiting for data": timing.wait_s - alone_timing.wait_s}
-    return StepLoss(ideal_s, timing.step_s, parts, timing.step_s - ideal_s - sum(parts.values()))
+    return StepLoss(ideal_s, timing.step_mean_s, parts, timing.step_mean_s - ideal_s - sum(parts.values()))
 
 
 def _parts_of_strategy(row: Row, timing: Timing, alone: Timing, wrapped: Timing | None) -> dict[str, float] | None:
@@ -206,7 +206,7 @@ def _rows(first: Row, base_id: str, losses: Mapping[int, StepLoss], pilot: int |
     for position, part in enumerate(("ideal", *PARTS)):
         if any(part not in of_block for of_block in bars.values()):
             continue
-        shares = {block: of_block[part] / losses[block].step_s for block, of_block in bars.items()}
+        shares = {block: of_block[part] / losses[block].step_mean_s for block, of_block in bars.items()}
         first_shares = [share for block, share in shares.items() if pilot and block < pilot]
         share = mean_interval(list(shares.values()), pilot=first_shares or None)
         rows.append(
@@ -245,7 +245,7 @@ def _timing(rows: Rows) -> Timing | None:
             alone.setdefault(int(row["rank"]), []).append(_merged([row]))
     together = _windows_of_all_ranks(rows, "together")
     return Timing(
-        step_s=sum(window.duration_s for window in timed) / sum(window.steps for window in timed),
+        step_mean_s=sum(window.duration_s for window in timed) / sum(window.steps for window in timed),
         wait_s=sum(window.wait_s for window in marked) / sum(window.steps for window in marked) if marked else 0.0,
         alone_s={rank: _net_step_s(windows) for rank, windows in alone.items()},
         together_s=_net_step_s(together) if together else None,

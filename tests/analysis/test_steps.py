@@ -38,7 +38,7 @@ def test_each_attempt_has_the_quartiles_of_its_timed_steps_in_whatever_order_the
     by_trial = TIMES.by_trial
     assert sorted(by_trial.index) == [("a", 1), ("a", 2), ("b", 1)]  # the one with warm-up alone has none
     assert by_trial.loc[("b", 1)].tolist() == pytest.approx([4.5, 5.0, 5.5, 3.0 / 15.0])
-    assert by_trial.loc[("a", 2), "median_s"] == 2.0
+    assert by_trial.loc[("a", 2), "step_median_s"] == 2.0
 
 
 def test_only_the_trials_that_count_are_in_a_cells_steps() -> None:
