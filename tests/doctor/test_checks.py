@@ -15,6 +15,7 @@ from harness.doctor.check import Check
 from harness.doctor.examine import CHECKS
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import Severity
+from tests.doctor.faulty import FAULTS
 
 FOLDER = Path(__file__).parents[2] / "harness" / "doctor"
 SHARED = {"steps"}
@@ -35,6 +36,17 @@ def test_every_module_that_observes_or_judges_has_a_check_and_it_is_in_the_list(
     assert own, f"harness/doctor/{name}.py observes or judges, and has no Check"
     for key in own:
         assert getattr(module, key) in CHECKS, f"harness/doctor/examine.py: CHECKS lacks {name}.{key}"
+
+
+OF_NO_FAULTY_WORKLOAD = {"batches divide", "copies arrive"}
+"""Checks that no workload can fail: test_examine.py has their cases."""
+REPORTS_AS = {"parameters of the loss": "parameters move", "random streams": "randomness"}
+"""Checks whose findings have another check's name."""
+
+
+@pytest.mark.parametrize("name", [check.name for check in CHECKS if check.name not in OF_NO_FAULTY_WORKLOAD])
+def test_every_check_has_a_faulty_workload_that_it_must_find(name: str) -> None:
+    assert REPORTS_AS.get(name, name) in FAULTS, "tests/doctor/faulty.py: FAULTS has no workload for it"
 
 
 def test_no_two_checks_have_one_name() -> None:

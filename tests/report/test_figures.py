@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from harness.analysis.waterfall import waterfall
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, WATERFALL
+from harness.report import figures
 from harness.report.figures import FIGURES, Drawing, style
 from harness.report.figures.common import COLOURS, MARKERS, ByStrategy, log2_axis
 from harness.report.figures.phases import step_phases
@@ -57,6 +61,17 @@ def with_tables(results: Results | None = None, **tables: Any) -> Results:
     made = Results(RunFolder(Path("/nonexistent")))
     vars(made).update({**(vars(results) if results else {}), **tables})
     return made
+
+
+def test_every_function_that_draws_is_in_the_list() -> None:
+    for module_info in pkgutil.iter_modules(figures.__path__, "harness.report.figures."):
+        module = importlib.import_module(module_info.name)
+        for name, value in inspect.getmembers(module, inspect.isfunction):
+            own = value.__module__ == module.__name__ and not name.startswith("_")
+            if own and inspect.signature(value).return_annotation == "Drawing":
+                assert value in FIGURES, (
+                    f"FIGURES in harness/report/figures/__init__.py lacks {name} of {module.__name__}"
+                )
 
 
 class Drawings(Mapping[str, Drawing]):

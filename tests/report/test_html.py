@@ -227,7 +227,8 @@ def test_a_section_without_rows_is_left_out_or_is_a_sentence() -> None:
 def test_the_report_is_one_self_contained_file(run_folder: RunFolder) -> None:
     write_report(run_folder.path)
     html = run_folder.report.read_text()
-    assert html.count("data:image/png;base64,") == 5
+    drawn = len(list(run_folder.figures.glob("*.png")))
+    assert html.count("data:image/png;base64,") == drawn > 4
     assert not re.findall(r"(?:src|href)=\"(?!data:)", html)
     assert "<script" not in html
 

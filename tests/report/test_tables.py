@@ -26,9 +26,17 @@ from tests.records import epochs_of, line, steps_of
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (185, "3 min 05 s"), (3600, "1 h 00 min"), (7800, "2 h 10 min")],
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (60, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (3600, "1 h 00 min"),
+        (7800, "2 h 10 min"),
+        (None, "-"),
+    ],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
 
 

@@ -90,7 +90,9 @@ def size(value: Scalar) -> str:
 
 
 def duration(value: Scalar) -> str:
-    """Return '42 s', '3 min 05 s' or '2 h 10 min' for seconds."""
+    """Return '42 s', '3 min 05 s' or '2 h 10 min' for seconds, '-' for a missing value."""
+    if is_missing(value):
+        return "-"
     whole = round(number(value))
     if whole < 60:
         return f"{whole} s"

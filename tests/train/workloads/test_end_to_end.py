@@ -20,7 +20,9 @@ from harness.report.tables.scaling import convergence_table
 from harness.run.execution import Execution
 from harness.run.validation import check_optimizers, check_target, check_workloads
 from harness.train import workloads
+from tests import equivalence
 from tests.conftest import laptop
+from tests.doctor import ranks
 
 Make = Callable[..., Experiment]
 SMALL: dict[str, dict[str, Any]] = {
@@ -41,6 +43,13 @@ METRICS = {
 def test_every_workload_is_trained_here() -> None:
     wanted = BUILTIN_WORKLOADS.keys() - {"image_classification"}
     assert wanted == SMALL.keys() == METRICS.keys(), f"SMALL and METRICS in {__file__} need {sorted(wanted)}"
+
+
+def test_every_workload_is_compared_and_examined_somewhere() -> None:
+    """Each is trained under every strategy, and by the doctor, on real ranks."""
+    places = {"WORKLOADS in tests/equivalence.py": equivalence.WORKLOADS, "SIZES in tests/doctor/ranks.py": ranks.SIZES}
+    missing = {place: sorted(BUILTIN_WORKLOADS.keys() - names) for place, names in places.items()}
+    assert not any(missing.values()), missing
 
 
 def test_every_workload_class_has_its_line() -> None:
