@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.cli.commands import exit_code_of
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
+from harness.plan.rows import RankRow
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.run import pipeline
 from harness.run.events import Event, Note, TrialEnded
@@ -62,6 +63,19 @@ def command(
         os._exit(exit_code_of(lambda: pipeline.run(request, read_experiment(request), emit)))
 
 
+def rank_row(rank: int) -> RankRow:
+    return {
+        "rank": rank,
+        "local_rank": rank,
+        "node_rank": 0,
+        "node_id": "n",
+        "address": "127.0.0.1",
+        "host": "vm",
+        "devices": "cpu",
+        "threads": 1,
+    }
+
+
 @dataclass
 class Scripted:
     """Every trial is ok. All speeds of one process share a random factor: a ratio over two invocations shows it."""
@@ -90,7 +104,7 @@ class Scripted:
             trial.id,
             "ok",
             windows=tuple({"rank": rank, **window} for rank in range(devices)),
-            ranks=tuple({"rank": rank, "local_rank": rank, "node_rank": 0} for rank in range(devices)),
+            ranks=tuple(map(rank_row, range(devices))),
             steps={
                 "rank": ranks,
                 "window": [1] * len(ranks),

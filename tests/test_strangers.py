@@ -54,6 +54,21 @@ def call(*arguments: object, cwd: Path, module: str = "harness.run") -> subproce
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=500)
 
 
+def test_the_console_script_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
+    """An empty entry of PYTHONPATH is the current folder, which Python then looks into before anything else."""
+    folder = tmp_path / "strange"
+    folder.mkdir()
+    for name in ("typer", "rich"):
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r})\n")
+    (folder / "e.yaml").write_text(SMALL)
+    script = "from harness.cli.__main__ import main; main()"
+    command = [sys.executable, "-c", script, "plan", str(folder / "e.yaml"), "--no-user-code"]
+    environment = {**os.environ, "PYTHONPATH": f":{ROOT}"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert mark(folder) == ""
+
+
 def mark(folder: Path) -> str:
     path = folder.parent / "mark"
     return path.read_text() if path.exists() else ""

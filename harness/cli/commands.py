@@ -15,7 +15,6 @@ from rich.console import Console
 from harness.errors import ExperimentError, HarnessError, WriteError
 from harness.system import sanitize
 from harness.system.files import PACKAGE_FOLDER
-from harness.system.import_path import leave_out_current_folder
 from harness.system.sanitize import escape_control
 from harness.system.signals import INTERRUPTED, handle_signals
 
@@ -238,8 +237,7 @@ def parse_only(text: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The console script ``harness``."""
-    leave_out_current_folder()
+    """The command ``harness`` with its subcommands."""
     _quiet_libraries()
     app()
 

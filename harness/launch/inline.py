@@ -49,6 +49,8 @@ class InlineLauncher:
             if isinstance(failed.__context__, INTERRUPTIONS):
                 messages.pop()  # the trial's failure: an interrupted trial has no row
                 interrupted = True
+        except INTERRUPTIONS:  # between two trials: those before have their rows
+            interrupted = True
         yield from messages
         if interrupted:
             raise KeyboardInterrupt

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent, Kernel
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from harness.config.strategy_traits import StrategyTraits
@@ -110,12 +112,14 @@ def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindo
     return windows, timers
 
 
-def read_ddp_timers(model: Any, step: Callable[[], object]) -> dict[str, float]:
-    """Return medians over a few steps of DDP's own timers, in seconds; empty if DDP records none.
+def read_ddp_timers(model: nn.Module, step: Callable[[], object]) -> dict[str, float]:
+    """Return medians over a few steps of DDP's own timers, in seconds; empty if DDP records none, or is not used.
 
     Communication is the span from the first bucket that is ready to the last that is reduced; the part of it after
     the end of backward's computation is exposed (torch/csrc/distributed/c10d/logger.cpp).
     """
+    if not isinstance(model, DistributedDataParallel):  # a strategy of the user's own
+        return {}
     model._set_ddp_runtime_logging_sample_rate(1)
     spans: list[tuple[float, float]] = []
     for _ in range(LOGGED_STEPS):

@@ -136,7 +136,8 @@ def _weight(grid: Grid, experiment: Experiment) -> int:
 
 def _cells(grid: Grid, experiment: Experiment, machine: Machine, own_traits: TraitsByName) -> Iterator[Cell]:
     fixed, options = _fixed_axes(grid, experiment), _axes(grid, experiment)
-    sections = [_sections(dict(zip(options, values, strict=True))) for values in product(*options.values())]
+    own_names = experiment.own_strategies
+    sections = [_sections(dict(zip(options, values, strict=True)), own_names) for values in product(*options.values())]
     for values in product(*fixed.values()):
         point = GridPoint(**dict(zip(fixed, values, strict=True)))
         own = own_traits.get(point.strategy)
@@ -200,11 +201,16 @@ def _nodes(
     return nodes, experiment.oversubscribe and not fits and possible
 
 
-def _sections(point: Mapping[str, PlainValue]) -> Mapping[str, Options]:
-    """Return options by section: ``{'optimizer.lr': 0.1}`` -> ``{'optimizer': {'lr': 0.1}}``."""
+def _sections(point: Mapping[str, PlainValue], own_strategies: Sequence[str] = ()) -> Mapping[str, Options]:
+    """Return options by section: ``{'optimizer.lr': 0.1}`` -> ``{'optimizer': {'lr': 0.1}}``.
+
+    ``own_strategies``: sections whose names may hold dots, ``package.module:ClassName``.
+    """
     sections: dict[str, dict[str, PlainValue]] = {}
     for name, value in point.items():
-        section, _, key = name.rpartition(".")  # a user's own strategy may have dots in its name
+        own = next((strategy for strategy in own_strategies if name.startswith(f"{strategy}.")), None)
+        section = own or name.partition(".")[0]
+        key = name.removeprefix(f"{section}.")
         sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
     return sections
 

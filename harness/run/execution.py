@@ -37,7 +37,7 @@ class Execution:
         self._pending = pending(plan, lines)
         self.running: str | None = None
         """The trial that is being measured."""
-        self._skipped_before = {(line["trial_id"], line["reason"]) for line in lines if line["outcome"] == "skipped"}
+        self._skipped_before = {(line["trial_id"], line["skip_code"]) for line in lines if line["outcome"] == "skipped"}
 
     @property
     def trials(self) -> int:
@@ -62,7 +62,7 @@ class Execution:
 
     def _work(self) -> None:
         for skip in self._plan.skips:
-            if (skip.trial.id, skip.reason) not in self._skipped_before:
+            if (skip.trial.id, skip.skip_code) not in self._skipped_before:
                 reason = SkipReason(skip.skip_code, skip.reason)
                 self._record(skip.trial, skipped(skip.trial, reason), None, position=None)
         for group in self._pending:

@@ -49,7 +49,7 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepa
     if request.resume:
         stack.enter_context(nullcontext() if request.plans_only else RunFolder.open(request.resume).locked())
         folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
-        if any(line["facts"].get("inline") for line in folder.lines()):
+        if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in folder.lines()):
             raise RunFolderError(f"{request.resume}: --inline made this run for a debugger; start a new run instead")
     stack.enter_context(import_path(home) if experiment.own_code else nullcontext())
     ray_cluster = connect(request, experiment, home, stack)

@@ -14,6 +14,7 @@ from pathlib import Path
 from harness.config.experiment import BUILTIN_WORKLOADS, Experiment, load_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
+from harness.config.yaml_source import parse_value
 from harness.errors import ExperimentError
 from harness.plan.inventory import Inventory
 
@@ -76,7 +77,9 @@ def resume_command(request: Request, folder: Path) -> str:
 
 
 def _as_yaml(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return the value as --only parses it again: a text that looks like another value is quoted."""
+    plain = value if isinstance(value, str) else json.dumps(value)
+    return plain if parse_value(plain, source="--only") == value else json.dumps(value)
 
 
 def check_no_user_code(experiment: Experiment, file: Path) -> None:

@@ -97,6 +97,33 @@ def test_ctrl_c_ends_the_run_and_the_trial_has_no_row(tmp_path: Path, monkeypatc
     result = run_inline(tmp_path, "--only", "strategy=single", workload="stops_here:Stops")
     assert result.exit_code == 130, result.output
     assert "Interrupted" in result.output
+    assert "ok" not in set(results_of(tmp_path).trials["outcome"])
+    assert not [line for line in results_of(tmp_path).lines if line["outcome"] == "error"]
+
+
+def test_ctrl_c_between_two_trials_keeps_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.launch.worker._release", interrupt)
+    result = run_inline(tmp_path)
+    assert result.exit_code == 130, result.output
+    assert results_of(tmp_path).trials["outcome"].tolist().count("ok") == 1
+
+
+def test_a_run_that_was_interrupted_in_its_first_trial_is_not_resumed_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "breakpointhook", interrupt)
+    assert run_inline(tmp_path, workload="stops_here:Stops").exit_code == 130
+    (folder,) = (tmp_path / "out" / "debug").iterdir()
+    result = CliRunner(env={"RAY_ADDRESS": ""}).invoke(
+        app, ["run", str(tmp_path / "debug.yaml"), "--resume", str(folder)]
+    )
+    assert result.exit_code == 2 and "--inline made this run" in result.output
 
 
 @pytest.mark.parametrize(

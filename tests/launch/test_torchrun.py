@@ -432,7 +432,7 @@ def test_each_trial_has_fresh_processes_and_the_windows_of_every_rank(group_of: 
         ("raises", 2, "error", "ValueError on rank 1: a bad sample", "_misbehave"),
         ("dies", 2, "lost", "", ""),
         ("dies", 1, "lost", "the process of rank 0 terminated unexpectedly (exit code 9)", "exitcode  : 9"),
-        ("hangs", 2, "timeout", "no step was taken within the limit", "_misbehave"),
+        ("hangs", 2, "timeout", "no step was completed within the time limit", "_misbehave"),
     ],
 )
 def test_a_failure_is_a_row_and_ends_the_group(

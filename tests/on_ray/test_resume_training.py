@@ -46,7 +46,7 @@ def test_a_ddp_training_whose_worker_is_killed_ends_as_one_that_was_not(
         Execution(plan, folder, launcher, lambda event: None).run()
         launcher.close()
     results = write_report(folder.path)
-    assert "1 training went on from a checkpoint" in folder.report.read_text()
+    assert "1 training resumed from a checkpoint" in folder.report.read_text()
     ddp = results.trials[results.trials["strategy"] == "ddp"]
     kills = ddp["options"].str.extract(r'"workload.kills": (\d)')[0].astype(int)
     assert ddp[kills == 0]["outcome"].tolist() == ["ok"]

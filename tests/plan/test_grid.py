@@ -155,6 +155,12 @@ def test_strategy_options_belong_to_their_strategy_alone(make_experiment: Make) 
     assert points(asked, "strategy", "ddp.bucket_cap_mb") == [("single", None), ("ddp", 1), ("ddp", 25)]
 
 
+def test_a_key_of_an_option_may_have_a_dot(make_experiment: Make) -> None:
+    experiment = make_experiment(optimizer={"name": "SGD", "foo.bar": 3}, workload_options={"no.such": 5})
+    (cell,) = cells_of(experiment).asked
+    assert cell.optimizer == {"name": "SGD", "foo.bar": 3} and cell.workload_options == {"no.such": 5}
+
+
 def test_built_in_defaults_are_named_and_a_users_own_are_not(make_experiment: Make) -> None:
     assert points(cells_of(make_experiment()).asked, "data", "model") == [("digits", "resnet18")]
     assert points(cells_of(make_experiment(workload="mine:Own")).asked, "data", "model") == [(None, None)]

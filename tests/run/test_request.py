@@ -35,6 +35,12 @@ def test_what_chose_the_machine_the_cells_and_the_trust_is_given_again() -> None
     assert parse_only(parts[parts.index("--only") + 1]) == request.only
 
 
+@pytest.mark.parametrize("value", ["50", "null", "true", "[0, 1]", "resnet8"])
+def test_a_text_that_looks_like_another_value_stays_a_text(value: str) -> None:
+    parts = shlex.split(resume_command(Request(Path("e.yaml"), only={"model": [value]}), Path("r")))
+    assert parse_only(parts[parts.index("--only") + 1]) == {"model": [value]}
+
+
 @pytest.mark.parametrize(("more", "plans_only"), [({}, False), ({"dry_run": True}, True), ({"assumed": 1}, True)])
 def test_a_dry_run_and_an_assumed_cluster_only_plan(more: dict[str, int], plans_only: bool) -> None:
     given = {"assumed": Inventory.assume(1, 8)} if "assumed" in more else more

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,17 +43,18 @@ class TorchrunLauncher:
                 continue
             job = Job(self.experiment, replace(group, trials=(trial,)), self.threads_per_device, self.import_path)
             finished = False
-            for message in self._run(job, deadline, parts):
-                finished = isinstance(message, TrialResult) and not message.ends_group
-                if isinstance(message, GroupStarted):
-                    parts = message.parts
-                if isinstance(message, TrialResult):
-                    rules += skip_rules(trial.cell, message.facts)
-                yield message
+            with closing(self._run(job, deadline, parts)) as messages:
+                for message in messages:
+                    finished = isinstance(message, TrialResult) and not message.ends_group
+                    if isinstance(message, GroupStarted):
+                        parts = message.parts
+                    if isinstance(message, TrialResult):
+                        rules += skip_rules(trial.cell, message.facts)
+                    yield message
             if not finished:
                 return
 
-    def _run(self, job: Job, deadline: float | None, parts: Mapping[str, float]) -> Iterator[Message]:
+    def _run(self, job: Job, deadline: float | None, parts: Mapping[str, float]) -> Generator[Message, None, None]:
         """Run one trial in processes of its own; the last message is its result, unless the deadline comes first."""
         (trial,) = job.group.trials
         timer = StartupTimer(time.time(), "torchrun", before=parts)

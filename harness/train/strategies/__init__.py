@@ -24,7 +24,7 @@ if STRATEGIES.keys() != BUILTIN_TRAITS.keys():
         f"STRATEGIES in {__file__} has {', '.join(STRATEGIES)}; "
         f"BUILTIN_TRAITS in harness/config/strategy_traits.py has {', '.join(BUILTIN_TRAITS)}"
     )
-METHODS = ("wrap", "unwrap", "make_optimizer", "gradient_sync", "optimizer_state")
+METHODS = ("wrap", "unwrap", "make_optimizer", "gradient_sync", "optimizer_state", "load_optimizer_state")
 
 
 def make_strategy(name: str) -> Strategy:

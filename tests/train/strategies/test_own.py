@@ -72,7 +72,10 @@ def test_it_is_checked_for_equivalence_like_any_other(plan: Plan) -> None:
     [
         ("tests.own_strategy:Zero2", "has no class 'Zero2'; did you mean 'Zero1'?"),
         ("tests.no_such_module:A", "importing tests.no_such_module failed with ModuleNotFoundError"),
-        ("tests.own_strategy:NoStrategy", "the class lacks unwrap, make_optimizer, gradient_sync, optimizer_state"),
+        (
+            "tests.own_strategy:NoStrategy",
+            "the class lacks unwrap, make_optimizer, gradient_sync, optimizer_state, load_optimizer_state",
+        ),
         ("tests.own_strategy:WithoutTraits", "traits: got NoneType; allowed: a StrategyTraits"),
     ],
 )
