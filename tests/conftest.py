@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,13 @@ os.environ.pop("RAY_ADDRESS", None)
 from harness.config import experiment as config
 from harness.config.experiment import Experiment
 from harness.plan.inventory import Inventory, Node
+
+
+@atexit.register
+def silence_unloading() -> None:
+    """Silence libraries that print while the interpreter unloads them, after the summary: nanobind lists its leaks."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @pytest.fixture
@@ -99,13 +107,6 @@ class FaultRow:
     recovery_s: float | None
 
     KEY: ClassVar[pytest.StashKey[list[FaultRow]]] = pytest.StashKey()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
-    """Silence libraries that print while the interpreter unloads them, after the summary: nanobind lists its leaks."""
-    sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

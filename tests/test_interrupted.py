@@ -179,7 +179,7 @@ def test_ctrl_c_before_anything_is_measured(tmp_path: Path) -> None:
 TOLD = """
 import os, signal, sys, time
 import ray
-from harness import cluster
+from harness.launch.ray import cluster
 from harness.system.signals import handle_signals
 
 def interrupted_by(send, *to):
