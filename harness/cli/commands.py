@@ -203,6 +203,9 @@ def exit_code_of(work: Callable[[], int]) -> int:
         Console(stderr=True).print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
         return FAILED if isinstance(error, WriteError) else BAD_INPUT
     except KeyboardInterrupt:
+        # CPython ends by SIGINT, whatever the exit code, once an interruption has left an exec() of a string, as
+        # dataclasses and namedtuples use it; the next exec() takes that back
+        exec("")
         return INTERRUPTED
 
 

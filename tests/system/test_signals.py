@@ -150,3 +150,15 @@ def test_a_reader_of_errors_that_is_gone_changes_no_interruption() -> None:
         process.stderr.close()
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == b"ended in order\n"
+
+
+def test_the_exit_code_is_ours_wherever_the_interruption_came(tmp_path: Path) -> None:
+    """Inside an exec() of a string, as of every dataclass that is being imported, ``python -m`` notes it."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\n"
+        "from harness.cli.commands import exit_code_of\n"
+        "sys.exit(exit_code_of(lambda: exec('raise KeyboardInterrupt') or 0))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "interrupted"]
+    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False, timeout=60).returncode == 130
