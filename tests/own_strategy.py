@@ -67,5 +67,9 @@ class WithoutTraits(Zero1):
     traits = None  # type: ignore[assignment]
 
 
+class WithoutWrap(Strategy):
+    traits = StrategyTraits()
+
+
 class NoStrategy:
     def wrap(self) -> None: ...

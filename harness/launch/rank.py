@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -71,5 +70,6 @@ def gpus_by_number(numbers: Sequence[int]) -> list[torch.device]:
 
 
 def _pci_address(place: int) -> tuple[int, int, int]:
-    properties: Any = torch.cuda.get_device_properties(place)  # whose type stub lacks these three
-    return properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+    properties = torch.cuda.get_device_properties(place)
+    domain, bus, device = (getattr(properties, f"pci_{name}_id") for name in ("domain", "bus", "device"))
+    return domain, bus, device

@@ -35,7 +35,8 @@ def make_strategy(name: str) -> Strategy:
 def load_strategy_class(name: str) -> type[Strategy]:
     """Return the class behind ``package.module:ClassName``; raise WorkloadError if it is no strategy."""
     found = load_user_class(f"strategy {name!r}", name)
-    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    abstract = getattr(found, "__abstractmethods__", ())
+    missing = [method for method in METHODS if method in abstract or not callable(getattr(found, method, None))]
     if missing:
         raise WorkloadError(
             f"strategy {name!r}: the class lacks {', '.join(missing)}; "

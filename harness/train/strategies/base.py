@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from harness.train.optimizers import make_optimizer
 Units = Callable[[nn.Module], Sequence[nn.Module]]
 
 
-class Strategy:
+class Strategy(ABC):
     """How a model is trained on several devices. A subclass gives ``traits`` and ``wrap``, and the rest if it differs.
 
     Arguments of the methods: ``model`` is the return value of ``wrap`` on this rank.
@@ -24,13 +25,13 @@ class Strategy:
 
     traits: ClassVar[StrategyTraits]
 
+    @abstractmethod
     def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
         """Return the model ready to train on this rank's devices.
 
         ``model``: as the workload built it, on the host, with the same parameters on every rank. ``options``: the
         cell's values of the strategy's section. ``units``: returns the modules to shard one by one.
         """
-        raise NotImplementedError
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the workload's own model; its parameters are those that are trained."""

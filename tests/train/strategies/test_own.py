@@ -76,6 +76,7 @@ def test_it_is_checked_for_equivalence_like_any_other(plan: Plan) -> None:
             "tests.own_strategy:NoStrategy",
             "the class lacks unwrap, make_optimizer, gradient_sync, optimizer_state, load_optimizer_state",
         ),
+        ("tests.own_strategy:WithoutWrap", "the class lacks wrap; derive it from"),
         ("tests.own_strategy:WithoutTraits", "traits: got NoneType; allowed: a StrategyTraits"),
     ],
 )
