@@ -1,4 +1,4 @@
-"""A user's own workload, shipped to the workers from outside the package, that fails as it is told to."""
+"""A user's own workload, shipped to the workers from outside the package, whose failure is configured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 
-class Told:
+class ConfiguredFault:
     """``behaviour``: fine, raises, hangs, dies or diverges; on rank 1 where there is one."""
 
     unit = "samples"
@@ -48,7 +48,7 @@ class Told:
             os._exit(9)
 
 
-class Killed(Told):
+class Killed(ConfiguredFault):
     """The last of several ranks is killed in the second epoch of a process, so many times; ``folder`` counts them.
 
     Dropout and batch statistics: what a training loses that forgets more than its parameters.

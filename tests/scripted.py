@@ -42,23 +42,23 @@ def start(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
 
 
 def command(
-    request: Request, witness: Path, trial_s: float = 0.002, before: Callable[[int], None] | None = None
+    request: Request, finished_log: Path, trial_s: float = 0.002, before: Callable[[int], None] | None = None
 ) -> None:
     """What ``harness run`` does with this request, but measuring nothing; ends the process with its exit code.
 
-    ``witness`` gets the id of each trial that the run has told to be over. ``before``: called with the number of
-    trials so far, before each.
+    ``finished_log`` gets the id of each trial that the run has reported as finished. ``before``: called with the number
+    of trials so far, before each.
     """
     launcher = Scripted(trial_s, before or (lambda count: None))
     pipeline.start_ray = lambda *_: ExitStack()  # type: ignore[assignment,return-value]
     pipeline.launcher_for = lambda *_: launcher  # type: ignore[assignment]
-    with witness.open("ab", buffering=0) as told:
+    with finished_log.open("ab", buffering=0) as result:
 
         def emit(event: Event) -> None:
             if isinstance(event, Note):
                 os.write(1, f"{event.text}\n".encode())
             if isinstance(event, TrialEnded):
-                told.write(f"{event.line['trial_id']} {event.line['attempt']}\n".encode())
+                result.write(f"{event.line['trial_id']} {event.line['attempt']}\n".encode())
 
         os._exit(exit_code_of(lambda: pipeline.run(request, read_experiment(request), emit)))
 

@@ -31,13 +31,13 @@ def smaller(row: dict[str, float], part: float) -> dict[str, float]:
     return {name: value if name == "peak_gib" else part * value for name, value in row.items()}
 
 
-def test_what_grows_linearly_within_the_limits_is_met() -> None:
-    told, missed = growth.verdict([[smaller(sizes(), 0.1), smaller(sizes(), 0.3), sizes()]])
-    assert not missed and told.endswith("met")
+def test_linear_growth_within_the_limits_passes() -> None:
+    result, missed = growth.verdict([[smaller(sizes(), 0.1), smaller(sizes(), 0.3), sizes()]])
+    assert not missed and result.endswith("met")
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "output"),
     [
         ({"report": 10.1}, "report 10.1 s"),
         ({"peak_gib": 2.1}, "2.10 GiB"),
@@ -45,9 +45,9 @@ def test_what_grows_linearly_within_the_limits_is_met() -> None:
         ({"read": 7.0}, "read to 10,000: 1.40 a trial"),
     ],
 )
-def test_what_misses_is_named(changed: dict[str, float], said: str) -> None:
-    told, missed = growth.verdict([[smaller(sizes(), 0.3), sizes(**changed)]])
-    assert missed and said in told and told.endswith("MISSED")
+def test_a_missed_target_is_named(changed: dict[str, float], output: str) -> None:
+    result, missed = growth.verdict([[smaller(sizes(), 0.3), sizes(**changed)]])
+    assert missed and output in result and result.endswith("MISSED")
 
 
 def test_sizes_are_compared_inside_a_round_and_the_median_round_is_judged() -> None:
@@ -56,8 +56,8 @@ def test_sizes_are_compared_inside_a_round_and_the_median_round_is_judged() -> N
     slow = [{**row, "trials": quiet["trials"], "cells": quiet["cells"]} for row, quiet in zip(slow, calm, strict=True)]
     once = [smaller(sizes(), 0.3), sizes(read=9.0)]
     assert not growth.verdict([calm, slow, once])[1]
-    told, missed = growth.verdict([once, calm, once])
-    assert missed and "read to 10,000: 1.80 a trial" in told
+    result, missed = growth.verdict([once, calm, once])
+    assert missed and "read to 10,000: 1.80 a trial" in result
     median, most = growth.over([calm, slow, once], statistics.median), growth.over([calm, slow, once], max)
     assert (median[1]["read"], most[1]["read"], most[1]["trials"]) == (9.0, 9.5, 10_000)
 
@@ -70,9 +70,9 @@ def test_small_sizes_are_not_judged() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 def test_growth_takes_a_study_through_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
     monkeypatch.setattr(files, "to_disk", files.to_disk)  # which it replaces
-    told = growth.measure(50, tmp_path, plain)
-    assert all(told[stage] > 0 for stage in growth.COLUMNS)
-    assert 40 <= told["trials"] <= 60
+    result = growth.measure(50, tmp_path, plain)
+    assert all(result[stage] > 0 for stage in growth.COLUMNS)
+    assert 40 <= result["trials"] <= 60
     (run,) = (tmp_path / "growth").iterdir()
     assert (run / "report.html").stat().st_size > 10_000
     waterfall = (run / "tables" / "waterfall.csv").read_text().splitlines()
@@ -85,9 +85,9 @@ def test_the_targets_of_run_time_are_judged_each() -> None:
     rows = {"harness": ours, "explained": dict(ours), **others}
     assert not any(missed for _, missed in run_time._verdicts(rows).values())
     rows["torchrun"]["outside_s"], rows["explained"]["trial_beside_steps_max_s"] = 29.0, 0.6
-    told = run_time._verdicts(rows)
-    assert {way for way, (_, missed) in told.items() if missed} == {"torchrun", "explained"}
-    assert told["torchrun"][0] == "MISSED: 0.333" and told["fit() each"][0] == "met: 0.167"
+    result = run_time._verdicts(rows)
+    assert {way for way, (_, missed) in result.items() if missed} == {"torchrun", "explained"}
+    assert result["torchrun"][0] == "MISSED: 0.333" and result["fit() each"][0] == "met: 0.167"
 
 
 def test_run_time_takes_one_block_of_the_default_experiment_with_equal_steps() -> None:
@@ -114,30 +114,30 @@ def ran(name: str, folder: Path, *options: str) -> Any:
 
 @pytest.mark.slow
 def test_overhead_compares_the_loops(tmp_path: Path) -> None:
-    told = ran("overhead", tmp_path, "--processes", "2", "--pairs", "2", "--window", "0.02", "--models", "small MLP")
-    assert len(told) == 2
-    assert [row["strategy"] for row in told[0]] == ["single", "ddp"]
-    assert all(0.5 < row["step"] < 2 and row["step_s"] > 0 for row in told[0])
+    result = ran("overhead", tmp_path, "--processes", "2", "--pairs", "2", "--window", "0.02", "--models", "small MLP")
+    assert len(result) == 2
+    assert [row["strategy"] for row in result[0]] == ["single", "ddp"]
+    assert all(0.5 < row["step"] < 2 and row["step_s"] > 0 for row in result[0])
 
 
 @pytest.mark.slow
 def test_overhead_plain_compares_the_scripts(tmp_path: Path) -> None:
-    told = ran("overhead_plain", tmp_path, "--repeats", "1", "--devices", "1")["1"]
-    assert [len(told[name]) for name in ("plain_step_s", "harness_step_s")] == [1, 1]
-    assert 0.2 < told["harness_step_s"][0] / told["plain_step_s"][0] < 5
+    result = ran("overhead_plain", tmp_path, "--repeats", "1", "--devices", "1")["1"]
+    assert [len(result[name]) for name in ("plain_step_s", "harness_step_s")] == [1, 1]
+    assert 0.2 < result["harness_step_s"][0] / result["plain_step_s"][0] < 5
 
 
 @pytest.mark.slow
-def test_growth_tells_every_round_and_compares_none_that_is_small(tmp_path: Path) -> None:
-    told = ran("growth", tmp_path, "--sizes", "60", "40", "--rounds", "2", "--plain")
-    assert [(row["round"], row["cells"]) for row in told] == [(0, 40), (0, 60), (1, 40), (1, 60)]
-    assert all(row[stage] > 0 for row in told for stage in growth.STAGES)
+def test_growth_prints_every_round_and_compares_no_small_one(tmp_path: Path) -> None:
+    result = ran("growth", tmp_path, "--sizes", "60", "40", "--rounds", "2", "--plain")
+    assert [(row["round"], row["cells"]) for row in result] == [(0, 40), (0, 60), (1, 40), (1, 60)]
+    assert all(row[stage] > 0 for row in result for stage in growth.STAGES)
 
 
 def test_the_table_of_growth_has_the_median_the_least_and_the_most() -> None:
     rounds = [[sizes(read=seconds)] for seconds in (3.0, 9.0, 4.0)]
     console = Console(file=io.StringIO(), width=140)
     console.print(growth.table_of(rounds))
-    said = [line.split("│") for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
-    reads = [row[1 + 1 + growth.COLUMNS.index("read")].strip() for row in said if len(row) > 2]
+    output = [line.split("│") for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    reads = [row[1 + 1 + growth.COLUMNS.index("read")].strip() for row in output if len(row) > 2]
     assert [read for read in reads if read] == ["4.00", "3.00", "9.00"]

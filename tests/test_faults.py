@@ -191,7 +191,7 @@ def row_of(run: Run, fault: Fault) -> FaultRow:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name}-{fault.kind}")
-def test_a_fault_is_a_row_that_says_why(done: Run, fault: Fault, shown: list[FaultRow]) -> None:
+def test_a_fault_is_a_row_with_its_reason(done: Run, fault: Fault, shown: list[FaultRow]) -> None:
     rows = done.of(fault)
     shown.append(row_of(done, fault))
     assert [row["outcome"] for row in rows] == list(fault.outcomes or (fault.outcome,))
@@ -223,7 +223,7 @@ def test_a_larger_batch_than_one_that_lacked_memory_is_not_tried(done: Run) -> N
     assert sixteen[0]["reason"] == "a batch of 8 per device of the same cell ran out of memory (limits.prune_oom)"
 
 
-def test_what_was_finite_before_a_training_diverged_is_kept(done: Run) -> None:
+def test_finite_losses_before_divergence_are_kept(done: Run) -> None:
     speed = done.of(Fault("nan", "", "", "", ""))[0]
     assert speed["facts"]["diverged_step"] == 7
     steps = done.results.steps
@@ -254,7 +254,7 @@ HOG = Fault("hog", "fill the host's memory", "oom", r"Ray's memory monitor kille
 GIB = 1 << 30
 
 
-def test_what_the_memory_monitor_kills_is_out_of_memory(tmp_path: Path, shown: list[FaultRow]) -> None:
+def test_a_kill_by_the_memory_monitor_is_out_of_memory(tmp_path: Path, shown: list[FaultRow]) -> None:
     memory = psutil.virtual_memory()
     if memory.available < 8 * GIB:
         pytest.skip("needs 8 GiB of memory")

@@ -27,7 +27,7 @@ GONE_S, ORDERLY_S = 10.0, 15.0
 """How long processes may outlive a driver that is killed, and one that is asked to end."""
 TEXT = """
 name: interrupted
-workload: ray_workload:Told
+workload: ray_workload:ConfiguredFault
 grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
 throughput: {blocks: 1, warmup_steps: 2, windows: 2, window_steps: 4, window_seconds: %s, twin: false, explain: false}
 loader: {workers: 1}
@@ -94,7 +94,7 @@ def named(command: Command, name: str) -> Callable[[], bool]:
     return is_there
 
 
-def test_a_driver_that_is_killed_leaves_nobody_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_no_process_and_loses_nothing(tmp_path: Path) -> None:
     """While Ray starts, while workers come up, while a trial is measured; then the rest."""
     run, waited, kept = Run(tmp_path), [], []
     moments = [
@@ -176,7 +176,7 @@ def test_ctrl_c_before_anything_is_measured(tmp_path: Path) -> None:
         command.seconds_until_alone(within_s=GONE_S)
 
 
-TOLD = """
+SIGTERM_TO_GROUP = """
 import os, signal, sys, time
 import ray
 from harness.launch.ray import cluster
@@ -201,9 +201,16 @@ with handle_signals(), cluster.start_embedded(cluster.local_inventory()):
 """
 
 
-def test_a_sigterm_to_everybody_leaves_ray_to_its_driver_and_one_after_ray_is_heard() -> None:
+def test_a_sigterm_to_the_process_group_ends_in_order_also_after_ray_has_ended() -> None:
     """Ray ends a driver whose raylet is gone, and takes its handlers away when it ends."""
-    said = subprocess.run(
-        [sys.executable, "-c", TOLD], capture_output=True, text=True, timeout=120, start_new_session=True, check=False
+    message = subprocess.run(
+        [sys.executable, "-c", SIGTERM_TO_GROUP],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        start_new_session=True,
+        check=False,
     )
-    assert (said.returncode, said.stdout.split()) == (0, ["interrupted", "interrupted", "1000000"]), said.stderr
+    assert (message.returncode, message.stdout.split()) == (0, ["interrupted", "interrupted", "1000000"]), (
+        message.stderr
+    )

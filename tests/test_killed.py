@@ -29,7 +29,7 @@ class Killed:
     """One run, killed again and again until it is finished; looks at its folder after each kill."""
 
     def __init__(self, place: Path, chance: random.Random) -> None:
-        self.chance, self.output, self.witness = chance, place / "out", place / "told"
+        self.chance, self.output, self.finished_log = chance, place / "out", place / "result"
         self.file = place / "scripted.yaml"
         self.file.write_text(TEXT % BLOCKS)
         self.kills = self.reports = 0
@@ -44,7 +44,7 @@ class Killed:
     def invocation(self, kill_after_s: float | None) -> int | None:
         """One call of the command, killed after so many seconds; its exit code."""
         request = Request(file=self.file, output=self.output, resume=self.folder)
-        child = start(command, request, self.witness)
+        child = start(command, request, self.finished_log)
         child.join(kill_after_s)
         if child.is_alive():
             child.kill()
@@ -58,9 +58,9 @@ class Killed:
         results = harness.load(self.folder)
         assert results.lines[: len(self.lines)] == self.lines, "a recorded trial is gone or other than it was"
         self.lines = results.lines
-        told = self.witness.read_text().splitlines() if self.witness.exists() else []
+        result = self.finished_log.read_text().splitlines() if self.finished_log.exists() else []
         recorded = [f"{line['trial_id']} {line['attempt']}" for line in self.lines]
-        assert set(told) <= set(recorded), "a trial that was told to be over is not recorded"
+        assert set(result) <= set(recorded), "a trial that was reported as finished is not recorded"
         assert len(recorded) == len(set(recorded)), "one attempt has two lines"
         steps = results.steps.groupby(["trial_id", "attempt"]).size()
         assert len(steps) == sum(line["outcome"] == "ok" for line in self.lines)
@@ -115,11 +115,11 @@ class Times:
         killed = Killed(place, random.Random(0))
         killed.invocation(0.0)  # the server that forks is up from now on
         began, seen = time.monotonic(), []
-        child = start(command, Request(file=killed.file, output=killed.output), killed.witness)
+        child = start(command, Request(file=killed.file, output=killed.output), killed.finished_log)
         while child.is_alive():
-            if len(seen) < 2 and killed.witness.exists():
-                told = len(killed.witness.read_text().splitlines())
-                seen += [time.monotonic() - began] if told >= (1, 6 * BLOCKS)[len(seen)] else []
+            if len(seen) < 2 and killed.finished_log.exists():
+                result = len(killed.finished_log.read_text().splitlines())
+                seen += [time.monotonic() - began] if result >= (1, 6 * BLOCKS)[len(seen)] else []
             child.join(0.002)
         assert child.exitcode == 0
         return cls(*seen, time.monotonic() - began)
@@ -137,7 +137,7 @@ class Times:
         return self.first_s + chance.expovariate(20 / (self.last_s - self.first_s))
 
 
-def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_hundred_kills_lose_and_duplicate_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     chance = random.Random(20261121)
     kills = runs = finished = 0
     (tmp_path / "times").mkdir()
@@ -166,7 +166,7 @@ def test_blocks_are_added_to_a_finished_run(tmp_path: Path) -> None:
     killed.look()
     before, folder = killed.lines, killed.folder
     request = Request(file=killed.file, resume=folder, add_blocks=2)
-    child = start(interrupted, request, killed.witness)
+    child = start(interrupted, request, killed.finished_log)
     child.join()
     assert child.exitcode == 130 and folder
     assert killed.invocation(None) == 0  # a plain --resume does the rest of what was added
@@ -178,11 +178,11 @@ def test_blocks_are_added_to_a_finished_run(tmp_path: Path) -> None:
     assert f"{BLOCKS + 2} blocks, 2 of them added later" in folder.joinpath("report.html").read_text()
 
 
-def interrupted(request: Request, witness: Path) -> None:
+def interrupted(request: Request, finished_log: Path) -> None:
     """Ctrl-C at the fourth trial."""
 
     def before(count: int) -> None:
         if count == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    command(request, witness, before=before)
+    command(request, finished_log, before=before)

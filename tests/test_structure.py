@@ -56,13 +56,13 @@ def run_without(blocked: tuple[str, ...], modules: list[str]) -> str:
     return done.stderr[-2000:]
 
 
-def test_what_needs_neither_torch_nor_ray_imports_neither() -> None:
+def test_packages_without_torch_and_ray_import_neither() -> None:
     modules = [module for package in WITHOUT_TORCH_OR_RAY for module in modules_below(package)]
     assert len(modules) > 60
     assert run_without(("torch", "torchvision", "ray"), [*modules, *ALSO_WITHOUT_TORCH_OR_RAY]) == ""
 
 
-def test_what_ray_s_controller_imports_leaves_torch_alone() -> None:
+def test_ray_s_controller_imports_no_torch() -> None:
     """It starts anew for every worker group, which waits for it: torch takes as long as all the rest."""
     assert run_without(("torch", "torchvision"), list(WITHOUT_TORCH)) == ""
 
@@ -103,7 +103,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_nobody_prints_but_the_console_and_the_command() -> None:
+def test_only_the_console_and_the_command_print() -> None:
     def prints(path: Path) -> bool:
         calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
         return any(isinstance(function, ast.Name) and function.id == "print" for function in calls)
@@ -111,7 +111,7 @@ def test_nobody_prints_but_the_console_and_the_command() -> None:
     assert {path.relative_to(PACKAGE).as_posix() for path in FILES if prints(path)} <= PRINTS
 
 
-def test_tests_of_what_needs_neither_torch_nor_ray_import_neither() -> None:
+def test_tests_of_packages_without_torch_and_ray_import_neither() -> None:
     """So that this loop takes seconds."""
     folders = [f"tests/{package}" for package in ("config", "plan", *RIGHT)]
     script = (

@@ -30,7 +30,7 @@ HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 WORKERS_GONE_S = 10.0
 EXPERIMENT = """
 name: two
-workload: ray_workload:Told
+workload: ray_workload:ConfiguredFault
 grid: {strategy: [single, dp, ddp], devices: [1, 2], nodes: [1, 2], per_device_batch_size: 8}
 throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 4, window_seconds: 0}
 convergence: {epochs: 1, seeds: [0], only: {strategy: ddp, nodes: 2}}
@@ -86,8 +86,8 @@ def killed(home: Path, address: str, environment: dict[str, str]) -> Killed:
     """The run, its driver ended by SIGKILL while a worker group works."""
     command = [sys.executable, "-m", "harness.run", "two.yaml", "--address", address, "--output", "out", "--quiet"]
     token = environment["RAY_AUTH_TOKEN"]
-    told = {**environment, "PYTHONPATH": str(HERE.parent)}
-    run = subprocess.Popen(command, env=told, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    result = {**environment, "PYTHONPATH": str(HERE.parent)}
+    run = subprocess.Popen(command, env=result, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         working: set[int] = set()
         wait_for(lambda: bool(_lines(home)) and bool(working.update(p.pid for p in workers(token)) or working), 180)
@@ -174,7 +174,7 @@ def test_both_nodes_and_their_interface_are_in_the_environment(results: Results)
 
 
 def test_a_client_without_the_token_is_refused(address: str, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(EXPERIMENT.replace("ray_workload:Told", "image_classification"))
+    (tmp_path / "two.yaml").write_text(EXPERIMENT.replace("ray_workload:ConfiguredFault", "image_classification"))
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
     done = subprocess.run(
         [sys.executable, "-m", "harness.run", str(tmp_path / "two.yaml"), "--address", address],
@@ -222,7 +222,7 @@ BROKEN = """
 import os, sys
 if os.environ.get("A_NODE_WITHOUT_IT"):
     import a_package_that_is_not_there
-from ray_workload import Told
+from ray_workload import ConfiguredFault
 """
 
 
@@ -232,7 +232,7 @@ def test_a_node_on_which_the_workload_cannot_be_imported_is_named(
 ) -> None:
     shutil.copy(HERE / "ray_workload.py", tmp_path)
     (tmp_path / "broken.py").write_text(BROKEN)
-    (tmp_path / "two.yaml").write_text(EXPERIMENT.replace("ray_workload:Told", "broken:Told"))
+    (tmp_path / "two.yaml").write_text(EXPERIMENT.replace("ray_workload:ConfiguredFault", "broken:ConfiguredFault"))
     done = subprocess.run(
         [sys.executable, "-m", module, "two.yaml", "--address", address],
         env={**environment, "PYTHONPATH": str(HERE.parent)},
@@ -242,10 +242,10 @@ def test_a_node_on_which_the_workload_cannot_be_imported_is_named(
         check=False,
         timeout=240,
     )
-    said = " ".join((done.stdout + done.stderr).split())
-    assert done.returncode == code, said
-    assert f"broken on {socket.gethostname()} ({OTHER}): ModuleNotFoundError" in said
-    assert "a_package_that_is_not_there" in said and f"({HEAD})" not in said and "Traceback" not in said
+    message = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == code, message
+    assert f"broken on {socket.gethostname()} ({OTHER}): ModuleNotFoundError" in message
+    assert "a_package_that_is_not_there" in message and f"({HEAD})" not in message and "Traceback" not in message
 
 
 HOG = """
@@ -284,13 +284,15 @@ def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kil
     shutil.copy(HERE / "faulty_workload.py", tmp_path)
     (tmp_path / "marks").mkdir()
     (tmp_path / "shrinks.yaml").write_text(SHRINKS.format(marks=tmp_path / "marks", seed=SEED))
-    told = {**environment, "PYTHONPATH": str(HERE.parent), "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(WAIT_S)}
+    result = {**environment, "PYTHONPATH": str(HERE.parent), "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(WAIT_S)}
     hog = subprocess.Popen(
         [sys.executable, "-c", HOG, address, OTHER], env=environment, stdout=subprocess.PIPE, text=True
     )
     assert hog.stdout and hog.stdout.readline() == "taken\n"
     command = [sys.executable, "-m", "harness.run", "shrinks.yaml", "--address", address, "--output", "out"]
-    run = subprocess.Popen(command, env=told, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = subprocess.Popen(
+        command, env=result, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         until = time.monotonic() + 120
         while not _lines(tmp_path) and time.monotonic() < until:

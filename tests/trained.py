@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tests import equivalence, recipe_ranks
-from tests.worlds import be_a_rank
+from tests.worlds import rank_main
 
 
 def main(rank: int, world_size: int, out: Path) -> None:
@@ -19,4 +19,4 @@ def main(rank: int, world_size: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    be_a_rank(main)
+    rank_main(main)

@@ -28,7 +28,7 @@ def run_ranks(module: str, world_size: int, folder: Path, within_s: float = 180.
     return out
 
 
-def be_a_rank(work: Work) -> None:
+def rank_main(work: Work) -> None:
     """This process as one of a world, by its arguments; does not return."""
     rank, world_size, store, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     torch.set_num_threads(1)

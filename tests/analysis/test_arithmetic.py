@@ -20,7 +20,7 @@ def cell_of(
 ) -> Any:
     """Return the cells row of one cell, with a block for each of these facts."""
     name = "ddp2" if len(rates) > 1 else "single"
-    lines = [line(name, block=block, facts=told, rates=rates, **columns) for block, told in enumerate(facts)]
+    lines = [line(name, block=block, facts=result, rates=rates, **columns) for block, result in enumerate(facts)]
     for one in lines:
         one["ranks"] = [{**rank, "device_model": model} for rank in one["ranks"]]
     (row,) = trial_tables.cells(trial_tables.trials(lines, steps_of(lines)), steps_of(lines)).to_dict("records")
@@ -52,6 +52,6 @@ def test_the_measured_peak_is_the_best_that_any_block_saw() -> None:
     assert pd.isna(cell_of(COUNTED)["of_measured_peak"])
 
 
-def test_what_was_not_counted_says_why() -> None:
+def test_missing_flops_have_a_reason() -> None:
     row = cell_of({"steady": True, "flops_reason": "an LSTM is not counted"})
     assert pd.isna(row["achieved_flops_per_s"]) and row["flops_reason"] == "an LSTM is not counted"

@@ -14,11 +14,11 @@ from tests.benchmarks.coverage import BLOCKS, DRIFT, MUST_COVER, TRUTH, coverage
 @pytest.mark.parametrize("two_stage", [False, True], ids=["fixed", "two-stage"])
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("noise", MUST_COVER)
-def test_the_interval_covers_the_truth_in_93_to_97_of_100_studies(noise: str, blocks: int, two_stage: bool) -> None:
+def test_interval_coverage_is_93_to_97_percent(noise: str, blocks: int, two_stage: bool) -> None:
     assert 0.93 <= coverage(MUST_COVER[noise], blocks, two_stage) <= 0.97
 
 
-def test_pairing_takes_the_drift_between_blocks_out() -> None:
+def test_pairing_removes_drift_between_blocks() -> None:
     random = np.random.default_rng(5)
     noise = lognormal(0.01)
     drift = np.exp(DRIFT * random.standard_normal(6))

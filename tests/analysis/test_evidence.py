@@ -36,7 +36,7 @@ def test_the_noise_floor_pairs_the_twin_with_its_base_by_block() -> None:
     assert noise["excludes_one"].tolist() == [True]
 
 
-def test_a_floor_that_holds_one_is_no_finding_and_one_block_knows_nothing() -> None:
+def test_a_noise_floor_that_includes_one_is_no_finding_and_one_block_has_no_interval() -> None:
     lines = [line("single", block=b) for b in range(3)] + [twin(0, 99.0), twin(1, 101.0), twin(2, 100.0)]
     assert pairs.noise(trials_of(lines))["excludes_one"].tolist() == [False]
     assert pairs.noise(trials_of([lines[0], lines[3]]))["excludes_one"].isna().all()
@@ -85,7 +85,7 @@ def test_updates_that_differ_are_named_with_their_difference() -> None:
         (LINES, {"single": [0.0], "ddp2": [1.0]}, "one device's parameters did not change"),
     ],
 )
-def test_what_cannot_be_checked_says_so_and_is_not_excluded(lines: Any, updates: Any, reason: str) -> None:
+def test_an_unchecked_pair_has_a_reason_and_keeps_its_ratio(lines: Any, updates: Any, reason: str) -> None:
     found = equivalence(trials_of(lines), checks_of(updates))
     assert found["equivalent"].isna().all()
     assert found["reason"].iloc[0].startswith(f"unknown: {reason}")
@@ -127,7 +127,7 @@ def test_a_healthy_trial_has_no_doubts() -> None:
         ({"foreign_gpu_processes": 1}, "foreign load on the GPU"),
     ],
 )
-def test_what_the_ranks_saw_becomes_a_doubt(columns: dict[str, Any], doubt: str) -> None:
+def test_rank_observations_become_doubts(columns: dict[str, Any], doubt: str) -> None:
     assert doubts_of([with_ranks(line("single"), **{**WATCHED, **columns})]) == [doubt]
 
 
@@ -139,7 +139,7 @@ def test_what_the_ranks_saw_becomes_a_doubt(columns: dict[str, Any], doubt: str)
         ({"host": "z"}, "other hosts than the base's"),
     ],
 )
-def test_what_differs_from_the_base_becomes_a_doubt(columns: dict[str, Any], doubt: str) -> None:
+def test_differences_from_the_base_become_doubts(columns: dict[str, Any], doubt: str) -> None:
     base = with_ranks(line("single"), **WATCHED, device_model="A")
     other = with_ranks(
         line("ddp2", rates=(50.0, 50.0)), **{**WATCHED, "device_model": "A", "own_cpu_s": 0.5, **columns}
@@ -147,7 +147,7 @@ def test_what_differs_from_the_base_becomes_a_doubt(columns: dict[str, Any], dou
     assert doubts_of([base, other]) == ["", doubt]
 
 
-def test_where_another_base_stands_in_what_differs_from_that_one_is_a_doubt() -> None:
+def test_a_substitute_base_is_the_reference_for_doubts() -> None:
     """If the planned base, one device, could not run, two devices are the base of four."""
     names = ("single", "ddp2", "ddp4")
     lines = [line(names[0], outcome="oom"), *(line(name, rates=(9.0,) * int(name[-1])) for name in names[1:])]
@@ -155,8 +155,8 @@ def test_where_another_base_stands_in_what_differs_from_that_one_is_a_doubt() ->
         lines[0],
         *(with_ranks(line, **WATCHED, device_model=model) for line, model in zip(lines[1:], "AB", strict=True)),
     ]
-    told = [text.split("; ") for text in doubts_of(made)]
-    assert ["other devices than the base's" in names for names in told] == [False, False, True]
+    result = [text.split("; ") for text in doubts_of(made)]
+    assert ["other devices than the base's" in names for names in result] == [False, False, True]
 
 
 def test_a_cell_that_spans_the_bases_host_and_another_has_no_doubt_for_it() -> None:
@@ -169,7 +169,7 @@ def test_a_cell_that_spans_the_bases_host_and_another_has_no_doubt_for_it() -> N
     assert doubts_of([base, other]) == ["", ""]
 
 
-def test_worker_groups_with_another_environment_are_told_apart_but_not_by_their_gpus() -> None:
+def test_worker_groups_with_different_environments_are_reported_gpus_excepted() -> None:
     lines = [line("single", group_id="g0"), line("ddp2", rates=(1.0, 1.0), group_id="g1")]
 
     def environment(**other: Any) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def test_foreign_cores_are_the_nodes_time_less_all_its_ranks() -> None:
     assert foreign_cores(ranks) == pytest.approx((4.0 - 3.0) / 2.0)
 
 
-def test_doubts_are_tallied_over_blocks() -> None:
+def test_doubts_are_counted_over_blocks() -> None:
     assert tally(["wide spread", "", "wide spread; foreign load"]) == "wide spread (2 of 3); foreign load (1 of 3)"
     assert tally(["", ""]) is None
 

@@ -32,7 +32,7 @@ def gpus_of(lines: list[dict[str, Any]]) -> Any:
     return gpus(trial_tables.trials(lines, steps_of(lines)), trial_tables.ranks(lines))
 
 
-def test_a_cell_is_the_mean_of_its_ranks_and_the_worst_of_what_may_not_be_exceeded() -> None:
+def test_cell_values_are_means_over_ranks_or_the_worst_rank_for_limits() -> None:
     hot = {"temperature_c": 80.0, "power_w": 100.0, "sm_clock_fraction": 0.5, "gpu_utilisation": 0.5}
     found = gpus_of([trial("ddp2", {}, hot, block=0), trial("ddp2", {}, {}, block=1)])
     (row,) = found.to_dict("records")
@@ -47,7 +47,7 @@ def test_samples_per_joule_are_all_samples_over_all_energy() -> None:
     assert row["samples_per_joule"] == pytest.approx(5000 / 4000)
 
 
-def test_where_one_rank_does_not_tell_its_energy_the_cell_has_none() -> None:
+def test_a_rank_without_an_energy_reading_leaves_the_cell_without_energy() -> None:
     unknown = {"energy_j": None, "samples_per_joule": None}
     found = gpus_of([trial("ddp2", {}, {}, block=0), trial("ddp2", {}, unknown, block=1)])
     assert found["samples_per_joule"].isna().all() and found["power_w"].notna().all()
@@ -55,7 +55,7 @@ def test_where_one_rank_does_not_tell_its_energy_the_cell_has_none() -> None:
     assert row.cells[-2:] == ("-", "2")
 
 
-def test_a_rank_that_tells_nothing_leaves_what_needs_all_of_them_unknown() -> None:
+def test_a_rank_without_readings_leaves_sums_over_ranks_missing() -> None:
     unknown = dict.fromkeys(READINGS)
     found = gpus_of([trial("ddp2", {}, unknown)])
     assert found["samples_per_joule"].isna().all() and found["power_w"].tolist() == [300.0]
@@ -79,17 +79,17 @@ def test_energy_alone_is_reported_too() -> None:
         ("held by heat", "sw power cap, held by heat", "held by heat, sw power cap"),
     ],
 )
-def test_why_clocks_were_held_down_is_that_of_any_rank(first: str | None, second: str, shown: str) -> None:
+def test_throttle_reasons_are_the_union_over_ranks(first: str | None, second: str, shown: str) -> None:
     (row,) = gpu_table(gpus_of([trial("ddp2", {"throttled": first}, {"throttled": second})])).rows
     assert row.cells[7] == shown
 
 
-def test_a_table_reads_as_a_person_expects() -> None:
+def test_the_gpu_table_has_readable_values() -> None:
     (row,) = gpu_table(gpus_of([trial("single", {})])).rows
     assert row.cells[1:] == ("single", "1", "90 %", "300", "100 %", "60", "no", "2", "1")
 
 
-def test_without_gpus_and_for_what_failed_there_is_nothing() -> None:
+def test_cpu_failed_and_diagnostic_trials_have_no_gpu_rows() -> None:
     assert gpus_of([line("single")]).empty
     assert gpus_of([trial("single", {}, outcome="oom")]).empty
     assert gpus_of([trial("single", {}, purpose="twin", kind="diagnostic")]).empty

@@ -63,7 +63,7 @@ def test_a_strategys_own_options_are_no_difference_others_are() -> None:
     assert pairs.versus(trials_of(lines)).empty
 
 
-def test_what_trains_otherwise_has_no_ratio_to_any_other() -> None:
+def test_a_non_equivalent_cell_has_no_ratio() -> None:
     found = pairs.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": "not equivalent to one device"})
     assert found["ratio"].isna().all() and found["low"].isna().all()
     assert found["excluded"].tolist() == ["not equivalent to one device"] * 2
@@ -80,7 +80,7 @@ def test_doubts_of_the_other_are_named_as_its_own() -> None:
     ]
 
 
-def test_the_table_names_both_and_sets_rehearsals_apart() -> None:
+def test_the_table_names_both_cells_and_marks_emulated_ones() -> None:
     rows = versus_table(pairs.versus(trials_of(study(1.0, 1.0)))).rows
     assert [row.cells[:2] for row in rows] == [
         ("ddp / dp x2 (emulated)", "batch 10 per device"),
@@ -118,13 +118,13 @@ def test_noise_and_parity_carry_the_doubts_of_both() -> None:
     twin = line("single", purpose="twin", kind="diagnostic", trial_id="single-b0t") | {"windows": base["windows"]}
     lines = [base, twin]
     trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=["wide spread", "no steady state"])
-    (told,) = pairs.noise(trials)["doubts"]
-    assert told == "twin: no steady state (1 of 1); base: wide spread (1 of 1)"
+    (result,) = pairs.noise(trials)["doubts"]
+    assert result == "twin: no steady state (1 of 1); base: wide spread (1 of 1)"
     lines = [line(f"ddp2{name}", strategy="ddp", rates=(9.0, 9.0), launcher=name) for name in ("ray", "torchrun")]
     trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=["", "slow rank 1"])
     assert pairs.parity(trials)["doubts"].tolist() == ["torchrun: slow rank 1 (1 of 1)"]
 
 
-def test_parity_of_what_trains_otherwise_is_left_out_with_the_reason() -> None:
+def test_parity_of_non_equivalent_cells_is_omitted_with_the_reason() -> None:
     found = pairs.parity(trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": "why"})
     assert found["ratio"].isna().all() and found["excluded"].tolist() == ["why"]

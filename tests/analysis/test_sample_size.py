@@ -56,7 +56,7 @@ def test_steady_ratios_need_the_pilot_alone_however_far_blocks_drift(plan: Plan)
     assert by_name(plan, needed_blocks(plan.trials, lines, RULE)) == {"single1": 3, "ddp1": 3, "ddp2": 3}
 
 
-def test_a_cell_that_scatters_needs_more_and_its_base_and_wrapper_stay_with_it(plan: Plan) -> None:
+def test_a_noisy_cell_needs_more_blocks_and_so_do_its_base_and_wrapper_cell(plan: Plan) -> None:
     def speed(strategy: str, devices: int, block: int) -> float:
         return 100.0 * math.exp(0.06 * (block - 1) * (devices == 2))
 
@@ -68,7 +68,7 @@ def test_a_cell_that_scatters_needs_more_and_its_base_and_wrapper_stay_with_it(p
     }
 
 
-def test_the_most_is_the_most(plan: Plan) -> None:
+def test_max_blocks_is_the_upper_bound(plan: Plan) -> None:
     def speed(strategy: str, devices: int, block: int) -> float:
         return 100.0 * math.exp(1.0 * block * (devices == 2))
 
@@ -87,7 +87,7 @@ def test_a_cell_without_a_pilot_takes_all_blocks(plan: Plan) -> None:
     assert by_name(plan, needed_blocks(plan.trials, lines, RULE))["ddp2"] == 12
 
 
-def test_a_base_alone_goes_by_its_own_speed(make_experiment: Make) -> None:
+def test_a_base_without_cells_uses_the_precision_of_its_own_speed(make_experiment: Make) -> None:
     plan = make_plan(make_experiment({"per_device_batch_size": 8}, throughput={"blocks": RULE.model_dump()}), laptop())
     lines = lines_of(plan, lambda strategy, devices, block: 100.0 * math.exp(0.06 * (block - 1)))
     assert set(needed_blocks(plan.trials, lines, RULE).values()) == {8}

@@ -33,7 +33,7 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
     assert (estimate.low, estimate.high) == (pytest.approx(3.0), pytest.approx(3.0))
 
 
-def test_pairing_takes_out_what_blocks_share() -> None:
+def test_pairing_removes_block_effects() -> None:
     drift = [1.0, 2.0, 0.5]
     estimate = paired_ratio([3.0 * d for d in drift], [2.0 * d for d in drift])
     assert estimate.value == pytest.approx(1.5)
@@ -42,7 +42,7 @@ def test_pairing_takes_out_what_blocks_share() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [-1.0, 2.0]])
-def test_what_is_not_positive_is_refused(values: list[float]) -> None:
+def test_values_that_are_not_positive_are_refused(values: list[float]) -> None:
     with pytest.raises(ValueError, match="needs positive values"):
         geometric_mean(values)
 
@@ -53,7 +53,7 @@ def test_unequal_lengths_are_refused() -> None:
 
 
 @pytest.mark.parametrize("n", [3, 6, 12])
-def test_the_interval_covers_the_truth_as_often_as_it_says(n: int) -> None:
+def test_interval_coverage_equals_the_confidence_level(n: int) -> None:
     draw = random.Random(7)
     covered = 0
     for _ in range(2000):
@@ -71,7 +71,7 @@ def test_steins_number_of_blocks_by_hand() -> None:
     assert stein_blocks(pilot, 0.1) == 21
 
 
-def test_a_quiet_pilot_needs_no_more_blocks() -> None:
+def test_a_pilot_without_noise_needs_no_more_blocks() -> None:
     assert stein_blocks([1.0, 1.0, 1.0, 1.0], 0.05) == 4
     with pytest.raises(ValueError, match="two values"):
         stein_blocks([1.0], 0.05)
@@ -122,5 +122,5 @@ FLAT = [1.0, 1.01, 0.99, 1.0, 1.02, 0.98]
         ([[1.0], [1.0]], False),
     ],
 )
-def test_a_steady_state_is_told_from_a_warm_up(rounds: list[list[float]], steady: bool) -> None:
+def test_steady_state_is_distinguished_from_warm_up(rounds: list[list[float]], steady: bool) -> None:
     assert is_steady(rounds) is steady

@@ -47,7 +47,7 @@ def test_only_the_trials_that_count_are_in_a_cells_steps() -> None:
     assert steps == {"x": [2.0], "y": [4.0, 6.0, 5.0]}
 
 
-def test_quantiles_lie_between_the_steps_that_are_next_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantiles_interpolate_between_neighbouring_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps_module, "BATCH", 1)
     values = {"x": np.array([3.0, 1.0, 2.0]), "y": np.array([5.0])}
     assert quantiles(values, (0.25, 0.5)) == [{"x": 1.5, "y": 5.0}, {"x": 2.0, "y": 5.0}]

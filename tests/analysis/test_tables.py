@@ -164,7 +164,7 @@ def test_on_cuda_the_hosts_waiting_is_no_part_of_the_step() -> None:
     assert pd.isna(row["wait_fraction"]) and row["step_s"] == pytest.approx(0.1)
 
 
-def test_a_target_that_nobody_recorded_is_named() -> None:
+def test_an_unrecorded_target_metric_is_named() -> None:
     row = training([0.5], Target(metric="val_f1", at_least=0.5))
     assert row["target"] == "val_f1: no such metric was recorded"
     assert pd.isna(row["reached"])
@@ -197,7 +197,7 @@ def test_time_to_target_is_the_clock_at_the_first_epoch_that_reaches_it() -> Non
     assert row["best_val_accuracy"] == pytest.approx(0.95)
 
 
-def test_never_reached_is_never_reached() -> None:
+def test_an_unreached_target_has_no_time() -> None:
     row = training([0.5, 0.6], TARGET)
     assert bool(row["reached"]) is False
     assert pd.isna(row["time_to_target_s"]) and pd.isna(row["epochs_to_target"])

@@ -110,7 +110,7 @@ def test_a_part_may_be_negative() -> None:
     assert rows["share"].sum() == pytest.approx(1.0)
 
 
-def test_without_what_explains_it_a_cell_is_left_out() -> None:
+def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
     lines = study()
     assert waterfall_of([lines[0], lines[2]]).empty
     assert waterfall_of(lines[:2]).empty
@@ -202,7 +202,7 @@ def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
     assert phase_tables.host_phases(trials, trial_tables.windows(lines)).empty
 
 
-def test_collectives_stand_beside_the_phases_that_they_lie_in() -> None:
+def test_collectives_are_listed_beside_their_phases() -> None:
     lines = [
         line("fsdp2", rates=(9.0, 9.0), block=block, facts={"steady": True, "fsdp_all_gather_s": seconds})
         for block, seconds in enumerate((0.002, 0.004))
@@ -215,7 +215,7 @@ def test_collectives_stand_beside_the_phases_that_they_lie_in() -> None:
     assert row["step_s"] == pytest.approx(0.2), "they are not added to it"
 
 
-def test_the_ledger_counts_every_second_once() -> None:
+def test_the_time_accounting_sums_to_wall_time() -> None:
     lines = [line("single"), line("ddp2", rates=(1.0, 1.0))]  # 3 s each, all of it in parts
     environment = {
         "groups": [{"group_id": "b0-g0", "invocation": 0, "whole_s": 20.0, "parts": {"worker start": 9.0}}],
@@ -243,7 +243,7 @@ def on_gpu(one: dict[str, Any], idle_s: float, host_wait_s: float) -> dict[str, 
     return {name: value for name, value in one.items() if not name.endswith("_s") or name == "duration_s"} | phases
 
 
-def test_on_a_gpu_waiting_is_what_of_the_hosts_wait_leaves_the_stream_idle() -> None:
+def test_on_cuda_waiting_is_host_wait_while_the_stream_is_idle() -> None:
     lines = study()
     bare = {"idle_s": None, "host_wait_s": None}  # timed windows mark no phases there
     for one in lines:
@@ -259,7 +259,7 @@ def test_on_a_gpu_waiting_is_what_of_the_hosts_wait_leaves_the_stream_idle() -> 
     assert rows["share"].sum() == pytest.approx(1.0)
 
 
-def test_a_block_whose_explanation_failed_is_left_out_of_the_waterfall() -> None:
+def test_a_block_with_failed_diagnostics_is_omitted_from_the_waterfall() -> None:
     lines = study(0) + study(1)
     whole = waterfall_of(lines)
     lines[5]["windows"] = [one for one in lines[5]["windows"] if one["window_kind"] == "timed"]

@@ -16,5 +16,5 @@ def write_figures(path: Path, figures: Any) -> None:
     from harness.measure.environment import cpu_model
 
     machine = {"cpu": cpu_model(), "logical_cpus": os.cpu_count(), "torch": torch.__version__}
-    told = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "figures": figures}
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    result = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "figures": figures}
+    path.write_text(json.dumps(result, indent=1) + "\n")

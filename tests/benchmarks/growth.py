@@ -90,14 +90,14 @@ def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
     files.to_disk = _timed_sync(files.to_disk, waited)  # how much of recording is the disk's own
     rest = iter(plan.trials)
     halves = [[next(rest) for _ in range(len(plan.trials) // 2)], list(rest)]
-    told = told_by_worker_groups(plain)  # made before the clock runs: making it is no part of recording
+    reported = results_by_purpose(plain)  # made before the clock runs: making it is no part of recording
     with Recorder(run) as recorder:
         for name, half in zip(HALVES, halves, strict=True):
-            timed(name, lambda half=half: record(recorder, half, told))  # type: ignore[misc]
+            timed(name, lambda half=half: record(recorder, half, reported))  # type: ignore[misc]
     seconds["record"] = seconds["record first half"] + seconds["record second half"]
     seconds["to disk"] = waited[0]
     alone = RunFolder.create(folder / "alone", experiment, plan, "name: growth\n")
-    timed("one by one", lambda: [list(alone.append_all([as_told(trial, told)])) for trial in plan.trials])
+    timed("one by one", lambda: [list(alone.append_all([record_of(trial, reported)])) for trial in plan.trials])
     timed("by hand", lambda: write_by_hand(run, folder / "by hand"))
     results = load(run.path)
     timed("read", lambda: (results.lines, results.steps, results.epochs, results.checks))
@@ -116,7 +116,7 @@ def _timed_sync(to_disk: Callable[[int], None], waited: list[float]) -> Callable
     return timed
 
 
-def told_by_worker_groups(plain: bool = False) -> dict[str, Any]:
+def results_by_purpose(plain: bool = False) -> dict[str, Any]:
     """What a trial of each purpose comes to, but for its id, as a worker group would tell it."""
     import numpy as np
 
@@ -156,27 +156,27 @@ def told_by_worker_groups(plain: bool = False) -> dict[str, Any]:
     )
     facts = {"steady": True, "flops_per_unit": 1e6, "flops_reason": "", "measured_peak_flops_per_s": 1e12}
     timed = dataclasses.replace(bare, facts=facts, steps=steps)
-    told = tuple({"weight": 3200.0, **window} for window in windows)
-    alone = tuple(window for window in told if window["window_kind"] == "timed")
+    reported = tuple({"weight": 3200.0, **window} for window in windows)
+    alone = tuple(window for window in reported if window["window_kind"] == "timed")
     return {
-        "": dataclasses.replace(timed, windows=alone if plain else told),
-        "explain": dataclasses.replace(timed, windows=told),
+        "": dataclasses.replace(timed, windows=alone if plain else reported),
+        "explain": dataclasses.replace(timed, windows=reported),
         "twin": dataclasses.replace(timed, windows=alone),
         "equivalence": dataclasses.replace(bare, checks={"bucket": list(range(64)), "update": [1.0] * 64}),
         "doctor": dataclasses.replace(bare, facts={"findings": []}),
     }
 
 
-def as_told(trial: Any, told: dict[str, Any]) -> Any:
+def record_of(trial: Any, reported: dict[str, Any]) -> Any:
     from harness.record.rows import Record
 
     facts = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
-    return Record(trial, dataclasses.replace(told[trial.purpose], trial_id=trial.id), facts)
+    return Record(trial, dataclasses.replace(reported[trial.purpose], trial_id=trial.id), facts)
 
 
-def record(recorder: Any, trials: list[Any], told: dict[str, Any]) -> None:
+def record(recorder: Any, trials: list[Any], reported: dict[str, Any]) -> None:
     for trial in trials:
-        recorder.put(as_told(trial, told))
+        recorder.put(record_of(trial, reported))
         recorder.written(0.0)
     recorder.written(None)
 
@@ -209,30 +209,30 @@ def over(rounds: list[Rows], choose: Callable[[list[float]], float]) -> Rows:
 
 def verdict(rounds: list[Rows]) -> tuple[str, bool]:
     """Whether all grows linearly, and the largest size stays within what is allowed; and whether anything misses."""
-    missed, told = [], []
+    missed, reported = [], []
     for row in over(rounds, median):
         if row["trials"] >= LARGEST:
             missed += [f"{stage} {row[stage]:.1f} s" for stage in STAGES if row[stage] > MOST_S]
             missed += [f"{row['peak_gib']:.2f} GiB"] if row["peak_gib"] > MOST_GIB else []
-            told = [f"At {LARGEST:,} within {MOST_S:g} s and {MOST_GIB:g} GiB"]
+            reported = [f"At {LARGEST:,} within {MOST_S:g} s and {MOST_GIB:g} GiB"]
     for row in over([growth(rows) for rows in rounds], median):
         size = f"{row.pop('trials'):,.0f}"
         halves = row.pop("halves")
         if halves > SLOWER:
             missed.append(f"the second half of recording {size} took {halves:.2f} of the first")
         missed += [f"{stage} to {size}: {ratio:.2f} a trial" for stage, ratio in row.items() if ratio > SLOWER]
-    told.append(f"linear (from {LEAST_JUDGED:,} trials on, at most {SLOWER:g} a trial)")
-    return f"{' and '.join(told)}: {'; '.join(missed) + ' MISSED' if missed else 'met'}", bool(missed)
+    reported.append(f"linear (from {LEAST_JUDGED:,} trials on, at most {SLOWER:g} a trial)")
+    return f"{' and '.join(reported)}: {'; '.join(missed) + ' MISSED' if missed else 'met'}", bool(missed)
 
 
 def growth(rows: Rows) -> Rows:
     """How many times longer a trial takes in each stage than at the size before, and after others than before them."""
     rows = [row for row in rows if row["trials"] >= LEAST_JUDGED]
-    told = [{"trials": row["trials"], "halves": row[HALVES[1]] / row[HALVES[0]]} for row in rows]
-    for (one, next_one), ratios in zip(pairwise(rows), told[1:], strict=True):
+    reported = [{"trials": row["trials"], "halves": row[HALVES[1]] / row[HALVES[0]]} for row in rows]
+    for (one, next_one), ratios in zip(pairwise(rows), reported[1:], strict=True):
         more = next_one["trials"] / one["trials"]
         ratios.update({stage: next_one[stage] / one[stage] / more for stage in STAGES})
-    return told
+    return reported
 
 
 def table_of(rounds: list[Rows]) -> Table:

@@ -161,7 +161,7 @@ def main() -> int:
         return 0
     command = [sys.executable, "-m", "tests.benchmarks.overhead", "--one"]
     command += ["--pairs", str(asked.pairs), "--window", str(asked.window), "--models", *asked.models]
-    told = [
+    result = [
         json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
         for _ in range(asked.processes)
     ]
@@ -171,7 +171,7 @@ def main() -> int:
     for title in ("model", "strategy", "bare step (ms)", "step time", f"at most {TARGET}", "whole window"):
         table.add_column(title)
     missed = False
-    for line in zip(*told, strict=True):
+    for line in zip(*result, strict=True):
         step, window = (geometric_mean([row[what] for row in line]) for what in ("step", "window"))
         step_s = statistics.median(row["step_s"] for row in line)
         met = "-" if step.high is None else "yes" if step.high <= TARGET else "no"
@@ -179,7 +179,7 @@ def main() -> int:
         table.add_row(line[0]["model"], line[0]["strategy"], f"{1000 * step_s:.2f}", _shown(step), met, _shown(window))
     Console(width=130).print(table)
     if asked.json:
-        write_figures(asked.json, told)
+        write_figures(asked.json, result)
     return int(missed)
 
 

@@ -148,12 +148,12 @@ def _table(rows: dict[str, dict[str, Any]], groups: tuple[WorkerGroup, ...]) -> 
         numbers = (row["wall_s"], row["steps_s"], row["outside_s"])
         table.add_row(way, *(f"{number:.1f}" for number in numbers), f"{outside:.3f}{verdict}", f"{wall:.3f}")
     words = {"harness": "In a worker group a timed trial costs", "explained": "With twins and what explains them:"}
-    told = [
+    result = [
         f"{word} {rows[way]['trial_beside_steps_median_s']:.3f} s beside its steps (median; most "
         f"{rows[way]['trial_beside_steps_max_s']:.3f} s, {verdicts[way][0]})."
         for way, word in words.items()
     ]
-    table.caption = f"{' '.join(told)} A group's own start and end {ours['group_beside_trials_s']:.1f} s."
+    table.caption = f"{' '.join(result)} A group's own start and end {ours['group_beside_trials_s']:.1f} s."
     return table
 
 

@@ -137,7 +137,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_one_error_and_code_2(name: str, write_experiment: Write, tmp_path: Path) -> None:
+def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: Write, tmp_path: Path) -> None:
     text, message = BAD_FILES[name]
     result = call("run", write_experiment(text), "--output", tmp_path / "out")
     assert result.exit_code == 2, result.output
@@ -167,20 +167,22 @@ def test_a_bad_file_is_one_error_and_code_2(name: str, write_experiment: Write, 
         (["--address", "ray://host:10001"], "Ray Client is not supported"),
     ],
 )
-def test_bad_options_are_one_error_and_code_2(arguments: list[str], message: str, write_experiment: Write) -> None:
+def test_bad_options_are_one_error_with_exit_code_2(
+    arguments: list[str], message: str, write_experiment: Write
+) -> None:
     result = call("run", write_experiment(SMALL), *arguments)
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert "Traceback" not in result.output
 
 
-def test_no_such_file() -> None:
+def test_a_missing_experiment_file() -> None:
     result = call("run", "nowhere.yaml")
     assert result.exit_code == 2
     assert "no such file" in result.stderr
 
 
-def test_an_unknown_flag_is_code_2(write_experiment: Write) -> None:
+def test_an_unknown_flag_exits_with_code_2(write_experiment: Write) -> None:
     assert call("run", write_experiment(SMALL), "--adress", "x").exit_code == 2
 
 
@@ -200,14 +202,14 @@ def test_a_users_module_that_exits_on_import(write_experiment: Write, tmp_path: 
     assert f"failed with SystemExit: {code}" in result.stderr
 
 
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_as_experiment_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     result = call("run", tmp_path / "pipe")
     assert result.exit_code == 2
     assert "is not a regular file" in result.stderr
 
 
-def test_a_plan_that_measures_nothing_says_so_and_starts_nothing(write_experiment: Write, tmp_path: Path) -> None:
+def test_an_empty_plan_is_an_error_and_starts_nothing(write_experiment: Write, tmp_path: Path) -> None:
     text = "name: big\ngrid: {model: resnet8, strategy: ddp, devices: 4096, global_batch_size: 8192}\nexclude: []\n"
     text += "device: cuda\n"
     result = call("run", write_experiment(text), "--output", tmp_path / "out")
@@ -238,13 +240,13 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
     ("address", "reason"),
     [("127.0.0.1:9", "refused"), ("127.0.0.1:99999", ""), ("no.such.host.invalid:6379", ""), ("[::1]:9", "")],
 )
-def test_an_address_nobody_answers_at(write_experiment: Write, address: str, reason: str) -> None:
+def test_an_unreachable_address_is_one_error(write_experiment: Write, address: str, reason: str) -> None:
     result = call("run", write_experiment(SMALL), "--address", address)
     assert result.exit_code == 2
     assert "no Ray cluster answers there" in result.stderr and reason in result.stderr
 
 
-def test_a_reader_that_goes_away_ends_nothing(write_experiment: Write) -> None:
+def test_a_closed_output_pipe_does_not_end_the_command(write_experiment: Write) -> None:
     command = [sys.executable, "-m", "harness.run", str(write_experiment(SMALL)), "--dry-run"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr

@@ -61,13 +61,13 @@ def test_more_blocks_without_a_run_are_reported_before_anything_heavy_is_importe
     assert done.returncode == 2 and "give its folder with --resume" in done.stderr, done.stderr
 
 
-def test_a_folder_that_is_no_run_is_reported_before_what_draws_is_imported(tmp_path: Path) -> None:
+def test_a_non_run_folder_is_reported_before_plotting_is_imported(tmp_path: Path) -> None:
     done = call_without((*DRAWING, "torch"), tmp_path, module="report")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "not a run folder" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_plan_needs_nothing_that_draws(tmp_path: Path) -> None:
+def test_a_plan_imports_no_plotting(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(GOOD)
     done = call_without(DRAWING, "plan", tmp_path / "e.yaml", "--assume", "1x2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,7 +75,7 @@ def test_a_plan_needs_nothing_that_draws(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
-def test_help_needs_nothing_heavy(arguments: list[str]) -> None:
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     done = call_without((*HEAVY, "pyarrow", "numpy", "jinja2"), *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Usage: harness" in done.stdout

@@ -58,12 +58,12 @@ def test_the_resolved_experiment_reads_back_as_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [(90, 90.0), (1.5, 1.5), ("90s", 90.0), ("10m", 600.0), ("2h", 7200.0), ("1.5h", 5400.0)]
 )
-def test_durations(text: object, seconds: float) -> None:
+def test_durations_are_parsed(text: object, seconds: float) -> None:
     content = with_section(limits={"wall": float(text) if isinstance(text, int) else text})
     assert config.parse_experiment(content, source="f").limits.wall == seconds
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     content = {
         "name": "../x",
         "grid": {"strategy": ["dpp"], "devices": [0, "x"], "per_device_batch_size": 8},
@@ -210,7 +210,7 @@ def test_the_message_names_the_file_and_counts() -> None:
     assert str(caught.value).splitlines()[0] == "my.yaml: 2 problems"
 
 
-def test_relative_data_paths_are_meant_from_the_file(tmp_path: Any) -> None:
+def test_relative_data_paths_resolve_from_the_file(tmp_path: Any) -> None:
     path = tmp_path / "e.yaml"
     path.write_text("name: x\ngrid: {data: [./images, digits], per_device_batch_size: 8}\n")
     experiment = config.load_experiment(path)
@@ -218,7 +218,7 @@ def test_relative_data_paths_are_meant_from_the_file(tmp_path: Any) -> None:
     assert experiment.grid.data == (str(tmp_path / "images"), "digits")
 
 
-def test_a_relative_checkpoint_folder_is_meant_from_the_file(tmp_path: Any) -> None:
+def test_a_relative_checkpoint_folder_resolves_from_the_file(tmp_path: Any) -> None:
     path = tmp_path / "e.yaml"
     grid = "grid: {per_device_batch_size: 8}\nconvergence: {epochs: 2}\n"
     path.write_text(f"name: x\n{grid}checkpoint: {{every: 2, folder: kept}}\n")
@@ -234,7 +234,7 @@ def test_training_options_of_a_grid_join_those_of_the_section() -> None:
     assert axes["training.accumulation"] == (1,)
 
 
-def test_of_very_many_problems_the_first_are_told() -> None:
+def test_only_the_first_of_many_problems_are_listed() -> None:
     problems = problems_of({"name": "x", "grid": {"per_device_batch_size": ["x" * 1000] * 3000}})
     assert len(problems) == 51 and problems[-1] == "and 2950 more"
     assert max(map(len, problems)) <= 500

@@ -38,7 +38,7 @@ from harness.errors import ExperimentError
         ("a: &a [x, x]\nb: &b [" + "*a," * 5000 + "]\nc: [*b, *b]", "not valid YAML: line 3: holds 30003 keys"),
     ],
 )
-def test_what_is_no_single_mapping_is_refused(text: str, problem: str) -> None:
+def test_yaml_other_than_one_mapping_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ExperimentError) as caught:
         yaml_source.parse_mapping(text, source="f.yaml")
     assert caught.value.problems[0].startswith(problem)

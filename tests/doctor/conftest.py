@@ -9,14 +9,14 @@ import pytest
 
 from tests.worlds import run_ranks
 
-Told = dict[str, dict[str, Any]]
+Examined = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What the doctor said of every workload, on one process and on two."""
+def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
+    """The findings of the doctor for every workload, on one process and on two."""
     folder = tmp_path_factory.mktemp("doctor")
-    found: Told = {}
+    found: Examined = {}
     for world_size in (1, 2):
         found |= json.loads(run_ranks("tests.doctor.ranks", world_size, folder, within_s=400).read_text())
     return found

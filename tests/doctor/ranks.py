@@ -18,7 +18,7 @@ from harness.train import workloads
 from harness.train.ranks import Ranks
 from tests.doctor.faulty import FAULTS, HEALTHY, NeedsMany, OneSlowRank
 from tests.doctor.scripts import SCRIPTS
-from tests.worlds import be_a_rank
+from tests.worlds import rank_main
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -45,10 +45,10 @@ def look(workload: type[Any], strategy: str, rank: int, world_size: int) -> dict
     devices = 2 if strategy == "dp" else world_size
     batch = 2**20 if workload.__name__ == "KeepsTooMuch" else 64
     ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
-    return told_of(workload(), cell_for(strategy, devices, batch), ranks)
+    return examined_workload(workload(), cell_for(strategy, devices, batch), ranks)
 
 
-def told_of(workload: Any, cell: Cell, ranks: Ranks) -> dict[str, Any]:
+def examined_workload(workload: Any, cell: Cell, ranks: Ranks) -> dict[str, Any]:
     """What the doctor says of a cell, and in how many seconds."""
     threads = torch.get_num_threads()
     start = time.perf_counter()
@@ -66,7 +66,7 @@ def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size:
     cell = replace(cell_for(strategy, devices, 4 * devices), workload=name, model=model)
     cell = replace(cell, data=BUILTIN_WORKLOADS[name].data, optimizer={"name": "SGD", "lr": 0.01})
     ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
-    return told_of(workloads.build(cell), cell, ranks)
+    return examined_workload(workloads.build(cell), cell, ranks)
 
 
 def main(rank: int, world_size: int, out: Path) -> None:
@@ -80,12 +80,12 @@ def main(rank: int, world_size: int, out: Path) -> None:
         for name, model in BUILTIN
         for strategy in (("ddp", "fsdp") if world_size > 1 else ("single", "dp"))
     }
-    told = builtin | {
+    examined = builtin | {
         f"{workload.__name__} {strategy}": look(workload, strategy, rank, world_size) for workload, strategy in mine
     }
     if rank == 0:
-        out.write_text(json.dumps(told))
+        out.write_text(json.dumps(examined))
 
 
 if __name__ == "__main__":
-    be_a_rank(main)
+    rank_main(main)

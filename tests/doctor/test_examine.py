@@ -13,14 +13,14 @@ from harness.doctor import copies
 from harness.doctor.check import Case
 from harness.plan.checks import batches, links, versions
 from harness.plan.checks.finding import Finding
-from tests.doctor.conftest import Told
+from tests.doctor.conftest import Examined
 from tests.doctor.faulty import FAULTS, HEALTHY
 from tests.doctor.ranks import BUILTIN, cell_for
 from tests.doctor.test_judges import moved_wrongly, node, topology
 
 pytestmark = pytest.mark.slow
 
-SILENCE = "(silence)"
+NO_FINDING = "(none)"
 FAULTY = [(check, f"{workload.__name__} {strategy}") for check, pairs in FAULTS.items() for workload, strategy in pairs]
 
 
@@ -50,59 +50,61 @@ def copied(move: copies.Move) -> list[tuple[str, str, str]]:
     return copies.corrupt_pairs([torch.device("cpu"), torch.device("cpu", 0)], [8, 64], 2, move)
 
 
-def checks(told: Told, name: str) -> list[str]:
+def checks(examined: Examined, name: str) -> list[str]:
     """The checks that spoke, or silence."""
-    return sorted({finding["check"] for finding in told[name]["findings"]}) or [SILENCE]
+    return sorted({finding["check"] for finding in examined[name]["findings"]}) or [NO_FINDING]
 
 
 @pytest.mark.parametrize(("check", "name"), FAULTY)
-def test_a_fault_is_named_by_its_check_and_no_other(told: Told, check: str, name: str) -> None:
-    assert checks(told, name) == [check]
+def test_a_fault_is_named_by_its_check_and_no_other(examined: Examined, check: str, name: str) -> None:
+    assert checks(examined, name) == [check]
 
 
 @pytest.mark.parametrize("name", [f"{workload.__name__} {strategy}" for workload, strategy in HEALTHY])
-def test_the_healthy_hear_nothing(told: Told, name: str) -> None:
-    assert checks(told, name) == [SILENCE], told[name]["findings"]
-    assert "raised" not in told[name]
+def test_healthy_workloads_have_no_findings(examined: Examined, name: str) -> None:
+    assert checks(examined, name) == [NO_FINDING], examined[name]["findings"]
+    assert "raised" not in examined[name]
 
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp"])
 @pytest.mark.parametrize(("name", "model"), BUILTIN)
-def test_nothing_is_said_of_what_is_built_in(told: Told, name: str, model: str, strategy: str) -> None:
-    said = told[f"{name} {model} {strategy}"]
-    assert said["findings"] == [] and "raised" not in said, said
+def test_built_in_workloads_have_no_findings(examined: Examined, name: str, model: str, strategy: str) -> None:
+    output = examined[f"{name} {model} {strategy}"]
+    assert output["findings"] == [] and "raised" not in output, output
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
-def test_what_fails_on_a_few_samples_only_is_no_error_and_its_steps_are_looked_at(told: Told, strategy: str) -> None:
-    said = told[f"NeedsMany {strategy}"]
-    (finding,) = said["findings"]
+def test_a_failure_on_few_samples_is_no_error_and_its_steps_are_examined(examined: Examined, strategy: str) -> None:
+    output = examined[f"NeedsMany {strategy}"]
+    (finding,) = output["findings"]
     assert (finding["check"], finding["severity"]) == ("it runs", "warning"), finding
     assert "too few samples to compare" in finding["seen"] and "memory" in finding["seen"]
-    assert "raised" not in said
-    assert strategy == "single" or "all-reduce of a number" in said["figures"]
+    assert "raised" not in output
+    assert strategy == "single" or "all-reduce of a number" in output["figures"]
 
 
-def test_the_confusion_matrix_is_printed(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
-    planted = [*FAULTY, *((SILENCE, f"{workload.__name__} {strategy}") for workload, strategy in HEALTHY)]
-    named = [(wanted, got) for wanted, name in planted for got in checks(told, name)]
+def test_the_confusion_matrix_is_printed(examined: Examined, capsys: pytest.CaptureFixture[str]) -> None:
+    planted = [*FAULTY, *((NO_FINDING, f"{workload.__name__} {strategy}") for workload, strategy in HEALTHY)]
+    named = [(wanted, got) for wanted, name in planted for got in checks(examined, name)]
     for check, (faulty, healthy) in OF_NO_WORKLOAD.items():
-        named += [(wanted, got) for wanted, found in ((check, faulty()), (SILENCE, healthy())) for got in said(found)]
+        named += [
+            (wanted, got) for wanted, found in ((check, faulty()), (NO_FINDING, healthy())) for got in output(found)
+        ]
     matrix = Counter(named)
     lines = [f"{wanted:26} {got:26} {count}" for (wanted, got), count in matrix.items()]
     with capsys.disabled():
         sys.stdout.write("\n\n" + "\n".join([f"{'planted':26} {'named':26} workloads", *lines]) + "\n")
     assert all(wanted == got for wanted, got in matrix)
-    assert {wanted for wanted, _ in matrix} == {*FAULTS, *OF_NO_WORKLOAD, SILENCE}
+    assert {wanted for wanted, _ in matrix} == {*FAULTS, *OF_NO_WORKLOAD, NO_FINDING}
 
 
-def said(findings: list[Finding]) -> list[str]:
-    return sorted({finding.check for finding in findings}) or [SILENCE]
+def output(findings: list[Finding]) -> list[str]:
+    return sorted({finding.check for finding in findings}) or [NO_FINDING]
 
 
-def test_names_and_numbers_are_told(told: Told) -> None:
+def test_messages_contain_names_and_numbers(examined: Examined) -> None:
     def seen(name: str) -> str:
-        return str(told[name]["findings"][0]["seen"])
+        return str(examined[name]["findings"][0]["seen"])
 
     assert "mask (a plain attribute of Net) lies on cpu" in seen("MaskNotRegistered ddp")
     assert "auxiliary.weight, auxiliary.bias" in seen("UnusedHead ddp")
@@ -114,4 +116,4 @@ def test_names_and_numbers_are_told(told: Told) -> None:
     assert "steps" in seen("CountsItsSteps dp") and "mean" in seen("RunningMean dp")
     assert "labels are missing" in seen("Raises ddp")
     assert "temperature" in seen("UpdatesByRank ddp")
-    assert "GiB" in seen("KeepsTooMuch ddp") and "a batch of" in told["KeepsTooMuch ddp"]["findings"][0]["advice"]
+    assert "GiB" in seen("KeepsTooMuch ddp") and "a batch of" in examined["KeepsTooMuch ddp"]["findings"][0]["advice"]

@@ -31,7 +31,9 @@ def facts(check: str, severity: str = "error") -> dict[str, Any]:
         ("copies arrive", {"device_ids": (1, 2)}, False),
     ],
 )
-def test_a_cell_is_refused_for_what_holds_for_it_too(check: str, change: dict[str, Any], *, is_refused: bool) -> None:
+def test_a_cell_is_refused_for_findings_that_apply_to_it(
+    check: str, change: dict[str, Any], *, is_refused: bool
+) -> None:
     reason = skip_reason(skip_rules(EXAMINED, facts(check)), replace(EXAMINED, **change))
     assert (reason and reason.text) == (f"preflight: {check}: something" if is_refused else None)
     assert (reason and reason.code) == (("doctor_memory" if check == "memory" else "doctor") if is_refused else None)

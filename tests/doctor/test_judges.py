@@ -79,7 +79,7 @@ def test_the_sizes_each_replica_gets(strategy: str, batch: int, devices: int, si
         assert [size for size in sizes if size] == chunks
 
 
-def test_dp_leaves_devices_idle_where_its_chunks_run_out() -> None:
+def test_dp_leaves_devices_idle_if_chunks_run_out() -> None:
     (finding,) = batches.uneven_batch("dp", 4, 5)
     assert (finding.severity, "2, 2, 1, 0: 1 sit idle" in finding.seen) == ("warning", True)
     (finding,) = batches.uneven_batch("ddp", 4, 3)
@@ -87,7 +87,7 @@ def test_dp_leaves_devices_idle_where_its_chunks_run_out() -> None:
     assert batches.uneven_batch("ddp", 4, 64) == []
 
 
-def test_a_last_batch_that_leaves_devices_idle_is_told_where_epochs_are_trained() -> None:
+def test_a_last_batch_that_idles_devices_is_reported_if_epochs_are_trained() -> None:
     (finding,) = batches.judge(129, 64, cell("ddp", 4, 64), epochs=True)
     assert finding.severity == "note" and "the last batch of an epoch has 1 of 64 samples" in finding.seen
     assert batches.judge(129, 64, cell("ddp", 4, 64), epochs=False) == []
@@ -100,7 +100,7 @@ def test_a_last_batch_that_leaves_devices_idle_is_told_where_epochs_are_trained(
 # -- wrapped, movement, randomness, divergence: of the observed steps
 
 
-def test_a_wrapper_that_is_never_called_is_named() -> None:
+def test_an_uncalled_wrapper_is_named() -> None:
     assert wrapper.judge([steps()] * 2, case()) == []
     (finding,) = wrapper.judge([steps(calls=0)] * 2, case())
     assert "0 times, and the model inside it 4 times" in finding.seen
@@ -120,19 +120,19 @@ def test_a_wrapper_that_is_never_called_is_named() -> None:
         ("some", "ddp", {}, "error"),
     ],
 )
-def test_what_stands_still_is_named_with_its_reason(
+def test_parameters_that_do_not_move_are_named_with_the_reason(
     why: str, strategy: str, options: dict[str, Any], severity: str
 ) -> None:
     (finding,) = parameters.judge([steps(unmoved={"head.weight": why})] * 2, case(strategy, strategy_options=options))
     assert (finding.severity, "1 of 2" in finding.seen, "head.weight" in finding.seen) == (severity, True, True)
 
 
-def test_nothing_that_moves_at_all_is_an_error() -> None:
+def test_no_moving_parameter_is_an_error() -> None:
     (finding,) = parameters.judge([steps(unmoved={"a": "none", "b": "none"})] * 2, case())
     assert finding.severity == "error" and "all 2" in finding.seen
 
 
-def test_a_shard_that_is_empty_on_one_rank_moves_on_the_other() -> None:
+def test_a_shard_empty_on_one_rank_may_move_on_another() -> None:
     assert parameters.judge([steps(unmoved={"a": "zero"}), steps()], case("fsdp")) == []
 
 
@@ -166,11 +166,11 @@ def test_different_initial_weights_are_named() -> None:
         ([0.0, 0.1, 0.4], False),
     ],
 )
-def test_what_counts_as_diverging(losses: list[float], *, diverges: bool) -> None:
+def test_divergence_criteria(losses: list[float], *, diverges: bool) -> None:
     assert divergence.diverges(losses) is diverges
 
 
-def test_divergence_of_one_strategy_alone_is_its_own_fault() -> None:
+def test_divergence_of_one_strategy_is_attributed_to_that_strategy() -> None:
     wild = steps(losses=[64.0, 640.0, 6400.0, 64000.0], lr=0.1)
     (finding,) = divergence.judge([replace(wild, single_device_losses=[1.0, 0.9, 0.8, 0.7])] * 2, case())
     assert finding.severity == "error" and "not the learning rate" in finding.means
@@ -194,7 +194,7 @@ def test_a_factor_of_n_is_a_sum_for_a_mean() -> None:
     assert gradients.judge(products(1.001), case()) == []
 
 
-def test_other_gradients_are_named_by_parameter() -> None:
+def test_differing_gradients_are_named_by_parameter() -> None:
     (finding,) = gradients.judge(products(1.0, 0.3), case())
     assert "differ from one device's by 30 %" in finding.seen and "most in w" in finding.seen
 
@@ -204,7 +204,7 @@ def test_noise_in_the_loss_widens_the_bound_but_not_beyond_a_factor() -> None:
     assert gradients.judge(products(2.0, noisy=True), case())
 
 
-def test_the_relative_difference_of_nothing() -> None:
+def test_relative_difference_of_zero_tensors() -> None:
     assert gradients.relative(0.0, 0.0, 0.0) == 0.0
     assert gradients.relative(0.0, 0.0, 1.0) == math.inf
 
@@ -231,7 +231,7 @@ def test_data_that_ranks_do_not_share() -> None:
     assert "16 of 16 samples, by index" in finding.seen
 
 
-def test_a_sampler_inside_says_what_is_never_seen() -> None:
+def test_an_own_sampler_reports_unseen_samples() -> None:
     sampler = data.Sampler(replicas=4, rank=0, holds=1000, gives=250)
     (finding,) = data.judge([seen(count=250, samplers=[sampler])], case("dp"))
     assert "750 samples are never seen" in finding.means and "under dp" in finding.seen
@@ -240,7 +240,7 @@ def test_a_sampler_inside_says_what_is_never_seen() -> None:
 # -- the loader, memory, threads
 
 
-def test_a_loader_that_limits_is_told_with_both_rates() -> None:
+def test_a_limiting_loader_is_reported_with_both_rates() -> None:
     (finding,) = loader.judge([0.01] * 2, case(steps=[steps(step_s=0.064), steps(step_s=0.032)]))
     assert "gives 100 samples/s" in finding.seen and "takes 1,000" in finding.seen
     assert loader.judge([0.0001], case(steps=[steps(step_s=0.064)])) == []
@@ -319,7 +319,7 @@ def moved_wrongly(bad: tuple[str, str]) -> copies.Move:
     return move
 
 
-def test_a_pair_whose_copies_do_not_arrive_blocks_it() -> None:
+def test_failing_copies_between_a_pair_block_the_cell() -> None:
     # two names of the host stand for two GPUs
     devices = [torch.device("cpu"), torch.device("cpu", 0)]
     wrong = copies.corrupt_pairs(devices, [8, 64], 2, moved_wrongly(("cpu", "cpu:0")))
@@ -343,7 +343,7 @@ def group(**more: Any) -> collectives.Exchange:
     return replace(collectives.Exchange([], 1e-4, bucket=2**20, bucket_s=1e-3, own_s=0.001, host="a"), **more)
 
 
-def test_wrong_sums_and_a_slow_rank_are_named() -> None:
+def test_wrong_sums_and_slow_ranks_are_named() -> None:
     assert collectives.judge([group()] * 3, case(devices=3, batch=63)) == []
     wrong = collectives.judge([group(), group(wrong=["all-reduce of 4 bytes"])], case())
     assert wrong[0].severity == "error" and "all-reduce of 4 bytes gave wrong numbers on rank 1" in wrong[0].seen
@@ -352,7 +352,7 @@ def test_wrong_sums_and_a_slow_rank_are_named() -> None:
     assert collectives.figures([group()] * 2, case())["all-reduce of 1.0 MiB"] == "1.00 ms, 1.05 GB/s"
 
 
-def test_collectives_that_give_wrong_numbers_are_seen() -> None:
+def test_wrong_collective_results_are_detected() -> None:
     class Two(Ranks):
         def barrier(self) -> None:
             pass
@@ -405,7 +405,7 @@ def test_links_of_a_node() -> None:
     assert finding.severity == "note"
 
 
-def test_the_memory_that_is_near_a_gpu_is_told() -> None:
+def test_the_nearest_numa_node_of_a_gpu_is_reported() -> None:
     two = {**topology("NV12", "SYS", "SYS"), "numa": [0, 0, 1]}
     (finding,) = links.judge([node("a", topology=two, numa={"0": "0-31", "1": "32-63"})])
     assert "NUMA node 0 (processors 0-31) has GPU 0, 1; NUMA node 1 (processors 32-63) has GPU 2" in finding.seen

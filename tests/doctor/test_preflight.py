@@ -58,7 +58,7 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(make_experiment: Mak
     assert pipeline._exit_code(folder, plan) == 0
 
 
-def test_what_the_doctor_finds_wrong_is_not_measured(make_experiment: Make, tmp_path: Path) -> None:
+def test_cells_with_errors_are_not_measured(make_experiment: Make, tmp_path: Path) -> None:
     plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"])
     lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
     for block in (0, 1):  # in its own worker group, and in a later one
@@ -72,7 +72,7 @@ def test_what_the_doctor_finds_wrong_is_not_measured(make_experiment: Make, tmp_
     assert "2 cells examined: 1 error." in report and "0 times, and the model inside it 4 times" in report
 
 
-def test_what_needs_no_rank_is_among_the_verdicts_of_a_run(make_experiment: Make, tmp_path: Path) -> None:
+def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: Make, tmp_path: Path) -> None:
     grid = {"strategy": "dp", "devices": [2, 3], "global_batch_size": 64}
     sections = {"workload": "tests.doctor.faulty:Healthy", "optimizer": SGD, "throughput": {**SHORT, "explain": False}}
     experiment = make_experiment(grid, preflight=True, **sections)
@@ -138,7 +138,7 @@ def test_a_recipe_is_examined_at_the_rate_that_it_begins_with(
     assert "at a learning rate of 16" in finding["seen"]
 
 
-def test_versions_are_compared_among_nodes_that_worked_together_and_told_once() -> None:
+def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
     def group(*nodes: tuple[str, str]) -> dict[str, Any]:
         return {"nodes": [{"host": host, "packages": {"torch": version}} for host, version in nodes]}
 
@@ -146,8 +146,8 @@ def test_versions_are_compared_among_nodes_that_worked_together_and_told_once() 
     moved = [group(("a", "2.14.0")), group(("b", "2.15.0"))]  # resumed elsewhere
     assert static_findings(plan, {"groups": moved}).empty
     mixed = group(("a", "2.14.0"), ("b", "2.15.0"))
-    told = static_findings(plan, {"groups": [mixed, mixed]})
-    assert told["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
+    examined = static_findings(plan, {"groups": [mixed, mixed]})
+    assert examined["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
 
 
 def test_a_warning_forbids_nothing(make_experiment: Make, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_warning_forbids_nothing(make_experiment: Make, tmp_path: Path) -> Non
     assert pipeline._exit_code(folder, plan) == 0
 
 
-def test_a_resumed_run_examines_again_what_was_refused(make_experiment: Make, tmp_path: Path) -> None:
+def test_a_resumed_run_examines_refused_cells_again(make_experiment: Make, tmp_path: Path) -> None:
     plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"])
     before = len(folder.lines())
     again = Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None)
@@ -192,7 +192,9 @@ def test_each_kind_of_cell_is_examined_once_on_its_most_devices(make_experiment:
 
 
 @pytest.mark.parametrize(("launcher", "examines"), [(["ray", "torchrun"], {"ray"}), ("torchrun", {"torchrun"})])
-def test_what_torchrun_alone_starts_is_examined_there(make_experiment: Make, launcher: Any, examines: set[str]) -> None:
+def test_cells_only_under_torchrun_are_examined_under_torchrun(
+    make_experiment: Make, launcher: Any, examines: set[str]
+) -> None:
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, preflight=True, launcher=launcher), laptop())
     cells = [trial.cell for trial in plan.trials if trial.purpose == "doctor"]
@@ -200,7 +202,7 @@ def test_what_torchrun_alone_starts_is_examined_there(make_experiment: Make, lau
     assert sorted((cell.strategy, cell.devices) for cell in cells) == [("ddp", 1), ("ddp", 2), ("single", 1)]
 
 
-def test_a_plan_and_its_examinations_are_told_apart(make_experiment: Make) -> None:
+def test_doctor_trials_are_separated_from_the_others(make_experiment: Make) -> None:
     plan = make_plan(make_experiment({"per_device_batch_size": 8}, preflight=True), laptop())
     assert {trial.purpose for trial in only_doctor_trials(plan).trials} == {"doctor"}
     assert "doctor" not in {trial.purpose for trial in without_doctor_trials(plan).trials}
@@ -220,7 +222,7 @@ def doctor(folder: Path, workload: str, *more: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.slow
-def test_the_doctor_exits_with_1_where_something_is_wrong(tmp_path: Path) -> None:
+def test_the_doctor_exits_with_1_on_an_error(tmp_path: Path) -> None:
     done = doctor(tmp_path, "MeanForSum")
     assert done.returncode == 1, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
@@ -231,13 +233,13 @@ def test_the_doctor_exits_with_1_where_something_is_wrong(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_doctor_exits_with_0_and_says_what_it_measured(tmp_path: Path) -> None:
+def test_the_doctor_exits_with_0_and_prints_measurements(tmp_path: Path) -> None:
     done = doctor(tmp_path, "Healthy", "--only", "devices=2")
     assert done.returncode == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
     assert "nothing found" in text and "all-reduce of a number" in text and "loader alone" in text
 
 
-def test_a_bad_file_is_one_error_here_too(tmp_path: Path) -> None:
+def test_doctor_with_a_bad_file_is_one_error(tmp_path: Path) -> None:
     done = doctor(tmp_path, "Nobody")
     assert done.returncode == 2 and "Traceback" not in done.stderr and "Nobody" in done.stderr

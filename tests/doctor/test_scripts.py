@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.doctor.conftest import Told
+from tests.doctor.conftest import Examined
 from tests.doctor.scripts import SCRIPTS
-from tests.doctor.test_examine import SILENCE, checks
+from tests.doctor.test_examine import NO_FINDING, checks
 
 pytestmark = pytest.mark.slow
 
 
-def test_each_is_printed_with_what_was_said_of_it(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_script_is_printed_with_its_findings(examined: Examined, capsys: pytest.CaptureFixture[str]) -> None:
     lines = []
     for script in SCRIPTS:
-        findings = told[f"{script.__name__} {script.strategy}"]["findings"]
-        said = [f"{f['severity']}, {f['check']}: {f['seen'][:110]}" for f in findings] or [SILENCE]
-        lines += [f"{script.__name__:24} {script.strategy:7} {said[0]}", *(f"{'':33}{more}" for more in said[1:])]
+        findings = examined[f"{script.__name__} {script.strategy}"]["findings"]
+        output = [f"{f['severity']}, {f['check']}: {f['seen'][:110]}" for f in findings] or [NO_FINDING]
+        lines += [f"{script.__name__:24} {script.strategy:7} {output[0]}", *(f"{'':33}{more}" for more in output[1:])]
     with capsys.disabled():
         sys.stdout.write("\n\n" + "\n".join(lines) + "\n")
 
@@ -44,10 +44,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.__name__))
-def test_the_faulty_are_named_and_the_healthy_hear_nothing(told: Told, script: Any) -> None:
-    said = told[f"{script.__name__} {script.strategy}"]
-    named = checks(told, f"{script.__name__} {script.strategy}")
+def test_faulty_scripts_have_findings_and_healthy_ones_none(examined: Examined, script: Any) -> None:
+    output = examined[f"{script.__name__} {script.strategy}"]
+    named = checks(examined, f"{script.__name__} {script.strategy}")
     if script.healthy:
-        assert named == [SILENCE] and "raised" not in said, said
+        assert named == [NO_FINDING] and "raised" not in output, output
     else:
         assert FAULTS[script.__name__] in named

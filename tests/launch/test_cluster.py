@@ -1,4 +1,4 @@
-"""What a Ray of our own, and one at an address, are started with and told; no Ray is started here."""
+"""Arguments and environment of an embedded Ray and of one at an address; no Ray is started here."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     @contextmanager
     def session(folder: Path | None = None, **arguments: Any) -> Iterator[None]:
-        told = {
+        result = {
             "opens": ray_constants.ENABLE_RAY_CLUSTER,
             "mode": get_authentication_mode(),
             "token": AuthenticationTokenLoader.instance().get_raw_token() if "RAY_AUTH_TOKEN" in os.environ else None,
         }
-        seen.append({"folder": folder, "arguments": arguments, "environ": dict(os.environ), **told})
+        seen.append({"folder": folder, "arguments": arguments, "environ": dict(os.environ), **result})
         yield
 
     def connected(inventory: Any, *, is_embedded: bool) -> Any:
@@ -67,7 +67,7 @@ def environ(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return given
 
 
-def test_a_ray_of_our_own_is_closed_whatever_the_environment_says(
+def test_an_embedded_ray_is_private_whatever_the_environment(
     environ: dict[str, str], sessions: list[dict[str, Any]]
 ) -> None:
     before = dict(os.environ)
@@ -85,7 +85,7 @@ def test_a_ray_of_our_own_is_closed_whatever_the_environment_says(
     assert len(seen["RAY_AUTH_TOKEN"]) == 64 and seen["RAY_AUTH_TOKEN"] not in environ.values()
 
 
-def test_a_cluster_at_an_address_is_met_with_the_users_own_authentication(
+def test_a_cluster_at_an_address_uses_the_users_authentication(
     environ: dict[str, str], sessions: list[dict[str, Any]]
 ) -> None:
     before = dict(os.environ)
@@ -103,9 +103,7 @@ def test_a_cluster_at_an_address_is_met_with_the_users_own_authentication(
     assert own not in str(sessions[1])
 
 
-def test_a_ray_that_would_be_open_all_the_same_is_not_used(
-    sessions: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unprotected_ray_is_not_used(sessions: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     outside = Inventory((Node("n0", "10.0.0.7", "host", 2),))
     monkeypatch.setattr(cluster, "_connected", lambda *_, **__: SimpleNamespace(inventory=outside))
     with (
@@ -131,12 +129,12 @@ def test_rays_sockets_have_names_that_are_short_enough(
     assert len(longest) <= 107
 
 
-def test_a_place_at_its_longest_still_holds_a_socket() -> None:
+def test_the_longest_session_path_fits_a_socket_name() -> None:
     below = f"/{PREFIX}abcdefgh/session_2026-11-21_18-12-25_123456_1234567/sockets/plasma_store"
     assert cluster.LONGEST_PARENT + len(below) <= 107
 
 
-def test_a_node_that_does_not_answer_is_named_with_what_was_raised_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_node_is_named_with_its_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     def get(reference: Any, timeout: float) -> Any:
@@ -151,7 +149,7 @@ def test_a_node_that_does_not_answer_is_named_with_what_was_raised_there(monkeyp
         cluster._answers(["a (10.0.0.1)", "b (10.0.0.2)"], [1, ray.exceptions.RayError(traceback)])
 
 
-def test_what_cannot_be_imported_is_told_with_its_last_line_and_in_time(
+def test_import_errors_are_reported_with_their_last_line_within_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(60)\n")
@@ -177,9 +175,7 @@ class Agents:
 
 
 @pytest.mark.parametrize("dead_again", [False, True])
-def test_a_new_agent_that_is_slow_is_asked_again_one_that_dies_too_is_not(
-    monkeypatch: pytest.MonkeyPatch, dead_again: bool
-) -> None:
+def test_a_slow_agent_is_retried_and_a_dead_one_is_not(monkeypatch: pytest.MonkeyPatch, dead_again: bool) -> None:
     from harness.launch.ray import agents
 
     answers = iter([({}, ["a", "gone"]), ({}, ["a"] if dead_again else [])])
@@ -189,7 +185,7 @@ def test_a_new_agent_that_is_slow_is_asked_again_one_that_dies_too_is_not(
     assert list(cluster.agents) == ([] if dead_again else ["a"])
 
 
-def test_only_nodes_that_are_used_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_nodes_in_use_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     class Agent:
         def __init__(self, lacks: list[str]) -> None:
             self.missing = SimpleNamespace(remote=lambda paths: lacks)
@@ -202,7 +198,7 @@ def test_only_nodes_that_are_used_are_asked(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(ready.missing_paths(["/data"])) == ["n1 (10.0.0.1)", "n2 (10.0.0.1)"]
 
 
-def test_a_node_without_the_devices_that_are_asked_for_needs_neither_imports_nor_data(
+def test_a_node_without_the_requested_devices_needs_neither_imports_nor_data(
     make_experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
     asked: list[Any] = []

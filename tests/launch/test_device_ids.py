@@ -48,7 +48,7 @@ def group(placement: Placement, launcher: str = "ray") -> WorkerGroup:
 # --- the file
 
 
-def test_the_ids_say_how_many_devices(make_experiment: Make) -> None:
+def test_device_ids_determine_the_device_count(make_experiment: Make) -> None:
     grid = make_experiment({**PAIRS, "device_ids": [[0, 1], [0, 1, 2, 3], [2]]}).grid
     assert grid and grid.device_ids == ((0, 1), (0, 1, 2, 3), (2,))
     assert grid.devices == (2, 4, 1)
@@ -59,7 +59,7 @@ def test_a_plain_list_is_one_choice(make_experiment: Make) -> None:
     assert grid and grid.device_ids == ((3, 1),)
 
 
-def test_what_was_resolved_reads_back_the_same(make_experiment: Make) -> None:
+def test_resolved_device_ids_read_back_unchanged(make_experiment: Make) -> None:
     experiment = make_experiment(PAIRS)
     assert parse_experiment(experiment.model_dump(mode="json"), source="resolved") == experiment
 
@@ -79,14 +79,14 @@ def test_what_was_resolved_reads_back_the_same(make_experiment: Make) -> None:
         ({"device_ids": "0,1"}, "grid.device_ids[0][0]: got '0,1'; it should be a valid integer"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(change: dict[str, Any], problem: str, make_experiment: Make) -> None:
+def test_conflicting_device_options_are_refused(change: dict[str, Any], problem: str, make_experiment: Make) -> None:
     with pytest.raises(ExperimentError) as refused:
         make_experiment({**PAIRS, **change})
     assert len(refused.value.problems) == 1
     assert refused.value.problems[0].startswith(problem)
 
 
-def test_the_same_number_of_devices_may_be_said_too(make_experiment: Make) -> None:
+def test_a_matching_device_count_is_allowed_beside_ids(make_experiment: Make) -> None:
     assert make_experiment({**PAIRS, "devices": 2}) == make_experiment(PAIRS)
 
 
@@ -115,7 +115,7 @@ def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_
     }
 
 
-def test_what_explains_and_checks_a_pair_runs_on_its_gpus(make_experiment: Make) -> None:
+def test_diagnostic_cells_of_a_pair_run_on_its_gpus(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(PAIRS, diagnostics=True), gpu_cluster(gpus=4))
     checks = {(t.cell.strategy, t.cell.device_ids) for t in plan.trials if t.purpose == "equivalence"}
     assert checks == ids_by_strategy(plan) | {("single", (0,)), ("single", (1,))}
@@ -148,7 +148,7 @@ def test_on_cpu_slots_they_are_skipped_rows(make_experiment: Make) -> None:
         ({"devices": 3, "device_ids": (0, 1, 2), "launcher": "torchrun"}, (8,), None),
     ],
 )
-def test_reasons(change: dict[str, Any], gpus: tuple[int, ...], reason: str | None) -> None:
+def test_reasons_of_infeasible_cells(change: dict[str, Any], gpus: tuple[int, ...], reason: str | None) -> None:
     found = reason_to_skip(replace(CELL, **change), replace(EIGHT, devices_per_node=gpus))
     assert (found and found.text) == reason
     if found:  # lines of older folders have the text alone

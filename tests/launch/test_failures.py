@@ -51,14 +51,14 @@ def rank_failure(rank: int, reason: str, kind: str = "RuntimeError", outcome: Ou
 PEER = "RuntimeError on rank 0: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"
 
 
-def test_the_cause_is_reported_not_the_errors_of_its_peers() -> None:
+def test_the_root_cause_is_reported_rather_than_errors_of_peers() -> None:
     peer = rank_failure(0, PEER)
     cause = rank_failure(1, "ValueError on rank 1: bad sample", "ValueError")
     assert primary([peer, cause]) is cause
     assert primary([cause, peer]) is cause
 
 
-def test_where_every_rank_only_misses_a_peer_the_trial_is_lost() -> None:
+def test_a_trial_is_lost_if_every_rank_only_lost_a_peer() -> None:
     row = primary([rank_failure(0, PEER), rank_failure(2, "NCCL error: remote process exited", "DistBackendError")])
     assert (row.outcome, row.error_rank) == ("lost", 0)
     assert row.reason == f"a peer was lost: {PEER}"
@@ -73,7 +73,7 @@ def test_where_every_rank_only_misses_a_peer_the_trial_is_lost() -> None:
         ("connection reset by the data server", "ConnectionResetError", "error"),
     ],
 )
-def test_a_failure_of_its_own_is_not_taken_for_a_lost_peer(reason: str, kind: str, outcome: Outcome) -> None:
+def test_a_ranks_own_failure_is_not_classified_as_a_lost_peer(reason: str, kind: str, outcome: Outcome) -> None:
     one = rank_failure(0, reason, kind, outcome)
     assert primary([rank_failure(1, PEER), one]) is one
     assert primary([one]) is one
@@ -90,7 +90,7 @@ def test_a_failure_of_its_own_is_not_taken_for_a_lost_peer(reason: str, kind: st
         (["a", "b", "c"], None, True, []),
     ],
 )
-def test_a_group_that_ends_without_a_word_costs_no_finished_trial(
+def test_a_group_that_ends_without_a_report_keeps_finished_trials(
     finished: list[str], current: str | None, connected: bool, trials: list[str]
 ) -> None:
     assert blamed(["a", "b", "c"], finished, current, connected=connected) == trials
@@ -121,7 +121,7 @@ def test_a_failure_carries_its_type_rank_and_traceback() -> None:
     assert "test_failures.py" in result.detail
 
 
-def test_a_dead_process_is_a_lost_trial() -> None:
+def test_a_terminated_process_is_a_lost_trial() -> None:
     error = GroupError({1: HealthCheckFailed(ActorDied("killed"))})
     (row,) = from_launch(["t"], error)
     assert (row.outcome, row.trial_id) == ("lost", "t")
@@ -129,7 +129,7 @@ def test_a_dead_process_is_a_lost_trial() -> None:
     assert "killed" in row.detail
 
 
-def test_what_a_worker_raised_outside_of_a_trial_is_an_error() -> None:
+def test_an_exception_outside_of_a_trial_is_an_error() -> None:
     (row,) = from_launch(["t"], GroupError({1: ValueError("no such device")}))
     assert (row.outcome, row.error_type) == ("error", "ValueError")
     assert row.reason == "ValueError on rank 1: no such device"
@@ -143,16 +143,16 @@ def test_the_memory_monitors_kill_is_out_of_memory() -> None:
 
 def test_the_memory_monitors_kill_is_the_cause_of_the_errors_of_its_peers() -> None:
     lost = primary([rank_failure(0, PEER)], dead_ranks=[1])
-    told = ActorDied("Task was killed due to the node running low on memory.")
-    row = from_memory_monitor(lost, GroupError({0: ValueError("collateral"), 1: HealthCheckFailed(told)}))
+    reported = ActorDied("Task was killed due to the node running low on memory.")
+    row = from_memory_monitor(lost, GroupError({0: ValueError("collateral"), 1: HealthCheckFailed(reported)}))
     assert (row.outcome, row.error_rank) == ("oom", 1)
     assert row.reason == "the host ran out of memory: Ray's memory monitor killed rank 1"
     assert from_memory_monitor(lost, GroupError({1: HealthCheckFailed(ActorDied("gone"))})) is lost
     raised = rank_failure(1, "ValueError on rank 1: bad", "ValueError")
-    assert from_memory_monitor(raised, GroupError({1: HealthCheckFailed(told)})) is raised
+    assert from_memory_monitor(raised, GroupError({1: HealthCheckFailed(reported)})) is raised
 
 
-def test_a_rank_that_died_without_a_report_is_named_not_the_peer_that_misses_it() -> None:
+def test_a_rank_terminated_without_a_report_is_named_rather_than_its_peer() -> None:
     row = primary([rank_failure(0, PEER)], dead_ranks=[2])
     assert (row.outcome, row.error_rank, row.error_type) == ("lost", 2, None)
     assert row.reason == "the process of rank 2 terminated unexpectedly"
@@ -233,7 +233,7 @@ def test_a_sigkill_is_out_of_memory_where_the_kernel_counted_one(
     assert row.detail == f"trace\n\nlast output of rank 1:\n{printed}"
 
 
-def test_an_exception_that_cannot_say_what_it_is_still_has_a_row() -> None:
+def test_an_exception_whose_str_raises_still_has_a_row() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise ValueError("no")
@@ -243,7 +243,7 @@ def test_an_exception_that_cannot_say_what_it_is_still_has_a_row() -> None:
     assert len(failure("t", 0, ValueError("x" * 10**6)).detail) <= 100_000
 
 
-def test_a_group_that_never_started_is_a_row_for_each_of_its_trials() -> None:
+def test_an_unstarted_group_has_a_row_for_each_trial() -> None:
     rows = list(from_launch(["a", "b"], RuntimeError("no placement group")))
     assert [(row.trial_id, row.outcome) for row in rows] == [("a", "lost"), ("b", "lost")]
     assert "no placement group" in rows[0].reason

@@ -56,7 +56,7 @@ def test_the_count_is_that_of_the_process_own_cgroup(
     assert killed_for_memory(traces)
 
 
-def test_where_the_cgroup_does_not_count_nothing_is_known(tmp_path: Path) -> None:
+def test_without_a_cgroup_counter_the_count_is_none(tmp_path: Path) -> None:
     proc, cgroups = mount(tmp_path, "0::/\n", "cgroup.procs", "")  # the root cgroup of version 2 has no such file
     assert find_kill_counter(proc, cgroups) is None  # the whole machine's does not serve
     assert find_kill_counter(tmp_path / "nowhere", cgroups) is None
@@ -69,9 +69,9 @@ def test_a_process_finds_its_own_files_and_counter(tmp_path: Path) -> None:
         "import json, os; from harness.launch.postmortem import *; from dataclasses import asdict\n"
         "print('x' * 30_000 + 'end'); print(json.dumps(asdict(output_of_this_process())), file=open(3, 'w'))"
     )
-    out, told = tmp_path / "out", tmp_path / "told"
+    out, result = tmp_path / "out", tmp_path / "result"
     command = [sys.executable, "-c", script]
-    with out.open("w") as output, told.open("w") as third:
+    with out.open("w") as output, result.open("w") as third:
         subprocess.run(
             ["bash", "-c", '"$@" 3>&' + str(third.fileno()), "bash", *command],
             stdout=output,
@@ -79,7 +79,7 @@ def test_a_process_finds_its_own_files_and_counter(tmp_path: Path) -> None:
             check=True,
             pass_fds=[third.fileno()],
         )
-    fields = json.loads(told.read_text())
+    fields = json.loads(result.read_text())
     traces = ProcessOutput(**{**fields, "printed": tuple(fields["printed"])})
     assert traces.printed == (str(out),)
     text = what_it_printed(traces)

@@ -50,13 +50,13 @@ def test_the_installed_ray_has_the_names(module: str, name: str) -> None:
     assert private.find(module, name) is not None
 
 
-def test_a_name_or_module_that_is_gone_is_none() -> None:
+def test_a_missing_name_or_module_is_none() -> None:
     assert private.find("ray._private.ray_constants", "NO_SUCH_NAME") is None
     assert private.find("ray._private.no_such_module", "Config") is None
 
 
 @pytest.mark.parametrize("fixed", [{"RAY_AUTH_MODE": "token"}, {}])
-def test_a_ray_that_cannot_be_made_certain_is_not_started(absent: None, fixed: dict[str, str]) -> None:
+def test_ray_without_certain_protection_is_not_started(absent: None, fixed: dict[str, str]) -> None:
     before = dict(os.environ)
     with (
         pytest.raises(ClusterError, match=r"was imported before its authentication token .* nothing was started"),
@@ -66,7 +66,7 @@ def test_a_ray_that_cannot_be_made_certain_is_not_started(absent: None, fixed: d
     assert dict(os.environ) == before
 
 
-def test_neither_a_cluster_of_our_own_nor_one_at_an_address_is_used_then(
+def test_without_protection_neither_an_embedded_nor_an_external_cluster_is_used(
     absent: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private, "init", lambda *_, **__: pytest.fail("Ray was started"))
@@ -80,16 +80,14 @@ def test_neither_a_cluster_of_our_own_nor_one_at_an_address_is_used_then(
 @pytest.mark.parametrize(
     "gone", ["enable_auto_connect", "Config", "AuthenticationTokenLoader", "ENABLE_RAY_CLUSTER", "env_bool"]
 )
-def test_one_name_that_is_gone_is_enough(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_missing_name_suffices_for_refusal(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = private.find
     monkeypatch.setattr(private, "find", lambda module, name: None if name == gone else find(module, name))
     with pytest.raises(ClusterError), session.as_ray_reads({}):
         raise AssertionError("it was used")
 
 
-def test_a_ray_that_is_imported_once_the_variables_are_set_is_certain(
-    absent: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_imported_after_the_variables_are_set_is_protected(absent: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ray")
     imported: list[dict[str, str]] = []
 

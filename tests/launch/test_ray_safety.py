@@ -46,10 +46,10 @@ MARK = "HARNESS_TEST_RUN"
 
 @dataclass
 class Client:
-    """How it ended, and what it said."""
+    """Exit code and output of a process."""
 
     code: int
-    said: str
+    output: str
 
 
 @dataclass
@@ -163,14 +163,14 @@ def ended_as(address: str) -> dict[str, Client]:
 
 def ended(process: subprocess.Popen[str]) -> Client:
     try:
-        said, _ = process.communicate(timeout=30)
-    except subprocess.TimeoutExpired:  # it still knocks
+        output, _ = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:  # the client still retries
         process.kill()
-        said, _ = process.communicate()
-    return Client(process.returncode, said)
+        output, _ = process.communicate()
+    return Client(process.returncode, output)
 
 
-def test_nobody_outside_this_machine_can_reach_a_process_while_ranks_are_connected(lived: Lived) -> None:
+def test_no_process_listens_beyond_loopback_while_ranks_are_connected(lived: Lived) -> None:
     assert [result.outcome for result in lived.results] == ["ok"]
     assert any("raylet" in command for command in lived.commands)
     assert workers_of(lived.commands) == 2
@@ -182,12 +182,12 @@ def test_there_is_no_dashboard(lived: Lived) -> None:
     assert not lived.pages
 
 
-def test_only_who_has_the_token_is_let_in(lived: Lived) -> None:
-    assert lived.clients["its own"].code == 0, lived.clients["its own"].said
+def test_connections_without_the_token_are_refused(lived: Lived) -> None:
+    assert lived.clients["its own"].code == 0, lived.clients["its own"].output
     for name in ("another", "none"):
         client = lived.clients[name]
         assert client.code != 0
-        assert "Authentication token is missing or incorrect" in client.said
+        assert "Authentication token is missing or incorrect" in client.output
 
 
 def test_a_worker_group_leaves_no_actor_and_no_reservation(lived: Lived) -> None:
@@ -198,7 +198,7 @@ def test_a_worker_group_leaves_no_actor_and_no_reservation(lived: Lived) -> None
     assert lived.free[0] == lived.free[1]
 
 
-def test_no_process_outlives_its_ray(lived: Lived) -> None:
+def test_no_process_outlives_its_cluster(lived: Lived) -> None:
     assert lived.processes
     _, alive = psutil.wait_procs(lived.processes, timeout=10)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
@@ -222,14 +222,14 @@ facts = {
     "reachable": lived.reachable,
     "addresses": sorted(lived.addresses),
     "workers": sum("RayTrainWorker" in command for command in lived.commands),
-    "clients": {name: [client.code, client.said] for name, client in lived.clients.items()},
+    "clients": {name: [client.code, client.output] for name, client in lived.clients.items()},
     "parts": lived.parts,
 }
 Path(sys.argv[1]).write_text(json.dumps(facts))
 """
 
 
-def test_without_ray_s_private_names_a_trial_is_as_safe(tmp_path: Path) -> None:
+def test_without_ray_s_private_names_a_trial_is_equally_protected(tmp_path: Path) -> None:
     facts_file = tmp_path / "facts.json"
     command = [sys.executable, "-c", WITHOUT_PRIVATE_NAMES, str(facts_file)]
     subprocess.run(command, check=True, timeout=300, cwd=TESTS.parent)
@@ -239,9 +239,9 @@ def test_without_ray_s_private_names_a_trial_is_as_safe(tmp_path: Path) -> None:
     assert facts["addresses"] and not facts["reachable"]
     assert facts["clients"]["its own"][0] == 0, facts["clients"]["its own"][1]
     for name in ("another", "none"):
-        code, said = facts["clients"][name]
+        code, output = facts["clients"][name]
         assert code != 0
-        assert "Authentication token is missing or incorrect" in said
+        assert "Authentication token is missing or incorrect" in output
     assert facts["parts"] and "resources" not in facts["parts"]  # the detail that the fallback costs
 
 
@@ -317,7 +317,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     return condition()
 
 
-def test_a_killed_run_is_swept_by_the_next_one_which_leaves_nothing_itself(start: Any) -> None:
+def test_the_next_run_removes_files_of_a_killed_run_and_leaves_none_itself(start: Any) -> None:
     before, sessions, in_memory_before = scratch_folders(), ray_sessions(), in_shared_memory()
     driver, mark = start("600")
     in_memory = shared_memory().name

@@ -39,7 +39,7 @@ def drive(folder: Path, how: str) -> None:
     assert done.returncode == (-signal.SIGKILL if how == "killed" else 0)
 
 
-def test_who_is_left_of_a_killed_driver_is_killed(tmp_path: Path, holder: psutil.Process) -> None:
+def test_processes_left_by_a_killed_driver_are_killed(tmp_path: Path, holder: psutil.Process) -> None:
     drive(tmp_path, "killed")
     until = time.monotonic() + 8
     while holder.status() != psutil.STATUS_ZOMBIE:
@@ -47,7 +47,7 @@ def test_who_is_left_of_a_killed_driver_is_killed(tmp_path: Path, holder: psutil
         time.sleep(0.05)
 
 
-def test_a_driver_that_ends_in_order_is_trusted(tmp_path: Path, holder: psutil.Process) -> None:
+def test_processes_of_a_driver_that_ends_in_order_are_left_alone(tmp_path: Path, holder: psutil.Process) -> None:
     drive(tmp_path, "in order")
     time.sleep(1.0)
     assert holder.status() != psutil.STATUS_ZOMBIE

@@ -72,13 +72,13 @@ def test_messages_come_in_order_and_registrations_stay_inside() -> None:
     assert script.events == ["release"]
 
 
-def test_after_the_last_result_the_end_is_awaited_in_short_looks() -> None:
+def test_after_the_last_result_the_poll_interval_is_short() -> None:
     script = Script([[TrialStarted("b")], [TrialResult("b", "ok")], []])
     assert supervised(script, watchdog())[1].current is None
     assert script.timeouts == [TAKE_S, TAKE_S, ENDING_S, 0.0]
 
 
-def test_failures_are_kept_until_the_end_is_known() -> None:
+def test_failures_are_kept_until_the_group_has_ended() -> None:
     script = Script([[TrialStarted("b"), FAILURE]])
     messages, end = supervised(script, watchdog())
     assert messages == [TrialStarted("b")]

@@ -122,7 +122,7 @@ def test_each_group_goes_to_the_launcher_that_its_cells_name() -> None:
 # --- its parts
 
 
-def test_nothing_of_torchruns_own_listens_to_a_network() -> None:
+def test_torchrun_listens_on_loopback_only() -> None:
     line = command(Path("/dev/shm/harness-x/job"), 2)
     assert line[1:3] == ["-m", "torch.distributed.run"]
     assert {"--nnodes=1", "--nproc-per-node=2", "--local-addr=127.0.0.1", "--rdzv-conf=store_type=file"} < set(line)
@@ -150,7 +150,7 @@ def test_a_worker_takes_the_first_devices(
     assert devices_of(group, local_rank, visible, first) == tuple(map(torch.device, devices))
 
 
-def test_a_group_for_gpus_that_are_gone_says_so() -> None:
+def test_a_group_for_missing_gpus_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no GPU is visible"):
         devices_of(replace(GROUP, device="cuda"), 0, [])
 
@@ -177,7 +177,7 @@ def test_backends(group: WorkerGroup, backend: str) -> None:
         (None, "", False, "error", "the worker processes did not start: none registered with the driver in time"),
     ],
 )
-def test_an_end_without_a_word(code: int | None, output: str, came_up: bool, outcome: str, reason: str) -> None:
+def test_an_end_without_a_report(code: int | None, output: str, came_up: bool, outcome: str, reason: str) -> None:
     row = from_exit("t", code, output, came_up=came_up)
     assert (row.trial_id, row.outcome, row.reason, row.detail) == ("t", outcome, reason, output)
 
@@ -198,7 +198,7 @@ def path() -> Iterator[Path]:
         yield Path(folder) / "driver"
 
 
-def say(connection: Any, message: Any) -> bool:
+def send_message(connection: Any, message: Any) -> bool:
     connection.send(message)
     answer: bool = connection.recv()
     return answer
@@ -208,7 +208,11 @@ def test_each_message_is_kept_and_answered(path: Path) -> None:
     with closing(SocketMailbox(path, deadline=None)) as mailbox:
         assert mailbox.take(0.0) == []
         with Client(str(path), authkey=mailbox.key) as one, Client(str(path), authkey=mailbox.key) as other:
-            assert say(one, TrialStarted("a")) and say(other, GroupStarted((), ())) and say(one, TrialStarted("b"))
+            assert (
+                send_message(one, TrialStarted("a"))
+                and send_message(other, GroupStarted((), ()))
+                and send_message(one, TrialStarted("b"))
+            )
         assert mailbox.take(1.0) == [TrialStarted("a"), GroupStarted((), ()), TrialStarted("b")]
         assert not mailbox.refused
 
@@ -216,26 +220,26 @@ def test_each_message_is_kept_and_answered(path: Path) -> None:
 def test_a_trial_after_the_deadline_is_refused(path: Path) -> None:
     with closing(SocketMailbox(path, deadline=time.time())) as mailbox:
         with Client(str(path), authkey=mailbox.key) as one:
-            assert say(one, GroupStarted((), ()))
-            assert not say(one, TrialStarted("a"))
+            assert send_message(one, GroupStarted((), ()))
+            assert not send_message(one, TrialStarted("a"))
         assert mailbox.take(0.0) == [GroupStarted((), ())]
         assert mailbox.refused
 
 
-def test_who_has_not_the_key_is_not_let_in_and_disturbs_nobody(path: Path) -> None:
+def test_a_connection_without_the_key_is_refused_and_does_not_block_others(path: Path) -> None:
     with closing(SocketMailbox(path, deadline=None)) as mailbox:
         with pytest.raises(AuthenticationError):
             Client(str(path), authkey=b"guessed")
         with Client(str(path), authkey=mailbox.key) as one:
-            assert say(one, TrialStarted("a"))
+            assert send_message(one, TrialStarted("a"))
 
 
-def test_a_closed_mailbox_says_no_and_lets_nobody_in(path: Path) -> None:
+def test_a_closed_mailbox_refuses_messages_and_connections(path: Path) -> None:
     mailbox = SocketMailbox(path, deadline=None)
     with Client(str(path), authkey=mailbox.key) as one:
-        assert say(one, TrialStarted("a"))
+        assert send_message(one, TrialStarted("a"))
         mailbox.close()
-        assert not say(one, TrialStarted("b"))
+        assert not send_message(one, TrialStarted("b"))
     with pytest.raises(OSError):
         Client(str(path), authkey=mailbox.key)
 
@@ -292,7 +296,7 @@ def test_dead_ranks_are_recorded_while_the_reporting_rank_lives() -> None:
         assert watch.poll() == Verdict(Ending.AFTER_FAILURE)
 
 
-def test_a_group_whose_processes_never_register_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_without_registrations_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     watch = Watchdog(lambda question, things: [1] * len(things), limit_s=800.0, start_s=120.0)
@@ -304,7 +308,7 @@ def test_a_group_whose_processes_never_register_is_given_up(monkeypatch: pytest.
     assert watch.poll() is None
 
 
-def test_coming_up_is_told_in_parts() -> None:
+def test_startup_time_is_recorded_in_parts() -> None:
     coming_up = StartupTimer(10.0, "torchrun")
     coming_up.record(process(0, created_at=12.0, connected=False), 15.0)
     assert coming_up.parts(20.0) == {}
@@ -317,9 +321,9 @@ def test_coming_up_is_told_in_parts() -> None:
     earlier = replace(coming_up, before={"torchrun": 4.0, "worker start": 1.0})
     both = earlier.parts(18.0)
     assert (both["torchrun"], both["resources"], sum(both.values())) == (4.25, 0.75, 13.0)
-    told = coming_up.parts(18.0)
-    assert list(told.items())[:3] == [("torchrun", 0.25), ("resources", 0.75), ("worker start", 5.0)]
-    assert sum(told.values()) == 8.0
+    reported = coming_up.parts(18.0)
+    assert list(reported.items())[:3] == [("torchrun", 0.25), ("resources", 0.75), ("worker start", 5.0)]
+    assert sum(reported.values()) == 8.0
 
 
 def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
@@ -330,7 +334,7 @@ def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
 ERROR = {"check": "gradients", "severity": "error", "seen": "2 times one device's", "means": "", "advice": ""}
 
 
-def test_what_an_examination_finds_wrong_is_not_measured_by_the_later_processes_of_its_group(
+def test_doctor_errors_stop_measurement_in_later_processes_of_the_group(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = make_experiment(
@@ -351,13 +355,13 @@ def test_what_an_examination_finds_wrong_is_not_measured_by_the_later_processes_
     monkeypatch.setattr(TorchrunLauncher, "_run", run)
     torchrun = TorchrunLauncher(experiment, 1)
     for group in plan.groups:
-        told = {message.trial_id: message for message in torchrun.launch(group, deadline=None)}  # type: ignore[union-attr]
-        assert list(told) == [trial.id for trial in group.trials]
+        reported = {message.trial_id: message for message in torchrun.launch(group, deadline=None)}  # type: ignore[union-attr]
+        assert list(reported) == [trial.id for trial in group.trials]
         for trial in group.trials:
             refused = trial.cell.strategy == "ddp" and trial.purpose != "doctor" and group.block == 0
-            assert (told[trial.id].outcome == "skipped") == refused  # type: ignore[union-attr]
+            assert (reported[trial.id].outcome == "skipped") == refused  # type: ignore[union-attr]
             assert (trial.id in ran) != refused
-            assert not refused or "2 times one device's" in told[trial.id].reason  # type: ignore[union-attr]
+            assert not refused or "2 times one device's" in reported[trial.id].reason  # type: ignore[union-attr]
     assert any(trial.purpose == "doctor" and trial.cell.strategy == "ddp" for trial in plan.trials)
 
 
@@ -369,7 +373,7 @@ def group_of(make_experiment: Make) -> Callable[..., tuple[TorchrunLauncher, Wor
     def make(behaviour: str | list[str], workers: int = 2) -> tuple[TorchrunLauncher, WorkerGroup]:
         experiment = make_experiment(
             {"strategy": "ddp", "devices": workers, "per_device_batch_size": 8, "workload.behaviour": behaviour},
-            workload="ray_workload:Told",
+            workload="ray_workload:ConfiguredFault",
             launcher="torchrun",
             throughput=QUICK,
             optimizer={"name": "SGD", "lr": 0.01},
@@ -465,12 +469,12 @@ def test_closing_the_generator_ends_the_processes(group_of: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("come_up", [False, True])
-def test_nothing_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
+def test_no_process_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
     file = tmp_path / "hangs.yaml"
     file.write_text(
-        "{name: hangs, workload: 'ray_workload:Told', launcher: torchrun, equivalence: false, preflight: false,"
-        " grid: {strategy: ddp, devices: 1, per_device_batch_size: 8}, workload_options: {behaviour: hangs},"
-        " throughput: {blocks: 1, twin: false, explain: false}}"
+        "{name: hangs, workload: 'ray_workload:ConfiguredFault', launcher: torchrun, equivalence: false,"
+        " preflight: false, grid: {strategy: ddp, devices: 1, per_device_batch_size: 8},"
+        " workload_options: {behaviour: hangs}, throughput: {blocks: 1, twin: false, explain: false}}"
     )
     (tmp_path / "ray_workload.py").write_text((TESTS / "ray_workload.py").read_text())
     line = [sys.executable, "-m", "harness.run", str(file), "--output", str(tmp_path / "out")]

@@ -66,7 +66,7 @@ def rates(run: Epochs) -> list[float]:
     return [row["learning_rate"] for row in run.rows]
 
 
-def test_each_epoch_tells_the_rate_that_its_schedule_has_come_to() -> None:
+def test_each_epoch_records_the_scheduled_learning_rate() -> None:
     schedule = {"name": "MultiStepLR", "milestones": [1, 3], "gamma": 0.1}
     assert rates(epochs_of(replace(CELL, schedule=schedule), 4)) == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
@@ -118,7 +118,7 @@ def test_checkpoints_are_written_every_so_often_and_at_the_end(tmp_path: Path) -
     assert files.epochs(tmp_path) == [5, 4]
 
 
-def test_where_the_newest_is_torn_the_one_before_it_counts(tmp_path: Path) -> None:
+def test_if_the_newest_checkpoint_is_torn_the_previous_one_is_used(tmp_path: Path) -> None:
     epochs_of(CELL, 3, tmp_path)
     model = tmp_path / "epoch-3" / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-4])

@@ -26,18 +26,18 @@ def test_the_first_loss_that_is_not_finite_and_the_last_ones_that_are(
     assert first_in(losses, rank=1, steps_before=10) == found
 
 
-def test_the_rank_that_stopped_first_is_told() -> None:
+def test_the_rank_that_stopped_first_is_reported() -> None:
     first = Divergence(1, 7, INF, (2.0, 3.0))
     assert earliest([Divergence(0, 8), first, None, Divergence(2, 7)]) is first
     assert earliest([None, None]) is None
     assert earliest([Divergence(0), Divergence(1, 9)]) == Divergence(1, 9)
-    told = outcome_columns(first, {"steady": True})
-    assert told["reason"] == "the loss became inf on rank 1 in step 7"
-    assert told["facts"] == {"steady": True, "diverged_step": 7} and told["error_rank"] == 1
-    assert told["detail"].endswith("\nstep 5: 2\nstep 6: 3")
+    result = outcome_columns(first, {"steady": True})
+    assert result["reason"] == "the loss became inf on rank 1 in step 7"
+    assert result["facts"] == {"steady": True, "diverged_step": 7} and result["error_rank"] == 1
+    assert result["detail"].endswith("\nstep 5: 2\nstep 6: 3")
 
 
-def test_a_parameter_alone_has_no_step() -> None:
-    told = outcome_columns(Divergence(0), {})
-    assert (told["outcome"], told["reason"]) == ("diverged", "a parameter stopped being finite, no loss did")
-    assert told["facts"] == {"diverged_step": None} and outcome_columns(None, {}) == {"outcome": "ok", "facts": {}}
+def test_a_non_finite_parameter_has_no_step_number() -> None:
+    result = outcome_columns(Divergence(0), {})
+    assert (result["outcome"], result["reason"]) == ("diverged", "a parameter stopped being finite, no loss did")
+    assert result["facts"] == {"diverged_step": None} and outcome_columns(None, {}) == {"outcome": "ok", "facts": {}}

@@ -61,7 +61,7 @@ def test_replicas_train_as_one_device_does(devices: int) -> None:
     assert difference(update_of(dp), update_of(BASE)) < 1e-4
 
 
-def test_a_loss_that_is_scaled_otherwise_is_far_off() -> None:
+def test_a_differently_scaled_loss_is_far_off() -> None:
     wrong = Small()
     wrong.scale = 2.0
     assert difference(update_of(BASE, wrong), update_of(BASE)) > 0.1
@@ -94,5 +94,5 @@ def test_folding_is_linear_and_keeps_the_norm_within_a_few_percent() -> None:
         assert np.linalg.norm(numbers) == pytest.approx(float(tensor.norm()), rel=0.08)
 
 
-def test_where_a_number_stands_matters() -> None:
+def test_folding_depends_on_the_position_of_a_value() -> None:
     assert fold([torch.tensor([1.0, 0.0])]) != fold([torch.tensor([0.0, 1.0])])

@@ -53,7 +53,7 @@ def stepper_for(cell: Cell, workload: Any = None, samples: int = 64) -> Stepper:
     return Stepper(training, data, cell, 0, ranks, collate=None, advance=lambda: None)
 
 
-def test_warm_up_goes_in_rounds_to_its_limit_and_windows_follow() -> None:
+def test_warm_up_runs_in_rounds_up_to_its_limit_before_windows() -> None:
     speed = measure_throughput(stepper_for(CELL), FAST)
     kinds = [window.kind for window in speed.windows]
     rounds = kinds.count("warmup")
@@ -65,19 +65,19 @@ def test_warm_up_goes_in_rounds_to_its_limit_and_windows_follow() -> None:
 
 
 @pytest.mark.parametrize("steady_after", [2, 3, None])
-def test_warm_up_goes_on_until_rank_0_says_so(monkeypatch: pytest.MonkeyPatch, steady_after: int | None) -> None:
+def test_warm_up_continues_until_rank_0_stops_it(monkeypatch: pytest.MonkeyPatch, steady_after: int | None) -> None:
     """This rank's own steps do not count: what rank 0 tells does."""
-    told = iter([False] * ((steady_after or 99) - 1) + [True] * 9)
+    result = iter([False] * ((steady_after or 99) - 1) + [True] * 9)
     stepper = stepper_for(CELL)
     monkeypatch.setattr(throughput, "is_steady", lambda rounds: not steady_after)  # the opposite
-    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: next(told))
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: next(result))
     rounds, steady = throughput._warm_up(stepper, FAST)
     assert steady is bool(steady_after)
     assert len(rounds) == (steady_after or FAST.warmup_rounds)
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_rank_0_alone_finds_steps_steady(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+def test_only_rank_0_decides_that_steps_are_steady(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
     asked: list[Any] = []
     stepper = stepper_for(CELL)
     stepper.ranks = replace(stepper.ranks, rank=0 if first else 1)
@@ -108,7 +108,7 @@ def test_a_batch_above_the_data_set_is_skipped_with_the_numbers() -> None:
         stepper_for(CELL, samples=7)
 
 
-def test_where_communication_cannot_be_taken_away_the_trial_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_whose_communication_cannot_be_disabled_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = replace(CELL, strategy="ddp", devices=2, strategy_options={"static_graph": True})
     asked: list[Any] = []
     monkeypatch.setattr(explaining, "measure_communication", lambda *args: (asked.append(args) or [], {}))
@@ -140,7 +140,7 @@ class CountingNet(Net):
 
 
 @pytest.mark.usefixtures("no_group")
-def test_buffers_that_no_state_dict_holds_are_as_before_too() -> None:
+def test_non_persistent_buffers_are_restored_too() -> None:
     stepper = stepper_for(replace(CELL, strategy="ddp"), CountingNet())
     stepper.window("warmup", 3)
     measure_communication(stepper, 20)
@@ -148,14 +148,14 @@ def test_buffers_that_no_state_dict_holds_are_as_before_too() -> None:
 
 
 @pytest.mark.usefixtures("no_group")
-def test_after_the_communication_windows_everything_is_as_before() -> None:
+def test_state_is_restored_after_the_communication_windows() -> None:
     stepper = stepper_for(replace(CELL, strategy="ddp"))
     stepper.window("warmup", 3)
     before = stepper.training.snapshot()
-    windows, told = measure_communication(stepper, 20)
+    windows, result = measure_communication(stepper, 20)
     assert [window.kind for window in windows] == ["alone", "together"] * 2
     assert {window.window.steps for window in windows} == {5}
-    assert set(told) in ({"ddp_communication_s", "ddp_exposed_s"}, set())  # on one process DDP may tell nothing
+    assert set(result) in ({"ddp_communication_s", "ddp_exposed_s"}, set())  # on one process DDP may tell nothing
     after = stepper.training.snapshot()
     for name, value in before["model"].items():
         assert torch.equal(value, after["model"][name]), name
@@ -165,12 +165,12 @@ def test_after_the_communication_windows_everything_is_as_before() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler.*")
-def test_the_emulated_replicas_tell_of_their_collectives() -> None:
+def test_emulated_replicas_record_their_collectives() -> None:
     stepper = stepper_for(replace(CELL, strategy="dp", devices=2, global_batch_size=16))
     stepper.window("warmup", 2)
-    told = measure_collectives(BUILTIN_TRAITS["dp"], stepper)
-    assert set(told) == {"dp_replicate_s", "dp_scatter_s", "dp_gather_s", "dp_reduce_s"}
-    assert all(seconds > 0 for seconds in told.values())
+    result = measure_collectives(BUILTIN_TRAITS["dp"], stepper)
+    assert set(result) == {"dp_replicate_s", "dp_scatter_s", "dp_gather_s", "dp_reduce_s"}
+    assert all(seconds > 0 for seconds in result.values())
 
 
 KERNEL = "ncclDevKernel_AllGather_RING"
@@ -204,7 +204,7 @@ def test_on_gpus_the_kernels_of_a_collective_count_on_the_device_that_was_longes
     assert _first_seen(events, EVENTS["fsdp_all_gather_s"], cuda=True) == pytest.approx(seconds)
 
 
-def test_what_a_replicating_call_starts_on_each_gpu_counts_with_the_calls_inside_it() -> None:
+def test_kernels_of_a_replicating_call_count_with_its_nested_calls() -> None:
     inner = Call("aten::copy_", kernels=[(1, 40.0)])
     events = [Call("Broadcast", us=999.0, kernels=[(0, 10.0), (1, 5.0)], inside=[inner])]
     assert _first_seen(events, EVENTS["dp_replicate_s"], cuda=True) == pytest.approx(45e-6)

@@ -259,7 +259,7 @@ def test_a_model_of_passes_alone_is_absent() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputed_work_is_no_model_work(reentrant: bool) -> None:
+def test_recomputation_is_no_model_flops(reentrant: bool) -> None:
     def function(rows: Tensor, weight: Tensor) -> Tensor:
         result: Tensor = checkpoint(lambda x: torch.relu(x @ weight) @ weight, rows, use_reentrant=reentrant)
         return result
@@ -268,7 +268,7 @@ def test_recomputed_work_is_no_model_work(reentrant: bool) -> None:
     assert applied(function) == Flops(None, reason)
 
 
-def test_a_gradient_in_the_loss_is_model_work() -> None:
+def test_a_gradient_inside_the_loss_counts_as_model_flops() -> None:
     def function(rows: Tensor, weight: Tensor) -> Tensor:
         (slope,) = torch.autograd.grad((rows @ weight).square().sum(), rows, create_graph=True)
         return slope
@@ -278,7 +278,7 @@ def test_a_gradient_in_the_loss_is_model_work() -> None:
 
 
 @pytest.mark.parametrize("weight", [0, math.nan, math.inf, torch.tensor(-1)])
-def test_a_weight_that_divides_nothing_is_told(weight: Any) -> None:
+def test_a_weight_that_divides_nothing_is_reported(weight: Any) -> None:
     flops = count(lambda: nn.Linear(8, 5), ROWS, weight)
     assert flops == Flops(None, f"loss() gave a weight of {float(weight):g}")
 
@@ -362,12 +362,12 @@ def test_first_samples_cuts_every_tensor() -> None:
         ("no", "tensors"),
     ],
 )
-def test_first_samples_leaves_what_it_cannot_cut(batch: Any) -> None:
+def test_first_samples_keeps_values_without_a_batch_dimension(batch: Any) -> None:
     assert first_samples(batch, 2) is batch
 
 
 @pytest.mark.gpu
-def test_a_gpu_counts_as_a_cpu_does_and_leaves_no_trace() -> None:
+def test_flops_on_cuda_equal_those_on_cpu_and_free_their_memory() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     device = torch.device("cuda", 0)

@@ -59,7 +59,7 @@ def test_the_peak_is_of_the_fastest_product_after_the_warm_up(products: list[Any
     assert len(products) == 2 + 3 + 5
 
 
-def test_it_goes_on_for_the_seconds_asked_for(products: list[Any]) -> None:
+def test_the_peak_test_lasts_the_requested_seconds(products: list[Any]) -> None:
     measured_peak(CPU, "fp32", seconds=4.0, clock=clock_of(products, repeat(0.5)))
     assert len(products) == 2 + 3 + 8
 
@@ -72,7 +72,7 @@ def test_matrices_grow_until_a_product_is_long(products: list[Any]) -> None:
     assert peak == 2 * 1024**3 / long
 
 
-def test_matrices_do_not_grow_for_ever(products: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_sizes_are_bounded(products: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_peak, "MOST_ROWS", 512)
     measured_peak(CPU, "fp32", seconds=0.0, clock=clock_of(products, repeat(2**-10)))
     assert max(rows for rows, _, _ in products) == 512
@@ -87,7 +87,7 @@ def test_matrices_do_not_grow_for_ever(products: list[Any], monkeypatch: pytest.
     ],
 )
 @pytest.mark.parametrize("before", ["highest", "high"])
-def test_each_precision_has_its_setting_and_leaves_none_behind(
+def test_each_precision_sets_and_restores_its_backend_flags(
     products: list[Any], precision: str, dtype: torch.dtype, setting: str, before: str
 ) -> None:
     untouched = torch.get_float32_matmul_precision()
@@ -102,7 +102,7 @@ def test_each_precision_has_its_setting_and_leaves_none_behind(
         torch.set_float32_matmul_precision(untouched)
 
 
-def test_settings_come_back_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_restored_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
@@ -126,7 +126,7 @@ def test_a_real_product_has_a_rate(precision: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_a_gpu_gives_its_memory_back(precision: str) -> None:
+def test_gpu_memory_is_released(precision: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     device = torch.device("cuda", 0)

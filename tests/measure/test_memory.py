@@ -15,7 +15,7 @@ CPU = [torch.device("cpu")]
 MIB = 2**20
 
 
-def test_a_new_peak_forgets_the_old_one() -> None:
+def test_resetting_the_peak_discards_the_old_one() -> None:
     if not memory.reset_peak(CPU):
         pytest.skip("this system does not let a process reset its peak")
     before = memory.peak(CPU)["peak_memory_bytes"]
@@ -41,13 +41,13 @@ def test_a_gpus_peak_is_the_fullest_devices(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * allocated[device])
     devices = list(allocated)
     assert memory.reset_peak(devices) and forgotten == devices
-    told = memory.peak(devices)
-    assert (told["peak_memory_bytes"], told["peak_reserved_bytes"]) == (30, 60)
-    assert (told["allocated_by_device"], told["reserved_by_device"]) == ("10, 30", "20, 60")
-    assert told["resident_bytes"] != told["peak_memory_bytes"]
+    result = memory.peak(devices)
+    assert (result["peak_memory_bytes"], result["peak_reserved_bytes"]) == (30, 60)
+    assert (result["allocated_by_device"], result["reserved_by_device"]) == ("10, 30", "20, 60")
+    assert result["resident_bytes"] != result["peak_memory_bytes"]
 
 
-def test_what_adam_holds_counts_by_hand() -> None:
+def test_adam_state_memory_by_hand() -> None:
     """A layer of 3 times 5 weights and 5 biases in fp32; Adam keeps two moments of each, and a step of each tensor."""
     model = torch.nn.Linear(3, 5)
     optimizer = torch.optim.Adam(model.parameters())
@@ -58,7 +58,7 @@ def test_what_adam_holds_counts_by_hand() -> None:
     assert memory.of_state(training) == {"parameter_bytes": 80, "gradient_bytes": 80, "optimizer_bytes": 2 * 80 + 2 * 4}
 
 
-def test_of_what_is_sharded_the_own_shard_counts() -> None:
+def test_sharded_tensors_count_their_local_shard() -> None:
     class Shard:
         grad = None
 
@@ -66,5 +66,5 @@ def test_of_what_is_sharded_the_own_shard_counts() -> None:
             return torch.ones(7, dtype=torch.bfloat16)
 
     model, optimizer = SimpleNamespace(parameters=lambda: [Shard()]), SimpleNamespace(state={})
-    told = memory.of_state(cast(Training, SimpleNamespace(model=model, optimizer=optimizer)))
-    assert told["parameter_bytes"] == 14
+    result = memory.of_state(cast(Training, SimpleNamespace(model=model, optimizer=optimizer)))
+    assert result["parameter_bytes"] == 14

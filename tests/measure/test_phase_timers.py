@@ -32,18 +32,18 @@ def ticking(*, detailed: bool, steps: int = 2) -> HostTimer:
 
 
 def test_phases_add_up_to_the_steps() -> None:
-    told = ticking(detailed=True).read()
-    assert told.step_s == [7.0, 7.0]
-    assert told.wait_s == [1.0, 1.0]
-    assert told.phases == {"wait": 2.0, "copy": 2.0, "rest": 4.0, "forward": 2.0, "backward": 2.0, "optimizer": 2.0}
-    assert sum(told.phases.values()) == pytest.approx(sum(told.step_s))
+    result = ticking(detailed=True).read()
+    assert result.step_s == [7.0, 7.0]
+    assert result.wait_s == [1.0, 1.0]
+    assert result.phases == {"wait": 2.0, "copy": 2.0, "rest": 4.0, "forward": 2.0, "backward": 2.0, "optimizer": 2.0}
+    assert sum(result.phases.values()) == pytest.approx(sum(result.step_s))
 
 
 def test_without_detail_only_the_step_and_its_wait_are_marked() -> None:
-    told = ticking(detailed=False).read()
-    assert told.step_s == [2.0, 2.0]  # two marks a step
-    assert told.wait_s == [1.0, 1.0]
-    assert told.phases == {}
+    result = ticking(detailed=False).read()
+    assert result.step_s == [2.0, 2.0]  # two marks a step
+    assert result.wait_s == [1.0, 1.0]
+    assert result.phases == {}
 
 
 def test_every_gap_between_marks_has_a_name_on_both_clocks() -> None:
@@ -72,10 +72,10 @@ def test_with_accumulation_a_phase_is_the_sum_over_micro_batches() -> None:
         for point in (0, 1, 2, 3, 4, 3, 4, 3, 4, 5, 6):
             marks.mark(Phase(point))
     marks.mark(Phase.START)
-    told = marks.read()
-    assert told.step_s == [11.0, 11.0]
-    assert told.wait_s == [1.0, 1.0]
-    assert told.phases == {"wait": 2.0, "copy": 2.0, "rest": 4.0, "forward": 6.0, "backward": 6.0, "optimizer": 2.0}
+    result = marks.read()
+    assert result.step_s == [11.0, 11.0]
+    assert result.wait_s == [1.0, 1.0]
+    assert result.phases == {"wait": 2.0, "copy": 2.0, "rest": 4.0, "forward": 6.0, "backward": 6.0, "optimizer": 2.0}
 
 
 def test_without_detail_accumulation_changes_nothing() -> None:
@@ -125,18 +125,18 @@ def marked(marks: Marks, steps: int) -> Marks:
 
 
 def test_a_gpus_stream_is_partitioned_by_events_that_add_up_to_the_step(gpu: torch.device) -> None:
-    told = marked(marks_for((gpu,), 3), 3).read()
-    assert told.step_s == pytest.approx([0.07, 0.07, 0.07])
-    assert sum(told.phases.values()) == pytest.approx(0.21)
+    result = marked(marks_for((gpu,), 3), 3).read()
+    assert result.step_s == pytest.approx([0.07, 0.07, 0.07])
+    assert sum(result.phases.values()) == pytest.approx(0.21)
     names = {"idle", "copy", "rest", "forward", "backward", "optimizer"}
-    assert set(told.phases) == names and told.phases["rest"] == pytest.approx(0.06)
-    assert set(told.host_phases) == names - {"idle"} | {"wait"}  # the host's own clock, beside it
+    assert set(result.phases) == names and result.phases["rest"] == pytest.approx(0.06)
+    assert set(result.host_phases) == names - {"idle"} | {"wait"}  # the host's own clock, beside it
 
 
 def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> None:
     marks = marked(marks_for((gpu,), 3, detailed=False), 3)
     assert isinstance(marks, CudaTimer) and len(marks._events) == 4
-    told = marks.read()
-    assert told.step_s == pytest.approx([0.01, 0.01, 0.01]) and told.phases == {}
+    result = marks.read()
+    assert result.step_s == pytest.approx([0.01, 0.01, 0.01]) and result.phases == {}
     assert marks._events[-1].waited_for  # type: ignore[attr-defined]
-    assert len(told.wait_s) == 3
+    assert len(result.wait_s) == 3

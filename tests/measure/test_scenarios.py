@@ -26,7 +26,7 @@ ALONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 
 
 @pytest.fixture
-def played(make_experiment: Make) -> Callable[..., TrialResult]:
+def run_scenario_alone(make_experiment: Make) -> Callable[..., TrialResult]:
     """The result of the trial of a purpose; ``throughput`` as in the file, ``ranks`` who runs it."""
 
     def play_it(purpose: str = "", ranks: Ranks = ALONE, **throughput: Any) -> TrialResult:
@@ -47,8 +47,8 @@ def kinds(result: TrialResult) -> list[str]:
     return [str(window["window_kind"]) for window in result.windows]
 
 
-def test_warm_up_steps_are_recorded_and_marked(played: Callable[..., TrialResult]) -> None:
-    result = played()
+def test_warm_up_steps_are_recorded_and_marked(run_scenario_alone: Callable[..., TrialResult]) -> None:
+    result = run_scenario_alone()
     warm = [bool(flag) for flag in result.steps["warmup"]]
     assert warm == [True] * warm.count(True) + [False] * 10
     assert warm.count(True) == 3 * kinds(result).count("warmup")
@@ -58,22 +58,26 @@ def test_warm_up_steps_are_recorded_and_marked(played: Callable[..., TrialResult
 @pytest.mark.parametrize(("purpose", "explain"), [("", True), ("", False), ("twin", True)])
 @pytest.mark.parametrize("cheap", [True, False])
 def test_every_timed_trial_has_the_phases_of_its_step(
-    played: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch, purpose: str, explain: bool, cheap: bool
+    run_scenario_alone: Callable[..., TrialResult],
+    monkeypatch: pytest.MonkeyPatch,
+    purpose: str,
+    explain: bool,
+    cheap: bool,
 ) -> None:
     """In windows of their own where marking them costs."""
     monkeypatch.setattr(phase_timers, "phases_are_cheap", lambda *asked: cheap)
-    result = played(purpose, explain=explain)
+    result = run_scenario_alone(purpose, explain=explain)
     marked = [window for window in result.windows if window.get("forward_s")]
     wanted = {"timed", "warmup"} if cheap else {"phases", "warmup"}
     assert wanted - {"warmup"} <= {str(window["window_kind"]) for window in marked} <= wanted
     assert kinds(result).count("phases") == (not cheap)
 
 
-def test_what_is_not_explained_has_a_reason(played: Callable[..., TrialResult]) -> None:
-    told = played()
-    assert told.facts["flops_per_unit"] > 0 and told.facts["measured_peak_flops_per_s"] > 0
-    assert not told.facts["flops_reason"]
-    silent = played(explain=False)
+def test_missing_diagnostics_have_a_reason(run_scenario_alone: Callable[..., TrialResult]) -> None:
+    reported = run_scenario_alone()
+    assert reported.facts["flops_per_unit"] > 0 and reported.facts["measured_peak_flops_per_s"] > 0
+    assert not reported.facts["flops_reason"]
+    silent = run_scenario_alone(explain=False)
     assert silent.facts["flops_reason"] == "throughput.explain is off" and "flops_per_unit" not in silent.facts
 
 
@@ -81,16 +85,16 @@ def broken(*asked: Any) -> Any:
     raise RuntimeError("no profile\nhere")
 
 
-def test_what_was_measured_stays_where_explaining_it_fails(
-    played: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch
+def test_measurements_are_kept_if_diagnostics_fail(
+    run_scenario_alone: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scenarios, "explain", broken)
-    result = played()
+    result = run_scenario_alone()
     assert result.outcome == "ok" and kinds(result).count("timed") == 2
     assert result.facts["explain_error"] == "RuntimeError: no profile here"
 
 
-def test_a_rank_of_several_gpus_tells_every_model_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_several_gpus_records_every_gpu_model(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {0: "H100", 1: "A100", 2: "H100"}
     monkeypatch.setattr(environment, "describe_device", lambda device: {"model": models[device.index]})
     devices = tuple(torch.device("cuda", index) for index in models)
@@ -98,8 +102,8 @@ def test_a_rank_of_several_gpus_tells_every_model_among_them(monkeypatch: pytest
     assert worker._rank_row(replace(ALONE, devices=devices[::2]), {})["device_model"] == "H100"
 
 
-def test_one_rank_of_several_does_not_go_on_alone(
-    played: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch
+def test_a_failed_diagnostic_on_one_of_several_ranks_is_raised(
+    run_scenario_alone: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are in a collective that it would not meet them in."""
     monkeypatch.setattr(scenarios, "explain", broken)
@@ -107,4 +111,4 @@ def test_one_rank_of_several_does_not_go_on_alone(
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: value)
     monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, value])
     with pytest.raises(RuntimeError, match="no profile"):
-        played(ranks=replace(ALONE, world_size=2))
+        run_scenario_alone(ranks=replace(ALONE, world_size=2))

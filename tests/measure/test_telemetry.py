@@ -179,7 +179,7 @@ def test_torch_gives_the_uuid_by_default(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.read()[0].temperature_c == 3
 
 
-def test_a_gpu_that_nvml_does_not_know_is_not_guessed() -> None:
+def test_a_gpu_unknown_to_nvml_is_not_guessed() -> None:
     assert opened(FakeNvml(Gpu(A)), 0, uuids=("GPU-ff00",)) is None
     assert opened(FakeNvml(Gpu(A)), 0, variables={"CUDA_VISIBLE_DEVICES": "MIG-ff00"}) is None
 
@@ -253,7 +253,7 @@ def test_a_reading_has_plain_units() -> None:
 
 
 @pytest.mark.parametrize("error", [FakeError("Not Supported"), LibraryMismatch(), AttributeError("old pynvml")])
-def test_a_gpu_that_tells_nothing_is_read_nevertheless(error: Exception) -> None:
+def test_a_gpu_without_supported_queries_gives_an_empty_reading(error: Exception) -> None:
     names = ("energy", "power", "busy", "clock", "max_clock", "temperature", "reasons", "old_reasons", "pids")
     gpu = Gpu(A, **dict.fromkeys(names, error))
     assert read(FakeNvml(gpu))[0] == Reading()
@@ -300,7 +300,7 @@ def test_an_older_drivers_name_for_the_reasons_is_asked_too() -> None:
         (ALL_BITS, tuple(telemetry.THROTTLING.values())),
     ],
 )
-def test_throttling_is_what_holds_clocks_down(bits: int, expected: tuple[str, ...]) -> None:
+def test_throttle_reasons_exclude_idle_and_settings(bits: int, expected: tuple[str, ...]) -> None:
     assert read(FakeNvml(Gpu(A, reasons=bits)))[0].throttle == expected
 
 
@@ -314,13 +314,13 @@ def test_throttling_is_what_holds_clocks_down(bits: int, expected: tuple[str, ..
         ((), None),
     ],
 )
-def test_other_processes_are_known_where_one_of_all_is_ours(
+def test_foreign_processes_are_counted_if_our_own_is_listed(
     pids: tuple[int, ...], expected: tuple[int, ...] | None
 ) -> None:
     assert read(FakeNvml(Gpu(A, pids=pids)))[0].other_pids == expected
 
 
-def test_processes_that_are_said_to_be_ours_are_no_others() -> None:
+def test_our_own_processes_are_not_foreign() -> None:
     nvml = FakeNvml(Gpu(A, pids=(ME, OTHER, OTHER + 1)))
     assert read(nvml, own_pids=[OTHER])[0].other_pids == (OTHER + 1,)
 
@@ -332,7 +332,7 @@ def test_a_slice_does_not_claim_the_whole_gpus_energy(gpu: Gpu) -> None:
     assert reading.temperature_c == 60
 
 
-def test_a_gpu_that_could_be_divided_but_is_not_tells_its_energy() -> None:
+def test_a_mig_capable_gpu_without_slices_has_energy() -> None:
     assert read(FakeNvml(Gpu(A, mig=[0, 1])))[0].energy_mj == 5_000
 
 
@@ -388,7 +388,7 @@ def test_one_gpu() -> None:
         (None, None, None),
     ],
 )
-def test_clocks_that_were_held_down_during_the_windows_are_told_though_the_gpu_is_idle_after_them(
+def test_throttling_during_windows_is_recorded_although_the_gpu_is_idle_afterwards(
     at_the_end: tuple[str, ...] | None, spent_ms: tuple[int, ...] | None, expected: str | None
 ) -> None:
     counts = [None if spent_ms is None else tuple(7 + int(ms * 1e6) for ms in at) for at in ((0, 0), spent_ms or ())]
@@ -396,7 +396,7 @@ def test_clocks_that_were_held_down_during_the_windows_are_told_though_the_gpu_i
     assert columns([before], [after])["throttled"] == expected
 
 
-def test_the_counters_of_held_clocks_are_read_by_policy() -> None:
+def test_throttling_counters_are_read_by_policy() -> None:
     assert read(FakeNvml(Gpu(A, held=[11, 22])))[0].held_ns == (11, 22)
     assert read(FakeNvml(Gpu(A)))[0].held_ns is None
 
@@ -437,7 +437,7 @@ def test_each_reason_stands_once_in_the_tables_order() -> None:
         ("foreign_gpu_processes", {"other_pids": None}),
     ],
 )
-def test_what_one_device_does_not_tell_is_missing(column: str, missing: dict[str, Any]) -> None:
+def test_a_query_missing_on_one_device_is_missing(column: str, missing: dict[str, Any]) -> None:
     assert columns([BEFORE, BEFORE], [AFTER, replace(AFTER, **missing)])[column] is None
 
 
@@ -472,24 +472,24 @@ def test_a_foreign_process_on_two_gpus_counts_once() -> None:
     assert columns([BEFORE, BEFORE], after)["foreign_gpu_processes"] == 2
 
 
-def test_a_foreign_process_is_told_although_another_gpu_does_not_know() -> None:
+def test_a_foreign_process_is_counted_although_another_gpu_has_no_process_list() -> None:
     after = [replace(AFTER, other_pids=None), replace(AFTER, other_pids=(OTHER,))]
     result = columns([BEFORE, BEFORE], after)
     assert (result["foreign_gpu_processes"], result["energy_j"]) == (1, None)
 
 
-def test_processes_that_cannot_be_known_do_not_hide_the_energy() -> None:
+def test_unknown_process_lists_do_not_remove_energy() -> None:
     result = columns([replace(BEFORE, other_pids=None)], [replace(AFTER, other_pids=None)])
     assert (result["foreign_gpu_processes"], result["energy_j"]) == (None, 6_000.0)
 
 
 @pytest.mark.parametrize("counter", [1_000_000, 999_999, 0])
-def test_a_counter_that_does_not_rise_tells_no_energy(counter: int) -> None:
+def test_a_constant_counter_gives_no_energy(counter: int) -> None:
     result = columns([BEFORE, BEFORE], [AFTER, replace(AFTER, energy_mj=counter)])
     assert (result["energy_j"], result["samples_per_joule"]) == (None, None)
 
 
-def test_the_whole_way_from_devices_to_columns() -> None:
+def test_columns_from_devices_end_to_end() -> None:
     gpus = [Gpu(A, energy=1_000), Gpu(B, energy=2_000)]
     found = opened(FakeNvml(*gpus), 0, 1)
     assert found is not None

@@ -84,7 +84,7 @@ def captured(*gpus: Gpu, **facts: Any) -> dict[str, Any]:
     return found
 
 
-def test_gpus_side_by_side_are_joined_by_the_links_that_lead_from_one_to_the_other() -> None:
+def test_directly_linked_gpus_have_the_number_of_links_between_them() -> None:
     found = captured(
         Gpu("GPU-a", "0:a", ["0:b", "0:b", "", "0:c"]),
         Gpu("GPU-b", "0:b", ["0:a", "0:a"]),
@@ -100,12 +100,12 @@ def test_gpus_side_by_side_are_joined_by_the_links_that_lead_from_one_to_the_oth
     }
 
 
-def test_gpus_that_cannot_read_each_other_are_told() -> None:
+def test_gpus_without_peer_access_are_reported() -> None:
     found = captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), apart={"0:a0:b"})
     assert found["apart"] == [[0, 1]]
 
 
-def test_gpus_behind_switches_are_joined_by_as_many_links_as_both_have() -> None:
+def test_switched_gpus_have_the_smaller_number_of_links_of_both() -> None:
     found = captured(Gpu("GPU-a", "0:a", ["switch"] * 12), Gpu("GPU-b", "0:b", ["switch"] * 11 + [""]))
     assert found["links"][0][1] == "NV11"
 
@@ -114,7 +114,7 @@ def test_gpus_behind_switches_are_joined_by_as_many_links_as_both_have() -> None
     ("level", "name"),
     [(0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS"), (60, None), (FakeError(), None)],
 )
-def test_pcie_is_named_by_what_the_two_have_in_common(level: Any, name: str | None) -> None:
+def test_pcie_links_are_named_by_the_common_ancestor(level: Any, name: str | None) -> None:
     assert captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), levels={"0:a0:b": level})["links"][0][1] == name
 
 
@@ -152,7 +152,7 @@ def test_the_links_between_some_of_them(uuids: list[str | None], links: list[str
     assert topology.links_between(None, uuids) is None
 
 
-def test_several_links_are_named_once_each_the_best_first() -> None:
+def test_distinct_links_are_named_best_first() -> None:
     assert topology.format_links(["SYS", "NV4", "PIX", "NV12", "SYS", "NODE", "PHB", "PXB"]) == (
         "NV12, NV4, PIX, PXB, PHB, NODE, SYS"
     )

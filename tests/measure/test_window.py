@@ -70,13 +70,13 @@ def test_the_device_is_synchronised_at_the_edges_only() -> None:
     assert log == ["sync", "step 0", "advance", "step 1", "advance", "step 2", "advance", "sync"]
 
 
-def test_losses_are_kept_unread() -> None:
+def test_losses_are_not_read_inside_a_window() -> None:
     window, _ = run_window(FakeClock(), step_s=1.0, wait_s=0.0)
     assert [float(loss) for loss in window.losses] == [0.0, 1.0, 2.0]
     assert window.steps == 3
 
 
-def test_the_garbage_collector_rests_inside_and_is_put_back() -> None:
+def test_the_garbage_collector_is_disabled_inside_a_window_and_restored() -> None:
     seen = []
 
     def step(batch: Any, mark: Any) -> tuple[torch.Tensor, int]:
@@ -97,7 +97,7 @@ def test_the_garbage_collector_rests_inside_and_is_put_back() -> None:
     assert gc.isenabled()
 
 
-def test_it_is_put_back_when_a_step_raises() -> None:
+def test_the_garbage_collector_is_restored_if_a_step_raises() -> None:
     def step(batch: Any, mark: Any) -> tuple[torch.Tensor, int]:
         raise RuntimeError("boom")
 

@@ -74,12 +74,12 @@ def doubts(results: Results, fault: str) -> set[str]:
     }
 
 
-def test_a_healthy_study_loses_little_and_raises_no_doubt(injected: Results) -> None:
+def test_a_study_without_injection_loses_little_and_has_no_doubt(injected: Results) -> None:
     assert all(abs(share) < 0.15 for share in losses(injected, "none").values())
     assert doubts(injected, "none") <= {"wide spread"}, "steps that sleep are alike but where the machine is not"
 
 
-def test_a_loader_that_sleeps_is_waiting_for_data(injected: Results) -> None:
+def test_a_sleeping_loader_is_data_wait(injected: Results) -> None:
     parts = losses(injected, "loader")
     assert max(parts, key=lambda part: parts[part]) == "waiting for data"
     assert parts["waiting for data"] > 0.3  # 4 samples of 5 ms beside 20 ms of computing
@@ -88,7 +88,7 @@ def test_a_loader_that_sleeps_is_waiting_for_data(injected: Results) -> None:
     assert len(waits) == 2 and (waits > 0.018).all()
 
 
-def test_huge_gradients_are_exposed_communication(injected: Results) -> None:
+def test_large_gradients_are_exposed_communication(injected: Results) -> None:
     parts = losses(injected, "gradients")
     assert max(parts, key=lambda part: parts[part]) == "exposed communication"
 
@@ -100,7 +100,7 @@ def test_a_rank_that_sleeps_is_the_slowest_and_is_named(injected: Results) -> No
     assert "slow rank 1" in doubts(injected, "rank1")
 
 
-def test_what_a_collective_takes_is_seen(injected: Results) -> None:
+def test_a_collectives_duration_is_measured(injected: Results) -> None:
     trials = of_fault(injected.trials, "gradients").set_index(["strategy", "devices"])
     assert trials.loc[("ddp", 2), "ddp_communication_s"] > 0.001  # DDP's own clock: 25 MB in a step
     fsdp = trials.loc[("fsdp", 2)]
@@ -109,7 +109,7 @@ def test_what_a_collective_takes_is_seen(injected: Results) -> None:
     assert {"all-gather", "reduce-scatter"} <= set(parts)
 
 
-def test_a_foreign_process_that_burns_a_core_is_a_doubt(tmp_path: Path) -> None:
+def test_a_foreign_process_on_a_core_is_a_doubt(tmp_path: Path) -> None:
     """Each trial in processes of its own, by torchrun: with that process, and without it."""
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

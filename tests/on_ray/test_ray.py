@@ -39,7 +39,7 @@ def test_ranks_devices_and_threads_are_recorded(execute: Any, make_experiment: M
     experiment = make_experiment(
         {"strategy": ["single", "dp", "ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8},
         cells=[{"strategy": "ddp", "devices": 4, "per_device_batch_size": 8}],
-        workload="ray_workload:Told",
+        workload="ray_workload:ConfiguredFault",
         throughput=QUICK,
         oversubscribe=True,
     )
@@ -121,7 +121,7 @@ def small_group(make: Make, ready: Cluster) -> tuple[Any, Any]:
 
     experiment = make(
         {"strategy": "single", "per_device_batch_size": [8, 16]},
-        workload="ray_workload:Told",
+        workload="ray_workload:ConfiguredFault",
         throughput=QUICK,
         limits={"trial": 10},
     )
@@ -130,7 +130,7 @@ def small_group(make: Make, ready: Cluster) -> tuple[Any, Any]:
     return RayLauncher(ready, experiment, plan.machine, str(TESTS)), group
 
 
-def test_an_agent_that_dies_is_replaced_while_its_node_lives(
+def test_a_dead_agent_is_replaced_if_its_node_is_alive(
     ray_cluster: Cluster, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
@@ -152,7 +152,7 @@ def test_an_agent_that_dies_is_replaced_while_its_node_lives(
     assert ask_agents(ray_cluster, "alive", [("no such node", 1)]) == [None]
 
 
-def test_a_rank_without_a_peer_that_could_tell_of_its_death(
+def test_a_killed_rank_without_peers_is_a_lost_trial(
     ray_cluster: Cluster, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(TESTS))
@@ -168,7 +168,7 @@ def test_a_rank_without_a_peer_that_could_tell_of_its_death(
     assert 0.0 <= first.facts["freed_s"] < 10.0
 
 
-def test_a_run_whose_mailbox_is_killed_is_lost_and_its_ranks_are_ended(
+def test_a_killed_mailbox_loses_the_trial_and_ends_its_ranks(
     ray_cluster: Cluster, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray

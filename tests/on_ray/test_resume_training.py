@@ -21,7 +21,7 @@ EXACT = ["epoch", "samples", "train_loss", "learning_rate", "val_loss"]
 """What an epoch's row holds besides clocks."""
 
 
-def test_a_ddp_training_whose_worker_is_killed_ends_as_one_that_was_not(
+def test_a_ddp_training_with_a_killed_worker_resumes_to_the_same_numbers(
     ray_cluster: Cluster, make_experiment: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from harness.launch.ray.launcher import RayLauncher

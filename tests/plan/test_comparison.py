@@ -46,7 +46,7 @@ def test_a_base_is_its_own_base() -> None:
     assert base_cell(base_cell(CELL)) == base_cell(CELL)
 
 
-def test_the_cells_that_explain_a_cell_train_as_it_does_and_its_check_without_what_needs_its_batch() -> None:
+def test_diagnostic_cells_train_alike_and_the_check_drops_batch_dependent_options() -> None:
     training = {"accumulation": 4, "lr_scaling": "linear", "lr_base_batch_size": 8, "clip_grad_norm": 1.0}
     cell = replace(CELL, training=training)
     assert cell.micro_batches == 4
@@ -61,7 +61,7 @@ def test_the_cells_that_explain_a_cell_train_as_it_does_and_its_check_without_wh
     assert (check.micro_batches, check.lr_factor) == (1, 1.0)
 
 
-def test_a_global_batch_that_does_not_divide_has_no_partners_but_in_a_check() -> None:
+def test_an_indivisible_global_batch_is_compared_in_a_check_only() -> None:
     uneven = CELL.at_global_batch_size(30)
     assert set(partner_ids(uneven).values()) == {None}
     assert partner_ids(uneven, equivalence=True)["base_id"] == base_cell(uneven).id

@@ -33,7 +33,7 @@ def test_a_twin_has_an_id_of_its_own(make_experiment: Make) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_weak_scaling_needs_nothing_to_be_explained_but_what_the_grid_lacks(make_experiment: Make) -> None:
+def test_weak_scaling_adds_only_diagnostic_cells_missing_from_the_grid(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 1}), laptop())
     assert not [trial for trial in plan.trials if trial.purpose == "explain"]
     without = {**WEAK, "devices": [2]}
@@ -68,7 +68,7 @@ def test_checks_open_their_group_and_epochs_close_it(make_experiment: Make) -> N
         assert ranks == sorted(ranks)
 
 
-def test_a_cell_knows_its_check_whatever_its_batch_and_precision(make_experiment: Make) -> None:
+def test_a_cells_check_is_independent_of_batch_and_precision(make_experiment: Make) -> None:
     grid = {**WEAK, "precision": ["fp32", "bf16"]}
     plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 1}), laptop())
     checks = {t.cell.id for t in plan.trials if t.purpose == "equivalence"}
@@ -80,7 +80,7 @@ def test_a_cell_knows_its_check_whatever_its_batch_and_precision(make_experiment
     assert {t.check_id for t in plan.trials if t.cell.strategy == "single"} == {None}
 
 
-def test_a_training_knows_its_check_and_may_be_the_only_reason_for_it(make_experiment: Make) -> None:
+def test_a_training_has_a_check_even_without_throughput_cells(make_experiment: Make) -> None:
     section = {"epochs": 1, "global_batch_size": 32}
     plan = make_plan(make_experiment(WEAK, diagnostics=True, convergence=section), laptop())
     checks = {t.cell.id: t.cell for t in plan.trials if t.purpose == "equivalence"}
@@ -94,7 +94,7 @@ def test_a_training_knows_its_check_and_may_be_the_only_reason_for_it(make_exper
     assert [t for t in alone.trials if t.purpose == "equivalence"]
 
 
-def test_only_takes_along_what_its_cells_need(make_experiment: Make) -> None:
+def test_only_keeps_diagnostic_trials_of_its_cells(make_experiment: Make) -> None:
     whole = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 1}), laptop())
     part = filter_plan(whole, {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8})
     seen = {(t.cell.strategy, t.cell.devices, t.cell.global_batch_size, t.purpose) for t in part.trials}

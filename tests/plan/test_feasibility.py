@@ -79,7 +79,7 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
         ({"strategy_options": {"sync_batch_norm": True}}, TWO_NODES, None),
     ],
 )
-def test_reasons(change: dict[str, Any], machine: Machine, reason: str | None) -> None:
+def test_reasons_of_infeasible_cells(change: dict[str, Any], machine: Machine, reason: str | None) -> None:
     found = reason_to_skip(replace(CELL, **change), machine)
     assert (found and found.text) == reason
     if found:  # lines of older folders have the text alone

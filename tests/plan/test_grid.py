@@ -71,7 +71,7 @@ def test_a_cell_that_stands_twice_is_one(make_experiment: Make) -> None:
     assert len(cells_of(experiment).asked) == 1
 
 
-def test_exclude_removes_what_matches_every_axis_of_a_rule(make_experiment: Make) -> None:
+def test_exclude_removes_cells_that_match_every_axis_of_a_rule(make_experiment: Make) -> None:
     experiment = make_experiment(
         {"strategy": ["ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8},
         exclude=[{"strategy": "fsdp", "devices": 1}],
@@ -84,7 +84,7 @@ def test_excluding_everything_is_an_error(make_experiment: Make) -> None:
         cells_of(make_experiment(exclude=[{"strategy": "single"}]))
 
 
-def test_an_absurd_grid_is_refused_with_its_size(make_experiment: Make) -> None:
+def test_an_excessive_grid_is_refused_with_its_size(make_experiment: Make) -> None:
     many = list(range(1, 1001))
     with pytest.raises(ExperimentError, match="the grid has 1000000 cells; at most 12000"):
         cells_of(make_experiment({"devices": many, "per_device_batch_size": many}))
@@ -121,7 +121,7 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_what_is_too_large_is_refused_before_a_cell_is_made(
+def test_a_grid_that_is_too_large_is_refused_before_expansion(
     make_experiment: Make, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sections, message = TOO_LARGE[name]
@@ -187,7 +187,7 @@ def test_nodes_are_the_fewest_that_hold_the_devices(
     assert cells_of(make_experiment(grid), gpu_cluster(nodes=4)).asked[0].nodes == expected
 
 
-def test_only_what_does_not_fit_is_oversubscribed(make_experiment: Make) -> None:
+def test_only_cells_that_do_not_fit_are_oversubscribed(make_experiment: Make) -> None:
     experiment = make_experiment(
         {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8}, oversubscribe=True
     )

@@ -53,6 +53,6 @@ def test_fewest_nodes(devices: int, fewest: int | None) -> None:
     assert machine.fewest_nodes(devices) == fewest
 
 
-def test_words() -> None:
+def test_an_inventory_as_text() -> None:
     assert str(nodes((2, 0))) == "1 node, 2 CPU cores, no GPU"
     assert str(Inventory.assume(2, 8)) == "assumed: 2 nodes, 128 CPU cores, 16 GPUs"

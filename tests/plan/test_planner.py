@@ -31,7 +31,7 @@ def test_a_worker_group_needs_one_placement(make_experiment: Make) -> None:
     assert {placement for _, placement in placements} == {"1 x 1 device", "1 x 2 devices", "2 x 1 device"}
 
 
-def test_what_cannot_run_is_skipped_once_a_trial_with_its_reason(make_experiment: Make) -> None:
+def test_infeasible_trials_are_skipped_once_each_with_the_reason(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(GRID, throughput={"blocks": 2}), laptop())
     assert Counter(skip.reason for skip in plan.skips) == {
         "single trains on one device": 8,
@@ -54,7 +54,7 @@ def test_the_order_is_random_but_the_seed_decides_it(make_experiment: Make) -> N
     assert set(one) == set(two)
 
 
-def test_the_order_of_the_seed_does_not_change_what_is_planned(make_experiment: Make) -> None:
+def test_the_seed_changes_the_order_only(make_experiment: Make) -> None:
     cells = [
         {trial.cell.axis("strategy") for trial in make_plan(make_experiment(GRID, seed=seed), laptop()).trials}
         for seed in (0, 5)
@@ -62,7 +62,7 @@ def test_the_order_of_the_seed_does_not_change_what_is_planned(make_experiment: 
     assert cells[0] == cells[1]
 
 
-def test_each_seed_of_convergence_rides_in_a_block_of_its_own_behind_the_timed_trials(make_experiment: Make) -> None:
+def test_each_convergence_seed_is_in_its_own_block_after_the_timed_trials(make_experiment: Make) -> None:
     plan = make_plan(
         make_experiment(GRID, throughput={"blocks": 2}, convergence={"epochs": 1, "seeds": [7, 8, 9]}), laptop()
     )
@@ -89,7 +89,7 @@ def test_convergence_at_a_stated_global_batch_compares_like_with_like(make_exper
     assert chosen == {("ddp", 1, 32, 32, False), ("ddp", 2, 16, 32, False), ("single", 1, 32, 32, True)}
 
 
-def test_only_keeps_the_bases_of_what_it_keeps(make_experiment: Make) -> None:
+def test_only_keeps_the_bases_of_kept_cells(make_experiment: Make) -> None:
     plan = filter_plan(make_plan(make_experiment(GRID), laptop()), {"strategy": ["ddp"], "devices": [2]})
     kept = {(t.cell.strategy, t.cell.devices) for t in plan.trials}
     assert kept == {("ddp", 2), ("single", 1)}

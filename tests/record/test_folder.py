@@ -103,9 +103,7 @@ def test_a_traceback_goes_into_a_log_that_the_line_names(folder: RunFolder, plan
     assert (folder.path / row["log"]).read_text() == "Traceback: boom"
 
 
-def test_trials_that_are_recorded_together_are_as_if_each_was_alone(
-    folder: RunFolder, plan: Plan, tmp_path: Path
-) -> None:
+def test_a_batch_of_trials_is_recorded_as_if_one_by_one(folder: RunFolder, plan: Plan, tmp_path: Path) -> None:
     first, second, third = plan.trials[:3]
     records = [
         Record(first, TrialResult(first.id, "ok", steps=steps(1)), FACTS),
@@ -122,7 +120,7 @@ def test_trials_that_are_recorded_together_are_as_if_each_was_alone(
     assert len(folder.lines()) == 3 and not list(folder.path.rglob("*.partial"))
 
 
-def test_of_trials_together_those_before_the_one_that_does_not_fit_are_kept(folder: RunFolder, plan: Plan) -> None:
+def test_in_a_batch_trials_before_a_failed_write_are_kept(folder: RunFolder, plan: Plan) -> None:
     one, two, three = plan.trials[:3]
     records = [
         Record(one, TrialResult(one.id, "ok", steps=steps()), FACTS),
@@ -135,7 +133,7 @@ def test_of_trials_together_those_before_the_one_that_does_not_fit_are_kept(fold
     assert len(folder.steps(folder.lines())) == 2 and not list(folder.path.rglob("*.partial"))
 
 
-def test_of_trials_together_one_that_is_to_blame_takes_none_before_it_along(folder: RunFolder, plan: Plan) -> None:
+def test_in_a_batch_an_invalid_trial_loses_none_before_it(folder: RunFolder, plan: Plan) -> None:
     one, two, three = plan.trials[:3]
     records = [
         Record(one, TrialResult(one.id, "ok", steps=steps()), FACTS),
@@ -147,7 +145,7 @@ def test_of_trials_together_one_that_is_to_blame_takes_none_before_it_along(fold
     assert [line["trial_id"] for line in folder.lines()] == [one.id]
 
 
-def test_steps_whose_line_could_not_be_written_are_not_taken_for_the_next_attempts(
+def test_steps_without_a_written_line_do_not_count_for_the_next_attempt(
     folder: RunFolder, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, lines: Sequence[str]) -> None:
@@ -163,9 +161,7 @@ def test_steps_whose_line_could_not_be_written_are_not_taken_for_the_next_attemp
     assert folder.steps(folder.lines()).empty
 
 
-def test_what_a_killed_run_left_without_a_line_is_not_taken_for_the_next_attempts(
-    folder: RunFolder, plan: Plan
-) -> None:
+def test_steps_of_a_killed_run_without_a_line_do_not_count_for_the_next_attempt(folder: RunFolder, plan: Plan) -> None:
     done, killed = plan.trials[:2]
     folder.append(done, TrialResult(done.id, "ok", steps=steps()), FACTS)
     lines = (folder.path / "trials.jsonl").read_bytes()
@@ -200,7 +196,7 @@ def test_two_runs_do_not_write_into_one_folder(folder: RunFolder) -> None:
         pass
 
 
-def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+def test_a_non_run_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         RunFolder.open(tmp_path)
 
@@ -229,7 +225,7 @@ def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
-def test_appending_does_not_read_what_is_there(tmp_path: Path) -> None:
+def test_appending_does_not_read_existing_lines(tmp_path: Path) -> None:
     path = tmp_path / "x"
     for number in range(3):
         append_lines(path, [str(number)])
@@ -259,10 +255,10 @@ def test_no_secret_reaches_any_file(make_experiment: Make, tmp_path: Path, secre
     plan = make_plan(experiment, laptop())
     source = f"name: test  # {GITHUB}\nworkload_options: {{hub_token: {SECRET}, address: '{URL}', other: {GITHUB}}}\n"
     folder = RunFolder.create(tmp_path, experiment, plan, source)
-    said = f"ValueError: cannot open {URL} with {GITHUB}, Bearer {SECRET}"
+    output = f"ValueError: cannot open {URL} with {GITHUB}, Bearer {SECRET}"
     for trial in plan.trials[:2]:
         result = TrialResult(
-            trial.id, "error", said, error_type="ValueError", detail=f"Traceback\n{said}", facts={"x": said}
+            trial.id, "error", output, error_type="ValueError", detail=f"Traceback\n{output}", facts={"x": output}
         )
         folder.append(trial, result, FACTS)
     for skip in plan.skips:
@@ -291,11 +287,11 @@ def test_a_lone_surrogate_is_recorded_and_read(plan: Plan, tmp_path: Path) -> No
     """Python decodes a file name that is not UTF-8 to lone surrogates; untrusted JSON may hold them too."""
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     first, second = plan.trials[:2]
-    said = "cannot open \udcff.txt"
-    line = folder.append(first, TrialResult(first.id, "error", said, detail=said), FACTS)
+    output = "cannot open \udcff.txt"
+    line = folder.append(first, TrialResult(first.id, "error", output, detail=output), FACTS)
     assert (folder.path / line["log"]).read_text() == "cannot open \\udcff.txt"
     with (folder.path / "trials.jsonl").open("a") as file:
-        file.write(json.dumps({**line, "trial_id": second.id, "reason": said}) + "\n")
+        file.write(json.dumps({**line, "trial_id": second.id, "reason": output}) + "\n")
     for row in folder.lines():
         row["reason"].encode()
     harness.load(folder.path).trials.to_csv()

@@ -23,7 +23,7 @@ FRAME = pd.DataFrame(
 
 
 @pytest.mark.parametrize("rows", [4, 1])
-def test_pandas_reads_from_csv_what_it_reads_from_its_own(rows: int) -> None:
+def test_csv_files_read_the_same_as_those_of_pandas(rows: int) -> None:
     written = bytes(csv_bytes(FRAME.head(rows)))
     one, other = (pd.read_csv(io.BytesIO(text)) for text in (written, FRAME.head(rows).to_csv(index=False).encode()))
     pd.testing.assert_frame_equal(one, other, check_exact=True, check_dtype=False)  # 1.0 is written as 1
@@ -52,7 +52,7 @@ def test_numbers_in_csv_are_exact() -> None:
     assert [float(number) for number in written] == numbers.tolist()
 
 
-def test_records_are_plain_values_and_what_is_missing_is_none() -> None:
+def test_records_are_plain_values_and_missing_ones_are_none() -> None:
     rows = records(FRAME)
     assert repr(rows) == repr(FRAME.to_dict("records"))
     assert {type(value) for value in rows[0].values()} == {str, int, float, bool}

@@ -25,7 +25,7 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
-def test_python_reads_what_is_written_and_the_other_way_round(value: Any) -> None:
+def test_our_json_and_pythons_read_each_other(value: Any) -> None:
     expected = json.loads(json.dumps(value))
     assert json.loads(encode_json(value)) == expected
     assert decode_json(json.dumps(value).encode()) == expected
@@ -41,7 +41,7 @@ def test_every_bit_of_a_number_is_kept() -> None:
     assert json.loads(encode_json(finite)) == decode_json(json.dumps(finite).encode()) == finite
 
 
-def test_what_is_not_finite_is_written_as_python_does() -> None:
+def test_non_finite_numbers_are_written_as_by_python() -> None:
     text = encode_json([math.nan, math.inf, -math.inf])
     assert text == "[NaN,Infinity,-Infinity]"
     first, *others = decode_json(text.encode())
@@ -54,12 +54,12 @@ def test_half_a_surrogate_pair_is_written_and_read_as_a_question_mark() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), np.int64(1), {"a": b"\xff"}])
-def test_what_json_cannot_hold_is_refused(value: Any) -> None:
+def test_values_that_json_cannot_represent_are_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         encode_json(value)
 
 
 @pytest.mark.parametrize("data", [b"", b'{"a": 1', b"[1,]", b'{"a": 1}x', b"\xff", b"1" * 10_000, b"[" * 100_000])
-def test_what_is_not_json_is_refused(data: bytes) -> None:
+def test_invalid_json_is_refused(data: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)):
         decode_json(data)

@@ -68,7 +68,7 @@ def test_a_folder_of_the_first_version_is_read(recorded: Path) -> None:
     assert results.checks.empty and results.noise.empty
 
 
-def test_it_gets_a_report_of_today(recorded: Path) -> None:
+def test_a_folder_of_the_first_version_gets_a_current_report(recorded: Path) -> None:
     write_report(recorded)
     assert "speedup" in (recorded / "report.html").read_text()
 
@@ -76,9 +76,9 @@ def test_it_gets_a_report_of_today(recorded: Path) -> None:
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 99, "2", None, [1]])
 def test_a_newer_version_is_refused_with_both(recorded: Path, version: object) -> None:
     (recorded / "plan.json").write_text(json.dumps({"schema_version": version}))
-    said = problem_of(recorded)
-    assert f"got schema version {version}" in said
-    assert f"this harness reads versions 1 to {SCHEMA_VERSION}" in said
+    output = problem_of(recorded)
+    assert f"got schema version {version}" in output
+    assert f"this harness reads versions 1 to {SCHEMA_VERSION}" in output
 
 
 TRASH = b"\x00\xff\x80trash\n\x93\n" * 40
@@ -93,7 +93,7 @@ FILES = (
 
 
 @pytest.mark.parametrize("name", [*FILES, "epochs.parquet"])
-def test_trash_is_one_error_with_the_name(recorded: Path, name: str) -> None:
+def test_corrupt_files_are_one_error_with_the_name(recorded: Path, name: str) -> None:
     (recorded / name).write_bytes(TRASH)
     assert name in problem_of(recorded)
 
@@ -102,8 +102,8 @@ def test_trash_is_one_error_with_the_name(recorded: Path, name: str) -> None:
 def test_a_folder_in_the_place_of_a_file(recorded: Path, name: str) -> None:
     (recorded / name).unlink()
     (recorded / name).mkdir()
-    said = problem_of(recorded)
-    assert name in said or "not a run folder" in said
+    output = problem_of(recorded)
+    assert name in output or "not a run folder" in output
 
 
 @pytest.mark.parametrize("name", ["plan.json", "environment.json"])
@@ -120,7 +120,7 @@ def test_an_environment_of_another_shape(recorded: Path, content: dict[str, Any]
 
 
 @pytest.mark.parametrize("content", [{"groups": [{}]}, {"groups": [{"nodes": [{}]}]}, {"groups": [{"nodes": 3}]}])
-def test_an_environment_whose_nodes_lack_everything(recorded: Path, content: dict[str, Any]) -> None:
+def test_an_environment_with_empty_nodes(recorded: Path, content: dict[str, Any]) -> None:
     (recorded / "environment.json").write_text(json.dumps(content))
     with pytest.raises(RunFolderError, match="damaged or incomplete"):
         write_report(recorded)
@@ -160,7 +160,7 @@ def test_lines_of_another_kind(recorded: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("rest", [b"<html>", b"\x80\x81\x82", b'{"name": 3', b"PAR1"])
-def test_a_rest_of_another_kind(recorded: Path, rest: bytes) -> None:
+def test_an_invalid_end_of_the_file_is_refused(recorded: Path, rest: bytes) -> None:
     with (recorded / "trials.jsonl").open("ab") as file:
         file.write(rest)
     assert "trials.jsonl: is damaged or incomplete" in problem_of(recorded)
@@ -281,14 +281,14 @@ def test_a_link_below_and_a_pipe_are_refused(recorded: Path) -> None:
     assert "raw/x.parquet: is a link, or not a regular file" in problem_of(recorded)
 
 
-def test_the_command_says_it_in_one_line(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_one_line(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (recorded / "trials.jsonl").write_bytes(TRASH)
     assert exit_code_of(lambda: bool(write_report(recorded))) == BAD_INPUT
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {recorded / 'trials.jsonl'}: line 1 ") and len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"error: {recorded / 'trials.jsonl'}: line 1 ") and len(output.splitlines()) == 1
 
 
-def test_a_folder_of_version_2_has_invocations_in_the_place_of_sittings() -> None:
+def test_a_folder_of_version_2_is_upgraded_to_invocations() -> None:
     example = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
     folder = RunFolder.open(example)
     assert folder.plan()["schema_version"] == 2

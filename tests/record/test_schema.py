@@ -36,7 +36,7 @@ def test_units_and_suffixes_agree(table: object) -> None:
             assert column.unit == "s"
 
 
-def test_a_frame_is_typed_and_what_is_missing_is_na() -> None:
+def test_a_frame_is_typed_and_missing_values_are_na() -> None:
     frame = WINDOWS.frame([{"rank": 1, "duration_s": 2}])
     assert frame["rank"].dtype == "Int64"
     assert frame["duration_s"].dtype == "Float64"

@@ -156,20 +156,20 @@ def test_throughput_is_log2_log2_with_an_ideal_line_from_the_base() -> None:
     assert axes[0].get_ylabel() == "throughput (samples/s)"
 
 
-def test_captions_state_the_base_and_what_is_a_rehearsal() -> None:
+def test_captions_state_the_base_and_emulated_cells() -> None:
     caption = draw_all(results_of(full_study()))["throughput"].caption
     assert "Base: single on 1 device, 100 samples/s" in caption
     assert "DataParallel on CPU slots is emulated" in caption
     assert "not a claim about speed" in caption
 
 
-def test_rehearsals_are_hollow() -> None:
+def test_emulated_cells_have_hollow_markers() -> None:
     axes = axes_of(draw_all(results_of(full_study()))["throughput"].figure)[0]
     faces = {one.get_markerfacecolor() for one in axes.get_lines() if one.get_marker() == "s"}
     assert faces == {"white"}
 
 
-def test_one_block_says_that_there_is_no_interval() -> None:
+def test_one_block_is_captioned_as_without_interval() -> None:
     lines = [one for one in full_study() if one["block"] == 0]
     caption = draw_all(results_of(lines))["throughput"].caption
     assert "none with one block" in caption
@@ -200,7 +200,7 @@ def test_efficiency_is_left_out_on_one_device_count() -> None:
     assert drawing.caption == "Left out: nothing was measured on another device count than its base."
 
 
-def test_batch_sizes_need_two_and_mark_what_failed() -> None:
+def test_batch_sizes_need_two_points_and_mark_failed_ones() -> None:
     one_size = draw_all(results_of([line("single"), line("ddp2", rates=(80.0, 80.0))]))["batch_sizes"]
     assert one_size.figure is None
     assert one_size.caption.startswith("Left out: only one batch size was measured")
@@ -212,7 +212,7 @@ def test_batch_sizes_need_two_and_mark_what_failed() -> None:
 
 
 @pytest.mark.parametrize(("code", "crosses"), [("out_of_memory", 2), ("too_few_samples", 2), ("too_few_devices", 0)])
-def test_batch_sizes_mark_what_was_skipped_for_want_of_memory_or_samples(code: str, crosses: int) -> None:
+def test_batch_sizes_mark_cells_skipped_for_lack_of_memory_or_samples(code: str, crosses: int) -> None:
     skipped = line("ddp2x32", strategy="ddp", outcome="skipped", devices=2, per_device_batch_size=32, skip_code=code)
     figure = draw_all(results_of([*full_study(), skipped]))["batch_sizes"].figure
     assert len([one for axes in axes_of(figure) for one in axes.get_lines() if one.get_marker() == "x"]) == crosses
@@ -270,7 +270,7 @@ def test_intervals_of_one_devices_throughput_are_the_cells_over_its_devices() ->
     assert "n = 3 blocks; bars are 95 % intervals of its throughput;" in drawing.caption
 
 
-def test_trainings_that_are_not_one_devices_are_named_under_their_curves() -> None:
+def test_non_equivalent_trainings_are_named_in_the_caption() -> None:
     pairs = [(strategy, seed) for strategy in ("ddp", "fsdp") for seed in (0, 1)]
     lines = [
         line(f"{strategy}2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed, check_id=f"check-{strategy}")
@@ -291,18 +291,18 @@ def test_trainings_that_are_not_one_devices_are_named_under_their_curves() -> No
     ]
 
 
-def test_nothing_measured_draws_nothing_and_says_why() -> None:
+def test_without_measurements_the_caption_has_the_reason() -> None:
     for drawing in draw_all(results_of([line("single", outcome="error")])).values():
         assert drawing.figure is None
         assert drawing.caption.startswith("Left out: ")
 
 
 @pytest.mark.parametrize("columns", [{"oversubscribed": True}, {"nodes": 2}, {"scaling": "strong"}, {"model": None}])
-def test_unusual_studies_draw(columns: dict[str, Any]) -> None:
+def test_unusual_studies_are_drawn(columns: dict[str, Any]) -> None:
     assert draw_all(results_of(full_study(**columns)))["throughput"].figure is not None
 
 
-def test_many_settings_are_cut_with_a_word() -> None:
+def test_many_settings_are_truncated_with_a_note() -> None:
     lines = [
         one
         for batch in range(1, 16)
@@ -370,7 +370,7 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
     assert "n = 3 blocks" in drawing.caption and "rehears" not in drawing.caption
 
 
-def test_what_does_not_train_alike_is_hatched_and_has_no_ratio() -> None:
+def test_non_equivalent_cells_are_hatched_and_have_no_ratio() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
     drawings = draw_all(results_of(lines, excluded={"check-ddp": "not equivalent to one device"}))
     hatched = {
@@ -389,7 +389,7 @@ def test_what_does_not_train_alike_is_hatched_and_has_no_ratio() -> None:
     assert not any("Hatched: does not" in drawing.caption for drawing in whole.values())
 
 
-def test_the_phases_of_what_does_not_train_alike_are_marked() -> None:
+def test_phases_of_non_equivalent_cells_are_marked() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
     results = results_of(lines, excluded={"check-ddp": "not equivalent to one device"})
     axes = results.scaling[[name for name in results.scaling if name in PHASES.names]]

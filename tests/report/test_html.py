@@ -147,7 +147,7 @@ def run_folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
 WITH_EVERY_FIGURE = (
     "test_tables_figures_and_report_are_written",
     "test_the_report_is_one_self_contained_file",
-    "test_what_it_prints_is_escaped",
+    "test_printed_text_is_escaped",
 )
 
 
@@ -177,7 +177,7 @@ def test_tables_figures_and_report_are_written(run_folder: RunFolder) -> None:
         ({"ended": "finished"}, False, "not started: it was no part of the last call"),
     ],
 )
-def test_a_run_that_ended_early_has_a_report_that_says_what_is_missing(
+def test_the_report_of_an_incomplete_run_names_missing_trials(
     make_experiment: Make, tmp_path: Path, ended: dict[str, Any], running: bool, reason: str
 ) -> None:
     experiment = make_experiment(
@@ -233,7 +233,7 @@ def test_the_report_is_one_self_contained_file(run_folder: RunFolder) -> None:
     assert "<script" not in html
 
 
-def test_what_it_prints_is_escaped(run_folder: RunFolder) -> None:
+def test_printed_text_is_escaped(run_folder: RunFolder) -> None:
     write_report(run_folder.path)
     html = run_folder.report.read_text()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
@@ -241,7 +241,7 @@ def test_what_it_prints_is_escaped(run_folder: RunFolder) -> None:
     assert "<b>as given</b>" not in html
 
 
-def test_it_says_what_was_asked_measured_and_what_failed(run_folder: RunFolder) -> None:
+def test_the_report_shows_configuration_measurements_and_failures(run_folder: RunFolder) -> None:
     write_report(run_folder.path)
     text = re.sub(r"<[^>]+>", " ", run_folder.report.read_text())
     for words in (
@@ -257,7 +257,7 @@ def test_it_says_what_was_asked_measured_and_what_failed(run_folder: RunFolder) 
         assert words in text, words
 
 
-def test_it_can_be_rebuilt_any_number_of_times(run_folder: RunFolder) -> None:
+def test_the_report_can_be_rebuilt_repeatedly(run_folder: RunFolder) -> None:
     write_report(run_folder.path)
     first = (run_folder.path / "tables" / "scaling.csv").read_text()
     write_report(run_folder.path)
@@ -270,7 +270,7 @@ def test_steps_that_cannot_be_written_are_an_error_although_the_tables_can(run_f
         write_report(run_folder.path)
 
 
-def test_it_needs_neither_torch_nor_ray(run_folder: RunFolder) -> None:
+def test_the_report_imports_neither_torch_nor_ray(run_folder: RunFolder) -> None:
     blocked = (
         "import sys\n"
         "class Block:\n"
@@ -336,16 +336,18 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-def test_a_twin_that_differs_is_a_finding_that_says_how_often_chance_does_that() -> None:
+def test_a_differing_twin_is_a_finding_with_its_false_positive_rate() -> None:
     for ratio, low, high, found in ((1.2, 1.1, 1.3, True), (1.02, 0.9, 1.15, False)):
         row = {"ratio": ratio, "low": low, "high": high, "excludes_one": found}
         results = SimpleNamespace(noise=NOISE.frame([row]), cells=pd.DataFrame([1]), experiment=None)
-        told = content._noise(results)  # type: ignore[arg-type]
-        assert bool(told) == found
-        assert not found or ("By chance 1 in 20 does; 1 pair here" in told[0] and "1.200 (1.100 to 1.300)" in told[0])
+        reported = content._noise(results)  # type: ignore[arg-type]
+        assert bool(reported) == found
+        assert not found or (
+            "By chance 1 in 20 does; 1 pair here" in reported[0] and "1.200 (1.100 to 1.300)" in reported[0]
+        )
 
 
-def test_the_end_of_a_run_tells_the_floor_and_the_doubts() -> None:
+def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
     noise = NOISE.frame([{"ratio": 1.0, "low": 0.9, "high": 1.1, "excludes_one": False}, {"ratio": 1.0}])
     trials = TRIALS.frame(
         [{"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubt} for doubt in ("wide spread", None, "wide spread")]
@@ -357,11 +359,11 @@ def test_the_end_of_a_run_tells_the_floor_and_the_doubts() -> None:
     one = NOISE.frame([{"ratio": 1.0}])
     assert belief_lines(one, trials[:0], SCALING.frame([])) == ["Noise floor: unknown, as one block has no interval."]
     off = NOISE.frame([{"ratio": 1.2, "low": 1.1, "high": 1.3, "excludes_one": True}])
-    (told,) = belief_lines(off, trials[:0], SCALING.frame([]))
-    assert told.endswith("1 of 1 exclude 1; 1 in 20 does by chance.")
+    (reported,) = belief_lines(off, trials[:0], SCALING.frame([]))
+    assert reported.endswith("1 of 1 exclude 1; 1 in 20 does by chance.")
 
 
-def test_what_checks_took_of_the_run_is_told(run_folder: RunFolder) -> None:
+def test_the_time_of_checks_is_reported(run_folder: RunFolder) -> None:
     results = write_report(run_folder.path)
     trials = TRIALS.frame(
         [{"trial_id": name, "purpose": purpose} for name, purpose in (("a", ""), ("b", "equivalence"), ("c", "doctor"))]
@@ -375,7 +377,7 @@ def test_what_checks_took_of_the_run_is_told(run_folder: RunFolder) -> None:
     assert content.checks_words(results) == ""
 
 
-def test_the_report_says_what_checks_took_and_what_is_not_explained(
+def test_the_report_shows_the_time_of_checks_and_unexplained_time(
     run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = replace(
@@ -415,7 +417,7 @@ def test_the_efficiency_of_one_cell_has_its_interval_on_the_card(
     assert (last["value"].replace("\N{NO-BREAK SPACE}", " "), last["label"]) == (shown, label)
 
 
-def test_what_could_not_be_explained_is_named_with_its_reason(run_folder: RunFolder) -> None:
+def test_cells_without_diagnostics_are_named_with_the_reason(run_folder: RunFolder) -> None:
     results = write_report(run_folder.path)
     assert unexplained_table(results.trials).rows == ()
     trials = results.trials.copy()
@@ -426,7 +428,7 @@ def test_what_could_not_be_explained_is_named_with_its_reason(run_folder: RunFol
     assert row.cells[1] == "its communication cannot be taken away"
 
 
-def test_timed_windows_and_epochs_are_what_counts_as_measured(run_folder: RunFolder) -> None:
+def test_timed_windows_and_epochs_count_as_measured(run_folder: RunFolder) -> None:
     results = write_report(run_folder.path)
     ledger = pd.DataFrame(
         [
@@ -441,7 +443,7 @@ def test_timed_windows_and_epochs_are_what_counts_as_measured(run_folder: RunFol
     assert cards["1 min 30 s"] == "wall time until the report, 20 % in timed windows and epochs"
 
 
-def test_ranks_that_yield_to_other_processes_are_told_and_so_is_a_difference() -> None:
+def test_positive_nice_values_and_their_differences_are_reported() -> None:
     assert not [fact for fact in environment.node_facts(NODE) if fact[0] == "niceness"]
     assert ("niceness", "15: the ranks yield to other processes") in environment.node_facts(NODE | {"niceness": 15})
     groups = [{"nodes": [NODE | {"niceness": nice}]} for nice in (0, 15)]

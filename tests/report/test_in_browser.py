@@ -129,7 +129,7 @@ def hostile(make_experiment: Callable[..., Experiment], tmp_path: Path, server: 
     return folder
 
 
-def test_a_page_that_escapes_nothing_is_seen(tmp_path: Path, server: Server) -> None:
+def test_a_page_without_escaping_is_detected(tmp_path: Path, server: Server) -> None:
     """So that the tests below can fail: the same text, as markup."""
     page = tmp_path / "page.html"
     body = PAYLOADS[0] + PAYLOADS[2] + PAYLOADS[5]
@@ -152,7 +152,7 @@ def test_hostile_text_runs_nothing_and_fetches_nothing(hostile: RunFolder, serve
     assert server.asked == []
 
 
-def test_the_policy_holds_where_escaping_would_not(tmp_path: Path, server: Server) -> None:
+def test_the_content_policy_holds_without_escaping(tmp_path: Path, server: Server) -> None:
     policy = POLICY.search((PACKAGE_FOLDER / "report" / "template.html").read_text())
     assert policy
     page = tmp_path / "page.html"

@@ -24,11 +24,11 @@ def rows(*changes: dict[str, object]) -> pd.DataFrame:
     return pd.DataFrame([{**base, **change} for change in changes])
 
 
-def test_what_is_the_same_is_left_out_but_the_batch_is_always_named() -> None:
+def test_constant_axes_are_omitted_from_labels_but_the_batch() -> None:
     assert settings(rows({}, {})).tolist() == ["batch 8 per device"] * 2
 
 
-def test_what_differs_is_named() -> None:
+def test_differing_axes_are_named() -> None:
     names = settings(rows({"model": "a", "precision": "bf16"}, {"model": "b", "compile": True}))
     assert names.tolist() == ["a, bf16, eager, batch 8 per device", "b, fp32, compiled, batch 8 per device"]
 
@@ -50,7 +50,7 @@ def test_an_empty_table_has_no_names() -> None:
     assert settings(rows().reindex(columns=rows({}).columns)).tolist() == []
 
 
-def test_rehearsals_are_named() -> None:
+def test_emulated_cells_are_named() -> None:
     assert shown_strategy({"strategy": "dp", "emulated": True, "oversubscribed": False}) == "dp (emulated)"
     assert shown_strategy({"strategy": "ddp", "emulated": False, "oversubscribed": True}) == "ddp (oversubscribed)"
     assert shown_strategy({"strategy": "ddp", "emulated": False, "oversubscribed": False}) == "ddp"

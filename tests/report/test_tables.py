@@ -36,16 +36,16 @@ from tests.records import epochs_of, line, steps_of
         (None, "-"),
     ],
 )
-def test_durations(seconds: float | None, text: str) -> None:
+def test_durations_are_formatted_with_unit(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (99.44, "99.4"), (0.1234, "0.123"), (pd.NA, "-")])
-def test_speeds(value: object, text: str) -> None:
+def test_speeds_are_formatted_with_unit(value: object, text: str) -> None:
     assert speed(value) == text
 
 
-def test_words() -> None:
+def test_counts_and_plurals() -> None:
     assert counts(["ok", "oom", "ok"]) == "2 ok, 1 oom"
     assert (plural(1, "block"), plural(2, "block")) == ("1 block", "2 blocks")
 
@@ -95,7 +95,7 @@ def test_parts_by_setting_name_their_base() -> None:
     assert part.rows[1].cells[2] == "1.60"  # without its interval, which is that of efficiency
 
 
-def test_a_cells_doubts_stand_beside_its_numbers_and_are_a_mark_in_a_terminal() -> None:
+def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal() -> None:
     rows = scaling(3)
     rows["doubts"] = ["wide spread (1 of 3)", "slow rank 1 (2 of 3); base: wide spread (1 of 3)"]
     table = scaling_table(rows)
@@ -107,13 +107,13 @@ def test_a_cells_doubts_stand_beside_its_numbers_and_are_a_mark_in_a_terminal() 
     assert len(part.columns) == len(part.rows[0].cells) == 5
 
 
-def test_rehearsals_are_marked() -> None:
+def test_emulated_cells_are_marked() -> None:
     lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
     rows = scaling_table(ratios.scaling(trial_tables.trials(lines, steps_of(lines)))).rows
     assert (rows[1].kind, rows[1].cells[1]) == ("apart", "dp (emulated)")
 
 
-def test_a_target_that_was_never_reached_says_never() -> None:
+def test_an_unreached_target_is_shown_as_never() -> None:
     lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0))]
     trials = trial_tables.trials(lines, steps_of(lines))
     target = Target(metric="val_accuracy", at_least=0.9)
@@ -148,7 +148,7 @@ def test_outcomes_are_counted_with_their_reasons() -> None:
     ]
 
 
-def test_compute_and_communication_stand_beside_what_they_are_compared_with() -> None:
+def test_compute_and_communication_are_shown_with_their_references() -> None:
     cells = CELLS.frame(
         [
             {
@@ -169,9 +169,9 @@ def test_compute_and_communication_stand_beside_what_they_are_compared_with() ->
     assert communication_table(waterfall, trials).rows[0].cells[1:] == ("2", "4.00", "1.00", "-")
 
 
-def test_findings_that_mean_the_same_show_each_thing_that_was_seen() -> None:
-    said = {"check": "versions", "severity": "error", "means": "m", "advice": "a", "model": None, "strategy": "ddp"}
-    rows = [{**said, "devices": 2, "seen": seen} for seen in ("torch", "torch", "harness")]
+def test_equal_findings_show_each_observation() -> None:
+    output = {"check": "versions", "severity": "error", "means": "m", "advice": "a", "model": None, "strategy": "ddp"}
+    rows = [{**output, "devices": 2, "seen": seen} for seen in ("torch", "torch", "harness")]
     (row,) = findings_table(FINDINGS.frame(rows)).rows
     assert "torch; harness" in row.cells
 
@@ -190,7 +190,7 @@ def test_a_cell_that_is_compared_with_nothing_is_as_precise_as_its_own_speed(
     assert imprecise(found).startswith(sentence) and bool(imprecise(found)) == bool(sentence)
 
 
-def test_a_base_is_asked_for_no_precision_its_cells_are() -> None:
+def test_precision_is_required_of_cells_not_of_bases() -> None:
     lines = [
         one
         for block, rate in enumerate((40.0, 80.0, 120.0))

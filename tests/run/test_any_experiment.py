@@ -62,7 +62,7 @@ def check_valid(content: dict[str, Any], inventory: Inventory) -> None:
 
 
 def outcome(content: bytes, folder: Path) -> tuple[Plan | None, str, float]:
-    """The plan of a file, or what is said of it, and the seconds of processor time; nothing else may be raised.
+    """The plan of a file, or the error, and the seconds of processor time; nothing else may be raised.
 
     Looked at as the command does before it starts anything: its workloads, optimizers and target are tried, too.
     """
@@ -70,24 +70,26 @@ def outcome(content: bytes, folder: Path) -> tuple[Plan | None, str, float]:
     file.write_bytes(content)
     start = time.process_time()
     try:
-        plan, said = make_checked_plan(Request(file, assumed=gpu_cluster()), load_experiment(file), None), ""
+        plan, output = make_checked_plan(Request(file, assumed=gpu_cluster()), load_experiment(file), None), ""
     except HarnessError as error:
-        plan, said = None, str(error)
-    return plan, said, time.process_time() - start
+        plan, output = None, str(error)
+    return plan, output, time.process_time() - start
 
 
 @pytest.fixture(scope="module", autouse=True)
 def torch_is_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """All of it: the first step of an optimizer in a process takes seconds, which no file is to blame for."""
-    plan, said, _ = outcome(b"name: x\ngrid: {global_batch_size: 8}\n", tmp_path_factory.mktemp("first"))
-    assert plan and not said
+    plan, output, _ = outcome(b"name: x\ngrid: {global_batch_size: 8}\n", tmp_path_factory.mktemp("first"))
+    assert plan and not output
 
 
-def is_one_message(said: str) -> bool:
+def is_one_message(output: str) -> bool:
     """Whether it counts the problems and tells each, or says where the one is, in no more than a person reads."""
-    lines = said.splitlines()
+    lines = output.splitlines()
     counted = len(lines) > 1 and "problem" in lines[0]
-    return len(said) < 30_000 and (counted or said.startswith(("workload", "grid.", "optimizer", "schedule", "conv")))
+    return len(output) < 30_000 and (
+        counted or output.startswith(("workload", "grid.", "optimizer", "schedule", "conv"))
+    )
 
 
 @examples(FEW)
@@ -99,16 +101,16 @@ def test_a_valid_file_is_a_valid_plan(content: dict[str, Any], inventory: Invent
 @examples(FEW)
 @given(text=mistaken())
 def test_a_file_with_mistakes(text: str, tmp_path: Path) -> None:
-    plan, said, seconds = outcome(text.encode("utf-8", errors="surrogatepass"), tmp_path)
-    assert plan or is_one_message(said)
+    plan, output, seconds = outcome(text.encode("utf-8", errors="surrogatepass"), tmp_path)
+    assert plan or is_one_message(output)
     assert seconds < SECONDS
 
 
 @examples(FEW)
 @given(content=st.one_of(broken(), st.binary(max_size=200)))
 def test_a_file_of_any_bytes(content: bytes, tmp_path: Path) -> None:
-    plan, said, seconds = outcome(content, tmp_path)
-    assert plan or is_one_message(said)
+    plan, output, seconds = outcome(content, tmp_path)
+    assert plan or is_one_message(output)
     assert seconds < SECONDS
 
 
@@ -120,8 +122,8 @@ def test_optimizers_schedules_and_targets_of_any_kind(
     sections = {"optimizer": optimizer, "schedule": schedule, "convergence": {"epochs": 1, "target": target}}
     content = {"name": "x", "grid": {"global_batch_size": 8}, **sections}
     text = str(yaml.safe_dump(content, allow_unicode=True, sort_keys=False))
-    plan, said, seconds = outcome(text.encode("utf-8", errors="surrogatepass"), tmp_path)
-    assert plan or is_one_message(said)
+    plan, output, seconds = outcome(text.encode("utf-8", errors="surrogatepass"), tmp_path)
+    assert plan or is_one_message(output)
     assert seconds < SECONDS
 
 
@@ -136,8 +138,8 @@ def test_many_valid_files(content: dict[str, Any], inventory: Inventory) -> None
 @examples(MANY)
 @given(text=mistaken())
 def test_many_files_with_mistakes(text: str, tmp_path: Path) -> None:
-    plan, said, seconds = outcome(text.encode("utf-8", errors="surrogatepass"), tmp_path)
-    assert plan or is_one_message(said)
+    plan, output, seconds = outcome(text.encode("utf-8", errors="surrogatepass"), tmp_path)
+    assert plan or is_one_message(output)
     assert seconds < SECONDS
 
 
@@ -145,8 +147,8 @@ def test_many_files_with_mistakes(text: str, tmp_path: Path) -> None:
 @examples(MANY)
 @given(content=st.one_of(broken(), broken(), st.binary(max_size=2000)))
 def test_many_files_of_any_bytes(content: bytes, tmp_path: Path) -> None:
-    plan, said, seconds = outcome(content, tmp_path)
-    assert plan or is_one_message(said)
+    plan, output, seconds = outcome(content, tmp_path)
+    assert plan or is_one_message(output)
     assert seconds < SECONDS
 
 
@@ -269,5 +271,5 @@ def test_the_command_ends_with_code_2(tmp_path: Path, capsys: pytest.CaptureFixt
     file = tmp_path / "e.yaml"
     file.write_text(WORST["a billion laughs"])
     assert exit_code_of(lambda: len(make_plan(load_experiment(file), laptop()).trials)) == BAD_INPUT
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and "keys and values; at most 20000 are allowed" in said
+    output = capsys.readouterr().err
+    assert output.startswith("error: ") and "keys and values; at most 20000 are allowed" in output

@@ -23,7 +23,7 @@ def test_every_outcome_but_lost_is_final(outcome: Outcome) -> None:
     assert attempts.is_settled("a") and not attempts.is_settled("b")
 
 
-def test_a_lost_trial_has_as_many_attempts_as_the_file_says_in_each_invocation() -> None:
+def test_a_lost_trial_has_the_configured_attempts_in_each_invocation() -> None:
     attempts = Attempts({"a": 5}, most=2)
     attempts.add("a", "lost")
     assert not attempts.is_settled("a")
@@ -31,7 +31,7 @@ def test_a_lost_trial_has_as_many_attempts_as_the_file_says_in_each_invocation()
     assert attempts.is_settled("a")
 
 
-def test_a_lost_trial_that_is_then_measured_is_settled() -> None:
+def test_a_lost_trial_that_is_measured_later_is_finished() -> None:
     attempts = Attempts({}, most=3)
     attempts.add("a", "lost")
     attempts.add("a", "ok")

@@ -46,11 +46,11 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
         sink(TrialEnded(trial, {**lines[0], "outcome": "error", "reason": HOSTILE}, False))
         sink(Note(HOSTILE))
         sink(Reported(tmp_path, tmp_path / "[red]report.html", tables, 3.0))
-    said = out.getvalue()
-    assert "[/bold][red]x[/nope] \\x1b[2J\\x1b]0;owned\\x07 \\x9b31m \\u202egpj" in said
-    assert "[red]report.html" in said
+    output = out.getvalue()
+    assert "[/bold][red]x[/nope] \\x1b[2J\\x1b]0;owned\\x07 \\x9b31m \\u202egpj" in output
+    assert "[red]report.html" in output
     for character in ("\x1b]0", "\x1b[2J\x1b]", "\x07", "\x9b", "\u202e", "\x1b[31m"):
-        assert character not in said
+        assert character not in output
 
 
 def test_ratios_of_the_default_experiment_need_a_line_each_on_80_columns() -> None:

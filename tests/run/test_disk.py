@@ -41,10 +41,10 @@ def request(place: Path, **more: Any) -> Request:
 
 
 def call(place: Path, child: Callable[..., None], **more: Any) -> tuple[int | None, str]:
-    """The exit code of a call of the command, and what it said."""
-    process = start(child, request(place, **more), place / "told", place / "said")
+    """Exit code and stderr of a call of the command."""
+    process = start(child, request(place, **more), place / "finished", place / "message")
     process.join(120)
-    return process.exitcode, (place / "said").read_text()
+    return process.exitcode, (place / "message").read_text()
 
 
 def folder_of(place: Path) -> Path:
@@ -52,7 +52,7 @@ def folder_of(place: Path) -> Path:
     return path
 
 
-def limited(request: Request, witness: Path, said: Path) -> None:
+def limited(request: Request, finished_log: Path, message: Path) -> None:
     """No file may grow beyond a few lines: a limit of the system, as real to root as a full disk."""
 
     def before(count: int) -> None:
@@ -60,11 +60,11 @@ def limited(request: Request, witness: Path, said: Path) -> None:
             size = _recorded(request).stat().st_size
             resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
 
-    _tell(said)
-    command(request, witness, before=before)
+    _redirect_stderr(message)
+    command(request, finished_log, before=before)
 
 
-def made_read_only(request: Request, witness: Path, said: Path) -> None:
+def made_read_only(request: Request, finished_log: Path, message: Path) -> None:
     """The folder becomes read-only, and the run goes on without root's right to pass over that."""
 
     def before(count: int) -> None:
@@ -75,8 +75,8 @@ def made_read_only(request: Request, witness: Path, said: Path) -> None:
 
     if os.geteuid() == 0:
         _without_override()  # before there is another thread: each has rights of its own
-    _tell(said)
-    command(request, witness, before=before)
+    _redirect_stderr(message)
+    command(request, finished_log, before=before)
 
 
 def _recorded(request: Request) -> Path:
@@ -106,18 +106,18 @@ def _without_override() -> None:
     assert libc.capset(ctypes.byref(header), rights) == 0
 
 
-def plain(request: Request, witness: Path, said: Path) -> None:
-    _tell(said)
-    command(request, witness)
+def plain(request: Request, finished_log: Path, message: Path) -> None:
+    _redirect_stderr(message)
+    command(request, finished_log)
 
 
-def waiting(request: Request, witness: Path, said: Path) -> None:
+def waiting(request: Request, finished_log: Path, message: Path) -> None:
     """Measures one trial and then nothing more."""
-    command(request, witness, before=lambda count: time.sleep(600 * (count > 0)))
+    command(request, finished_log, before=lambda count: time.sleep(600 * (count > 0)))
 
 
-def _tell(said: Path) -> None:
-    number = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def _redirect_stderr(message: Path) -> None:
+    number = os.open(message, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(number, 1)
     os.dup2(number, 2)
 
@@ -127,23 +127,21 @@ def _tell(said: Path) -> None:
     [(limited, "File too large"), (made_read_only, "Permission denied")],
     ids=lambda value: str(value),
 )
-def test_a_disk_that_refuses_is_one_error_and_loses_nothing(
-    place: Path, child: Callable[..., None], cause: str
-) -> None:
-    code, said = call(place, child)
-    assert code == 1, said
+def test_a_read_only_disk_is_one_error_and_loses_nothing(place: Path, child: Callable[..., None], cause: str) -> None:
+    code, message = call(place, child)
+    assert code == 1, message
     folder = folder_of(place)
-    assert said.count("error: ") == 1 and f"cannot be written: {cause}" in said
-    assert "Traceback" not in said
-    assert f"--resume {folder}\n" in said and f"python -m harness.report {folder}" in said
+    assert message.count("error: ") == 1 and f"cannot be written: {cause}" in message
+    assert "Traceback" not in message
+    assert f"--resume {folder}\n" in message and f"python -m harness.report {folder}" in message
     results = harness.load(folder)
     done = [line["trial_id"] for line in results.lines if line["outcome"] == "ok"]
     assert len(done) == AT and len(results.missing) == TRIALS - AT
     assert len(results.steps) > 0 and not list(folder.rglob("*.partial"))
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
-    code, said = call(place, plain, resume=folder)
-    assert code == 0, said
+    code, message = call(place, plain, resume=folder)
+    assert code == 0, message
     assert {line["trial_id"] for line in harness.load(folder).lines} >= set(done)
     assert harness.load(folder).missing.empty
 
@@ -161,16 +159,16 @@ def small_disk(place: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_one_error_and_loses_nothing(place: Path, small_disk: Path) -> None:
-    code, said = call(place, filling, output=small_disk)
-    assert code == 1, said
-    assert said.count("error: ") == 1 and "cannot be written: No space left on device" in said
-    assert "Traceback" not in said
+    code, message = call(place, filling, output=small_disk)
+    assert code == 1, message
+    assert message.count("error: ") == 1 and "cannot be written: No space left on device" in message
+    assert "Traceback" not in message
     results = harness.load(folder_of(place))
     assert len([line for line in results.lines if line["outcome"] == "ok"]) == AT
     assert len(results.steps) > 0
 
 
-def filling(request: Request, witness: Path, said: Path) -> None:
+def filling(request: Request, finished_log: Path, message: Path) -> None:
     """Somebody else fills the disk while the run is on."""
 
     def before(count: int) -> None:
@@ -183,47 +181,47 @@ def filling(request: Request, witness: Path, said: Path) -> None:
                 except OSError:
                     pass
 
-    _tell(said)
-    command(request, witness, before=before)
+    _redirect_stderr(message)
+    command(request, finished_log, before=before)
 
 
-def lost(request: Request, witness: Path, said: Path) -> None:
+def lost(request: Request, finished_log: Path, message: Path) -> None:
     """Ray is gone at the sixth trial."""
 
     def before(count: int) -> None:
         if count == AT:
             raise ClusterLostError("the mailbox is gone")
 
-    _tell(said)
-    command(request, witness, before=before)
+    _redirect_stderr(message)
+    command(request, finished_log, before=before)
 
 
-def test_a_cluster_that_is_lost_leaves_a_report_and_a_run_that_can_go_on(tmp_path: Path) -> None:
-    code, said = call(tmp_path, lost)
+def test_a_lost_cluster_leaves_a_report_and_a_resumable_run(tmp_path: Path) -> None:
+    code, message = call(tmp_path, lost)
     folder = folder_of(tmp_path)
-    assert code == 1 and "Traceback" not in said
-    assert "the mailbox is gone. Every finished trial is recorded" in said and f"--resume {folder}\n" in said
+    assert code == 1 and "Traceback" not in message
+    assert "the mailbox is gone. Every finished trial is recorded" in message and f"--resume {folder}\n" in message
     results = harness.load(folder)
     assert results.folder.report.exists() and len(results.missing) == TRIALS - AT
     assert call(tmp_path, plain, resume=folder)[0] == 0
 
 
-def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
-    first = start(waiting, request(tmp_path), tmp_path / "told", tmp_path / "said")
-    while not (tmp_path / "told").exists() or not (tmp_path / "told").read_text():
+def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    first = start(waiting, request(tmp_path), tmp_path / "finished", tmp_path / "message")
+    while not (tmp_path / "finished").exists() or not (tmp_path / "finished").read_text():
         first.join(0.02)
     folder = folder_of(tmp_path)
-    code, said = call(tmp_path, plain, resume=folder)
+    code, message = call(tmp_path, plain, resume=folder)
     assert code == 2
-    assert f"another run is writing into this folder (pid {first.pid} on " in said
+    assert f"another run is writing into this folder (pid {first.pid} on " in message
     first.kill()
     first.join()
-    code, said = call(tmp_path, stopped, resume=folder)
-    assert code == 130, said  # it went on
+    code, message = call(tmp_path, stopped, resume=folder)
+    assert code == 130, message  # it went on
     assert len({line["invocation"] for line in harness.load(folder).lines}) == 2
 
 
-def stopped(request: Request, witness: Path, said: Path) -> None:
+def stopped(request: Request, finished_log: Path, message: Path) -> None:
     """Is interrupted at its third trial, and the report that follows it too."""
     import signal
 
@@ -231,5 +229,5 @@ def stopped(request: Request, witness: Path, said: Path) -> None:
         if count == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    _tell(said)
-    command(request, witness, before=before)
+    _redirect_stderr(message)
+    command(request, finished_log, before=before)

@@ -149,7 +149,7 @@ def test_an_examination_that_runs_out_of_memory_keeps_no_cell_from_being_tried(
     assert out_of_memory(examined, folder.lines()) == []  # nor when the run goes on
 
 
-def test_what_ran_out_of_memory_stays_so_when_the_run_is_resumed(plan: Plan, tmp_path: Path) -> None:
+def test_out_of_memory_skips_persist_over_a_resume(plan: Plan, tmp_path: Path) -> None:
     bad = trial_of(plan, "ddp", 2, 8)
 
     def script(trial: Trial, tries: int) -> Outcome:
@@ -176,13 +176,13 @@ def test_without_pruning_each_trial_is_tried_at_each_resume(make_experiment: Mak
     assert outcomes(folder)[bad.id] == ["oom", "ok"]
 
 
-def test_a_larger_batch_out_of_memory_says_nothing_of_a_smaller_one(plan: Plan, tmp_path: Path) -> None:
+def test_a_larger_batch_out_of_memory_does_not_skip_smaller_ones(plan: Plan, tmp_path: Path) -> None:
     bad = trial_of(plan, "ddp", 2, 16)
     _, folder = execute(plan, tmp_path, lambda trial, tries: "oom" if trial.id == bad.id else "ok")
     assert outcomes(folder)[trial_of(plan, "ddp", 2, 8, block=1).id] == ["ok"]
 
 
-def test_a_group_that_says_nothing_does_not_go_on_for_ever(plan: Plan, tmp_path: Path) -> None:
+def test_a_group_without_messages_times_out(plan: Plan, tmp_path: Path) -> None:
     class Silent:
         def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
             yield from ()
@@ -193,9 +193,7 @@ def test_a_group_that_says_nothing_does_not_go_on_for_ever(plan: Plan, tmp_path:
     assert all(found[trial.id] == ["error"] for trial in plan.trials)
 
 
-def test_a_disk_that_stands_still_does_not_keep_the_run_from_hearing(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_blocked_disk_does_not_block_messages(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk answers when a group's last trial has been heard, and then everything is told, in order."""
     monkeypatch.setattr("harness.run.execution.PATIENCE_S", 0.01)
     answers, append_all, together = threading.Event(), RunFolder.append_all, list[int]()
@@ -221,13 +219,11 @@ def test_a_disk_that_stands_still_does_not_keep_the_run_from_hearing(
     assert [event.line["trial_id"] for event in ended] == [trial.id for trial in plan.trials]
     assert max(together) > 1 and len(folder.lines()) == len(plan.trials) + len(plan.skips)
     starts = [index for index, event in enumerate(events) if isinstance(event, GroupStarting)]
-    told = [sum(isinstance(event, TrialEnded) for event in events[:start]) for start in starts[1:3]]
-    assert told == [first, first + second], "a group is told of before the next one starts"
+    result = [sum(isinstance(event, TrialEnded) for event in events[:start]) for start in starts[1:3]]
+    assert result == [first, first + second], "a group is told of before the next one starts"
 
 
-def test_what_cannot_be_written_ends_the_run_and_its_group(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_error_ends_the_run_and_its_group(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append_all = RunFolder.append_all
 
     def full(folder: RunFolder, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
@@ -285,7 +281,7 @@ def test_resuming_does_not_repeat_the_same_skips(plan: Plan, tmp_path: Path) -> 
     assert all(len(rows) == 1 for rows in outcomes(folder).values())
 
 
-def test_closing_early_keeps_what_was_recorded(plan: Plan, tmp_path: Path) -> None:
+def test_closing_early_keeps_recorded_trials(plan: Plan, tmp_path: Path) -> None:
     def stop(trial: Trial, tries: int) -> Outcome:
         if trial.block == 1:
             raise KeyboardInterrupt
@@ -298,7 +294,7 @@ def test_closing_early_keeps_what_was_recorded(plan: Plan, tmp_path: Path) -> No
     assert set(ok) == {trial.id for trial in plan.trials if trial.block == 0}
 
 
-def test_a_groups_end_has_a_part_of_its_own_in_the_ledger(plan: Plan, tmp_path: Path) -> None:
+def test_the_end_of_a_group_is_its_own_part_of_the_time_accounting(plan: Plan, tmp_path: Path) -> None:
     class Slow(ScriptedLauncher):
         def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
             yield from super().launch(group, deadline=deadline)
@@ -344,7 +340,9 @@ def run_by_rule(make_experiment: Make, tmp_path: Path, speed: Callable[[Trial], 
     return plan, folder
 
 
-def test_blocks_beyond_what_precision_needs_are_skipped_with_the_number(make_experiment: Make, tmp_path: Path) -> None:
+def test_blocks_beyond_the_required_precision_are_skipped_with_the_number(
+    make_experiment: Make, tmp_path: Path
+) -> None:
     plan, folder = run_by_rule(make_experiment, tmp_path, lambda trial: 100.0 * trial.cell.devices)
     done = [row["block"] for row in folder.lines() if row["outcome"] == "ok"]
     assert set(done) == {0, 1, 2}
@@ -369,7 +367,7 @@ def test_base_and_twin_stay_until_the_last_cell_that_needs_them(make_experiment:
     assert blocks["single", 1, ""] == blocks["single", 1, "twin"] == most
 
 
-def test_a_resumed_run_comes_to_the_same_number(make_experiment: Make, tmp_path: Path) -> None:
+def test_a_resumed_run_computes_the_same_number_of_blocks(make_experiment: Make, tmp_path: Path) -> None:
     plan, folder = run_by_rule(make_experiment, tmp_path, lambda trial: 100.0 * trial.cell.devices)
     again = MeasuringLauncher(lambda trial: 1.0 + trial.block)
     Execution(plan, folder, again, lambda event: None).run()

@@ -52,7 +52,7 @@ def test_exit_codes(plan: Plan, tmp_path: Path, outcomes: list[Outcome | None], 
     assert pipeline._exit_code(folder, plan) == code
 
 
-def test_what_differs_since_the_last_invocation_is_shown_before_anything_is_measured(
+def test_differences_from_the_last_invocation_are_printed_before_measuring(
     make_experiment: Make, tmp_path: Path
 ) -> None:
     (home := tmp_path / "home" / "package").mkdir(parents=True)
@@ -60,16 +60,16 @@ def test_what_differs_since_the_last_invocation_is_shown_before_anything_is_meas
     own = make_plan(make_experiment({"per_device_batch_size": 8}, workload="package.own:Own"), laptop())
     folder = RunFolder.create(tmp_path, own.experiment, own, "x")
 
-    def told() -> list[Event]:
+    def result() -> list[Event]:
         events: list[Event] = []
         launcher = ScriptedLauncher(lambda trial, tries: "error")
         pipeline._measure(own, folder, launcher, home.parent, 0.0, events.append)
         return events
 
-    assert not [event for event in told() if isinstance(event, Note)]
-    assert not [event for event in told() if isinstance(event, Note)]
+    assert not [event for event in result() if isinstance(event, Note)]
+    assert not [event for event in result() if isinstance(event, Note)]
     (home / "own.py").write_text("WIDTH = 16\n")
-    note, started, *_ = told()
+    note, started, *_ = result()
     assert isinstance(note, Note) and note.text.startswith("since the last invocation: the workload's code ")
     assert isinstance(started, RunStarted)
     assert folder.environment()["invocations"][2]["differs"] == [note.text.removeprefix("since the last invocation: ")]
@@ -90,9 +90,7 @@ def cifar_plan(make_experiment: Make, **options: Any) -> Plan:
     return make_plan(make_experiment(grid, workload_options=options, throughput={"blocks": 1}), laptop())
 
 
-def test_data_that_is_to_be_there_is_looked_for_and_what_is_to_be_downloaded_is_not(
-    make_experiment: Make, tmp_path: Path
-) -> None:
+def test_required_data_is_checked_and_downloads_are_not(make_experiment: Make, tmp_path: Path) -> None:
     plan = cifar_plan(make_experiment, data_folder=str(tmp_path))
     cells = [trial.cell for trial in plan.trials]
     assert data_paths(plan.experiment, cells) == [str(tmp_path / "cifar-10-batches-py")]
@@ -100,7 +98,7 @@ def test_data_that_is_to_be_there_is_looked_for_and_what_is_to_be_downloaded_is_
     assert data_paths(plan.experiment, [trial.cell for trial in plan.trials]) == []
 
 
-def test_a_download_without_a_network_says_where_to_put_what(
+def test_a_download_without_a_network_names_file_and_place(
     make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from urllib.error import URLError
@@ -124,7 +122,7 @@ def test_a_download_without_a_network_says_where_to_put_what(
         ({"metrics": min, "metric_names": ("f1",)}, "val_f2", "got 'val_f2'; did you mean 'val_f1'?"),
     ],
 )
-def test_a_target_is_a_metric_that_the_workload_gives(
+def test_a_target_must_be_a_metric_of_the_workload(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch, members: dict[str, Any], metric: str, problem: str | None
 ) -> None:
     monkeypatch.setattr("harness.train.workloads.load_class", lambda name: type("Own", (), members))

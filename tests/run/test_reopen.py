@@ -85,7 +85,7 @@ def test_added_blocks_are_planned_after_the_old_ones_which_stay_as_they_were(tmp
     assert len(orders) > 1  # random as before
 
 
-def test_a_later_resume_agrees_with_what_was_added(tmp_path: Path) -> None:
+def test_a_later_resume_accepts_added_blocks(tmp_path: Path) -> None:
     folder, old = folder_of(tmp_path)
     _, longer = reopen(folder.path, FILE, experiment_of(2), add_blocks=3)
     plan = make_plan(longer, laptop())
@@ -102,7 +102,7 @@ def test_a_later_resume_agrees_with_what_was_added(tmp_path: Path) -> None:
     ]
 
 
-def test_a_kill_between_the_two_files_of_an_extension_harms_nothing(tmp_path: Path) -> None:
+def test_a_kill_between_the_two_files_of_an_extension_is_recovered(tmp_path: Path) -> None:
     folder, old = folder_of(tmp_path)
     _, longer = reopen(folder.path, FILE, experiment_of(2), add_blocks=1)
     folder.extend(longer, old)  # the experiment is there, the plan is not
@@ -120,7 +120,7 @@ def test_resuming_a_part_of_the_grid_leaves_the_plan_whole(tmp_path: Path) -> No
     assert (folder.path / "plan.json").read_bytes() == before
 
 
-def test_a_rule_is_not_added_to(tmp_path: Path) -> None:
+def test_blocks_are_not_added_to_a_precision_rule(tmp_path: Path) -> None:
     rule = "{at_least: 3, at_most: 12, halfwidth: 0.05}"
     folder, _ = folder_of(tmp_path, rule)
     with pytest.raises(ExperimentError, match=r"--add-blocks: 1 problem\n.*is a rule \(at most 12\)"):
@@ -161,7 +161,7 @@ BEFORE: dict[str, Any] = {
 }
 
 
-def test_differences_name_what_was_and_what_is() -> None:
+def test_differences_name_old_and_new_values() -> None:
     now = {
         **BEFORE,
         "git_commit": "b" * 40 + "-dirty-12345678",
@@ -178,12 +178,12 @@ def test_differences_name_what_was_and_what_is() -> None:
     ]
 
 
-def test_what_is_the_same_or_was_not_recorded_is_no_difference() -> None:
+def test_equal_or_unrecorded_values_are_no_difference() -> None:
     assert differences(BEFORE, BEFORE) == []
     assert differences({"started_at": 1.0, "python": "3.11.7"}, BEFORE) == []
 
 
-def test_a_invocation_records_code_versions_and_hardware(make_experiment: Make, tmp_path: Path) -> None:
+def test_an_invocation_records_code_versions_and_hardware(make_experiment: Make, tmp_path: Path) -> None:
     import torch
 
     plan = make_plan(make_experiment(workload="own:Own"), laptop())

@@ -17,7 +17,7 @@ def test_a_run_resumes_with_its_file_and_folder() -> None:
     assert command == "python -m harness.run 'a b.yaml' --resume results/x/1"
 
 
-def test_what_chose_the_machine_the_cells_and_the_trust_is_given_again() -> None:
+def test_a_resume_command_repeats_machine_selection_and_trust_options() -> None:
     text = "strategy=ddp,devices=2,devices=4,compile=true,device_ids=[0, 1]"
     request = Request(Path("e.yaml"), address="h:6379", only=parse_only(text), no_user_code=True, preflight=False)
     parts = shlex.split(resume_command(request, Path("r")))

@@ -45,7 +45,7 @@ def test_only_ok_counts_as_done(plan: Plan, outcome: str) -> None:
     assert pending(plan, recorded(plan, outcome)) == plan.groups
 
 
-def test_what_ran_out_of_memory_is_not_tried_again_unless_the_file_says_so(plan: Plan) -> None:
+def test_out_of_memory_is_not_retried_unless_configured(plan: Plan) -> None:
     assert pending(plan, recorded(plan, "oom")) == ()
     limits = plan.experiment.limits.model_copy(update={"prune_oom": False})
     free = replace(plan, experiment=plan.experiment.model_copy(update={"limits": limits}))
@@ -60,7 +60,7 @@ def test_a_block_cut_in_two_measures_its_base_again(plan: Plan) -> None:
     assert again == {missing.id, base}
 
 
-def test_what_has_not_got_its_base_is_measured_again_with_it(plan: Plan) -> None:
+def test_a_cell_without_its_base_is_measured_again_with_it(plan: Plan) -> None:
     base = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "single" and t.block == 1)
     lines = recorded(plan, keep=lambda trial: trial.id != base.id)
     again = {trial.id for group in pending(plan, lines) for trial in group.trials}
@@ -94,7 +94,7 @@ def test_attempts_are_the_highest_of_each_trial() -> None:
     assert attempts(lines) == {"a": 2, "b": 1}
 
 
-def test_where_the_base_failed_its_stand_in_is_measured_again(make_experiment: Make) -> None:
+def test_if_the_base_failed_its_substitute_is_measured_again(make_experiment: Make) -> None:
     grid = {"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
     by_cell = {(t.cell.strategy, t.cell.devices): t.id for t in plan.trials}
@@ -106,7 +106,7 @@ def test_where_the_base_failed_its_stand_in_is_measured_again(make_experiment: M
     assert again == {by_cell["ddp", 1], by_cell["ddp", 2]}  # the base itself lacks memory
 
 
-def test_what_was_precise_enough_stays_skipped_and_asks_for_no_base(make_experiment: Make) -> None:
+def test_blocks_skipped_by_precision_stay_skipped_and_need_no_base(make_experiment: Make) -> None:
     rule = {"at_least": 2, "at_most": 3, "halfwidth": 0.1}
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, throughput={"blocks": rule}), laptop())

@@ -51,7 +51,7 @@ def test_at_first_every_trial_is_started(plan: Plan) -> None:
     assert [trial for trial in plan.trials if policy.skipped(trial)] == []
 
 
-def test_after_the_deadline_no_trial_is_started(make_experiment: Make) -> None:
+def test_no_trial_starts_after_the_time_limit(make_experiment: Make) -> None:
     limited = make_plan(make_experiment(limits={"wall": 1e-9}), laptop())
     policy = policy_of(limited)
     assert policy.deadline is not None
@@ -72,7 +72,7 @@ def test_a_cell_that_ran_out_of_memory_is_tried_at_smaller_batches_only(
     assert reason_of(policy, trial_of(plan, "single", 16)) is None
 
 
-def test_what_ran_out_of_memory_before_is_known(plan: Plan) -> None:
+def test_earlier_out_of_memory_outcomes_are_used(plan: Plan) -> None:
     small, large = trial_of(plan, "ddp", 8), trial_of(plan, "ddp", 16)
     assert reason_of(policy_of(plan, small.cell), large)
     assert needs_no_less(large.cell, small.cell) and not needs_no_less(small.cell, large.cell)
@@ -83,7 +83,7 @@ def finding(check: str) -> FindingRow:
 
 
 @pytest.mark.parametrize("outcome", ["ok", "error"])
-def test_what_the_doctor_refuses_is_not_measured_but_examined_again(plan: Plan, outcome: Outcome) -> None:
+def test_refused_cells_are_skipped_and_examined_again(plan: Plan, outcome: Outcome) -> None:
     policy = policy_of(plan)
     examination = next(trial for trial in plan.trials if trial.purpose == "doctor")
     policy.learn(examination, TrialResult(examination.id, outcome, facts={"findings": [finding("gradients")]}))

@@ -54,8 +54,8 @@ def test_a_file_that_is_one_line_cut_short(tmp_path: Path) -> None:
 def test_a_line_that_does_not_fit_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     append_lines(path, ["a" * 6_000])
-    said = r"lines: cannot be written: File too large. What was recorded before is kept"
-    with small_files(), pytest.raises(WriteError, match=said):
+    output = r"lines: cannot be written: File too large. What was recorded before is kept"
+    with small_files(), pytest.raises(WriteError, match=output):
         append_lines(path, ["b" * 6_000])
     assert path.read_text() == "a" * 6_000 + "\n"
     append_lines(path, ["c"])
@@ -102,7 +102,7 @@ def test_a_text_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["text"]
 
 
-def test_what_fails_inside_is_not_called_a_write_error(tmp_path: Path) -> None:
+def test_an_error_inside_the_block_is_no_write_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), replacing(tmp_path / "text") as partial:
         partial.write_text(str(1 / 0))
     assert not (tmp_path / "text").exists()

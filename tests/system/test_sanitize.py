@@ -30,14 +30,14 @@ TOKENS = (
 
 
 @pytest.mark.parametrize("token", TOKENS)
-def test_well_known_tokens(token: str) -> None:
-    for said in (f"failed with {token}: no", f"'{token}'", f"https://host/{token}/x", f"a={token}", f"{token}\n"):
-        shown = sanitize.redact_text(said)
+def test_known_token_formats_are_redacted(token: str) -> None:
+    for output in (f"failed with {token}: no", f"'{token}'", f"https://host/{token}/x", f"a={token}", f"{token}\n"):
+        shown = sanitize.redact_text(output)
         assert token not in shown and sanitize.MARK in shown
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("output", "shown"),
     [
         ("postgres://me:secret@db:5432/x", "postgres://<redacted>@db:5432/x"),
         ("https://user:p%40ss@host and https://host:80/a@b", "https://<redacted>@host and https://host:80/a@b"),
@@ -50,13 +50,13 @@ def test_well_known_tokens(token: str) -> None:
         ("https://h/x?a=1&sig=abcdefg%3D&b=2", "https://h/x?a=1&sig=<redacted>&b=2"),
     ],
 )
-def test_what_texts_say(said: str, shown: str) -> None:
-    assert sanitize.redact_text(said) == shown
+def test_secrets_in_sentences_are_redacted(output: str, shown: str) -> None:
+    assert sanitize.redact_text(output) == shown
     assert sanitize.redact_text(shown) == shown
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         "ValueError on rank 0: 4,944 tokens/s, unit: tokens",
         "optimizer.lr=0.1, max_tokens=100000, pad_token='<|endoftext|>'",
@@ -70,8 +70,8 @@ def test_what_texts_say(said: str, shown: str) -> None:
         "CosineAnnealingLR, resnet18, synthetic_device",
     ],
 )
-def test_what_is_no_secret_stays(said: str) -> None:
-    assert sanitize.redact_text(said) == said
+def test_other_text_is_unchanged(output: str) -> None:
+    assert sanitize.redact_text(output) == output
 
 
 PARTS = ("sk-", "a", "a:", "http://", "://a:b", "password=", "eyJaaaaaaaaa.", "-----BEGIN A PRIVATE KEY-----")
@@ -91,8 +91,8 @@ def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("DEBUG_TOKEN", "on")
     monkeypatch.setenv("SSH_KEY_FILE", str(tmp_path))
     monkeypatch.setenv("EDITOR", "some-editor")
-    said = f"0123456789abcdef, 0123456789abcdef-and-more, on, {tmp_path}, some-editor"
-    assert sanitize.redact_text(said) == f"<redacted>, <redacted>, on, {tmp_path}, some-editor"
+    output = f"0123456789abcdef, 0123456789abcdef-and-more, on, {tmp_path}, some-editor"
+    assert sanitize.redact_text(output) == f"<redacted>, <redacted>, on, {tmp_path}, some-editor"
 
 
 def test_plain_values_keep_their_shape() -> None:
@@ -121,16 +121,16 @@ def test_the_environment_holds_known_variables_only(monkeypatch: pytest.MonkeyPa
     assert "NCCL_SOME_SECRET" not in variables and len(variables) < len(os.environ)
 
 
-def test_a_worker_takes_out_what_its_own_node_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_redacts_secrets_of_its_own_node(monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.launch.worker import failure
 
     monkeypatch.setenv("STORE_PASSWORD", "correct-horse-battery")
     try:
         raise ValueError("cannot log in with correct-horse-battery")
     except ValueError as error:
-        told = failure("t-b0", 0, error)
-    assert told.reason == "ValueError on rank 0: cannot log in with <redacted>"
-    assert "correct-horse" not in told.detail and "<redacted>" in told.detail
+        result = failure("t-b0", 0, error)
+    assert result.reason == "ValueError on rank 0: cannot log in with <redacted>"
+    assert "correct-horse" not in result.detail and "<redacted>" in result.detail
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_a_worker_takes_out_what_its_own_node_knows(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_value_goes_by_its_key_however_the_file_writes_it(text: str) -> None:
-    told = sanitize.source(text, yaml.safe_load(text))
-    assert not any(part in told for part in ("abc", "123", "correct"))
-    assert "<redacted>" in told and "workload_options" in told
+    result = sanitize.source(text, yaml.safe_load(text))
+    assert not any(part in result for part in ("abc", "123", "correct"))
+    assert "<redacted>" in result and "workload_options" in result
 
 
 def test_a_file_without_a_secret_is_kept_as_it_was_written() -> None:
@@ -194,16 +194,16 @@ def test_of_one_endless_line_nothing_is_kept_that_may_be_the_rest_of_a_secret(tm
         assert not [at for at in range(len(token) - 8) if token[at : at + 8] in end]
 
 
-@pytest.mark.parametrize("said", ["said ", "said\n", "\u2588\r"])
+@pytest.mark.parametrize("output", ["said ", "said\n", "\u2588\r"])
 @pytest.mark.parametrize("shown", [70, 90])
 @pytest.mark.parametrize(
     ("before", "secret"),
     [("", "ghp_" + "a1B2" * 9), ("password=", "hunter2" * 5), ("", KEY.replace("abc", "Zm9vYmFy\n" * 200))],
 )
 def test_the_end_of_a_file_begins_with_no_rest_of_a_secret(
-    tmp_path: Path, before: str, secret: str, shown: int, said: str
+    tmp_path: Path, before: str, secret: str, shown: int, output: str
 ) -> None:
-    (tmp_path / "printed").write_text(said * 9000 + before + secret + "\n" + "." * (shown - 1))
+    (tmp_path / "printed").write_text(output * 9000 + before + secret + "\n" + "." * (shown - 1))
     with (tmp_path / "printed").open("rb") as file:
         end = sanitize.redacted_tail(file, 100)
     assert len(end) <= 100 and end.endswith("." * (shown - 1))

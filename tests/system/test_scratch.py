@@ -34,8 +34,8 @@ def holder(parent: Path, how: str = "alone") -> tuple[subprocess.Popen[str], Pat
     line = [sys.executable, "-c", HOLDER, str(parent), how]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     assert process.stdout
-    with process.stdout as said:
-        return process, Path(said.readline().strip())
+    with process.stdout as output:
+        return process, Path(output.readline().strip())
 
 
 def make_old(folder: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_folder_is_private_and_goes_with_its_context(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_swept_and_what_a_living_one_holds_is_not(tmp_path: Path) -> None:
+def test_folders_of_killed_processes_are_removed_and_folders_in_use_kept(tmp_path: Path) -> None:
     (killed, left), (living, held) = holder(tmp_path), holder(tmp_path)
     try:
         for folder in (left, held):
@@ -81,7 +81,7 @@ def test_a_folder_is_held_until_the_last_of_its_processes_is_gone(tmp_path: Path
     assert sweep([tmp_path]) == [folder]
 
 
-def test_nothing_else_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_folders_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     places = tmp_path / "places"
     for folder in (elsewhere, places / "harness-results", places / f"{PREFIX}young"):

@@ -45,7 +45,7 @@ def test_the_first_signal_raises_and_the_handlers_come_back(number: int, capfd: 
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_what_is_being_recorded_is_finished_first(number: int) -> None:
+def test_recording_is_finished_before_an_interruption(number: int) -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), handle_signals():
         with deferred_interrupts(), deferred_interrupts():
@@ -84,7 +84,7 @@ def test_a_second_signal_ends_the_process_at_once(number: int) -> None:
 
 
 @pytest.mark.parametrize(("error", "code"), [(HarnessError("x"), 2), (WriteError("x"), 1), (KeyboardInterrupt(), 130)])
-def test_exit_codes_of_what_ends_a_command(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_of_exceptions(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     def work() -> int:
         raise error
 
@@ -119,7 +119,7 @@ with handle_signals():
 """
 
 
-def test_a_second_signal_is_heard_while_the_main_thread_is_in_c() -> None:
+def test_a_second_signal_is_handled_while_the_main_thread_is_in_c() -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout and process.stdout.readline() == b"up\n"
@@ -144,7 +144,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_reader_of_errors_that_is_gone_changes_no_interruption() -> None:
+def test_a_closed_stderr_does_not_change_an_interruption() -> None:
     with subprocess.Popen([sys.executable, "-c", ORDERLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr and process.stdout.readline() == b"up\n"
         process.stderr.close()

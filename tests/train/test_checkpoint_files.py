@@ -17,7 +17,7 @@ def state(number: float) -> State:
     return State(model, {"weight/momentum_buffer": tied + 1}, {"rank0.cpu": torch.get_rng_state()}, {"a": [1, None]})
 
 
-def test_what_is_written_reads_back(tmp_path: Path) -> None:
+def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
     files.write(tmp_path, 2, state(0.5), {"rows": [{"loss": 0.1}]})
     back = files.read(tmp_path, 2)
     assert back is not None

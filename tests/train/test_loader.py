@@ -55,7 +55,7 @@ def test_the_shares_of_all_ranks_are_the_global_batches(samples: int, batch: int
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_an_epoch_holds_each_sample_once_and_the_last_batch_what_is_left() -> None:
+def test_an_epoch_has_each_sample_once_and_a_shorter_last_batch() -> None:
     shares = list(epoch_shares(10, 4, seed=0, epoch=0, rank=0, world_size=1))
     assert [share.samples for share in shares] == [4, 4, 2]
     assert sorted(index for share in shares for _, index in share.keys) == list(range(10))

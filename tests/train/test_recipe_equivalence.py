@@ -41,7 +41,7 @@ def test_clipping_changed_the_training(trained: Results) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_gradients_are_exchanged_once_a_step_whatever_the_accumulation(
+def test_gradients_are_reduced_once_a_step_with_any_accumulation(
     trained: Results, strategy: str, world_size: int
 ) -> None:
     plain, accumulated = trained[strategy, world_size, "samples", "exchanges"]

@@ -80,7 +80,7 @@ def test_it_is_checked_for_equivalence_like_any_other(plan: Plan) -> None:
         ("tests.own_strategy:WithoutTraits", "traits: got NoneType; allowed: a StrategyTraits"),
     ],
 )
-def test_what_is_no_strategy_is_one_error(name: str, problem: str) -> None:
+def test_an_invalid_strategy_class_is_one_error(name: str, problem: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         load_strategy_class(name)
     assert str(caught.value).startswith(f"strategy {name!r}: ") and problem in str(caught.value)

@@ -48,7 +48,7 @@ def test_outputs_and_gradients_are_those_of_one_device(replicas: int, batch: int
         torch.testing.assert_close(found[name], expected[name])
 
 
-def test_only_the_first_replicas_buffers_survive() -> None:
+def test_only_buffers_of_the_first_replica_are_kept() -> None:
     net = Net()
     ReplicatedModule(net, 2)(torch.randn(5, 3))
     assert float(net.seen) == 3.0  # chunks of 3 and 2
@@ -68,7 +68,7 @@ def test_evaluation_mode_reaches_the_replicas() -> None:
     torch.testing.assert_close(model(x), model.module(x))
 
 
-def test_no_gradient_is_kept_where_the_caller_wants_none() -> None:
+def test_no_gradient_is_kept_under_no_grad() -> None:
     model = ReplicatedModule(nn.Linear(2, 2), 2)
     with torch.no_grad():
         assert not model(torch.randn(4, 2)).requires_grad
@@ -93,7 +93,7 @@ def test_an_error_in_a_replica_is_raised() -> None:
         ((), 2, [(), ()]),
     ],
 )
-def test_what_is_no_tensor_is_shared(inputs: Any, count: int, chunks: list[Any]) -> None:
+def test_values_other_than_tensors_are_shared(inputs: Any, count: int, chunks: list[Any]) -> None:
     assert scatter(inputs, count) == chunks
 
 

@@ -14,7 +14,7 @@ from harness.train.workloads.conv_stack import CHANNELS, ConvStack
 from tests.train.workloads.learning import count, learn
 
 
-def test_the_sizes_are_those_that_are_told() -> None:
+def test_model_sizes_are_as_documented() -> None:
     found = {name: count(ConvStack(model=name).build_model()) for name in CHANNELS}
     assert found == {"small": 5_955, "medium": 79_107, "large": 895_747}
 
@@ -53,7 +53,7 @@ def test_the_loss_is_the_mean_squared_error_of_a_pixel() -> None:
 
 
 @pytest.mark.parametrize(("error", "psnr"), [(0.01, 20.0), (1.0, 0.0), (0.0, math.inf)])
-def test_psnr(error: float, psnr: float) -> None:
+def test_psnr_of_a_reconstruction(error: float, psnr: float) -> None:
     assert ConvStack().derived({"loss": error}) == {"psnr": pytest.approx(psnr)}
 
 
@@ -76,7 +76,7 @@ def test_it_learns_to_take_most_of_the_noise_away() -> None:
         ({"noise": "much"}, "workload_options.noise: got 'much'"),
     ],
 )
-def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         ConvStack(**arguments)
     assert str(caught.value).startswith(message)

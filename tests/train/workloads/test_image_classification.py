@@ -84,7 +84,7 @@ def test_synthetic_images_come_from_their_index() -> None:
     assert train[7][1] == 2
 
 
-def test_cifar10_that_is_not_there_says_where_to_put_what(tmp_path: Path) -> None:
+def test_missing_cifar10_is_an_error_with_file_and_place(tmp_path: Path) -> None:
     workload = ImageClassification(data="cifar10", model="resnet8", data_folder=str(tmp_path))
     with pytest.raises(WorkloadError) as caught:
         workload.datasets()
@@ -107,7 +107,7 @@ def make_cifar(folder: Path) -> None:
     (target / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(i) for i in range(10)]}))
 
 
-def test_cifar10_is_read_by_torchvisions_own_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_is_read_by_the_loader_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision.datasets import CIFAR10
 
     make_cifar(tmp_path)
@@ -155,7 +155,7 @@ def test_a_folder_without_train_and_val(tmp_path: Path) -> None:
         ({"norm": "group", "model": "resnet18"}, "workload_options.norm: got 'group' for resnet18"),
     ],
 )
-def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         ImageClassification(**arguments)
     assert str(caught.value).startswith(message)

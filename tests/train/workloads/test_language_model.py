@@ -25,7 +25,7 @@ from tests.train.workloads.learning import count, learn
         ("gpt2", 124_439_808),  # as Hugging Face's gpt2 counts: Radford et al. 2019's smallest
     ],
 )
-def test_the_sizes_are_those_that_are_told(model: str, parameters: int) -> None:
+def test_model_sizes_are_as_documented(model: str, parameters: int) -> None:
     with torch.device("meta"):
         assert count(LanguageModel(model=model).build_model()) == parameters
 
@@ -78,7 +78,7 @@ def test_synthetic_bytes_come_from_their_index() -> None:
 
 
 @pytest.mark.parametrize(("loss", "perplexity"), [(0.0, 1.0), (math.log(256), 256.0), (1e4, math.inf)])
-def test_perplexity(loss: float, perplexity: float) -> None:
+def test_perplexity_is_the_exponential_of_the_loss(loss: float, perplexity: float) -> None:
     assert LanguageModel().derived({"loss": loss}) == {"perplexity": pytest.approx(perplexity)}
 
 
@@ -102,7 +102,7 @@ def test_every_size_has_heads_that_divide_its_width() -> None:
         ({"samples": 0}, "workload_options.samples: got 0"),
     ],
 )
-def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         LanguageModel(**arguments)
     assert str(caught.value).startswith(message)

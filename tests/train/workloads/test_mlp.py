@@ -13,7 +13,7 @@ from tests.train.workloads.learning import count, learn
 
 
 @pytest.mark.parametrize(("model", "parameters"), [("small", 122_410), ("medium", 4_702_510), ("large", 75_060_010)])
-def test_the_sizes_are_those_that_are_told(model: str, parameters: int) -> None:
+def test_model_sizes_are_as_documented(model: str, parameters: int) -> None:
     with torch.device("meta"):
         assert count(Mlp(model=model).build_model()) == parameters
 
@@ -63,7 +63,7 @@ def test_it_learns() -> None:
         ({"samples": 1.5}, "workload_options.samples: got 1.5; allowed: a whole number from 1 to"),
     ],
 )
-def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         Mlp(**arguments)
     assert str(caught.value).startswith(message)

@@ -39,13 +39,13 @@ from tests.train.workloads.learning import count, learn
         ("é", "oo"),
     ],
 )
-def test_what_each_byte_is(source: str, kinds: str) -> None:
+def test_classes_of_bytes(source: str, kinds: str) -> None:
     letters = {" ": "space", "k": "keyword", "n": "name", "#": "number", "s": "string", "c": "comment", "o": "operator"}
     expected = bytes(TAGS.index(letters[kind]) for kind in kinds)
     assert tags(source.encode()) == expected
 
 
-def test_passages_lie_between_empty_lines() -> None:
+def test_passages_are_separated_by_empty_lines() -> None:
     source = b"def f():\n    pass\n\n\nx = 1\n\n   \n\nlast = 2"
     assert [source[start:end] for start, end in passages(source, 100)] == [
         b"def f():\n    pass",
@@ -55,7 +55,7 @@ def test_passages_lie_between_empty_lines() -> None:
     assert [end - start for start, end in passages(source, 5)] == [5, 5, 5]
 
 
-def test_the_sizes_are_those_that_are_told() -> None:
+def test_model_sizes_are_as_documented() -> None:
     with torch.device("meta"):
         found = {name: count(Tagger(size)) for name, size in SIZES.items()}
     assert found == {"small": 33_735, "medium": 956_167, "large": 14_834_695}
@@ -109,7 +109,7 @@ def test_padding_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_replicas_whose_longest_sequences_differ_are_joined(replicas: int) -> None:
+def test_replicas_with_different_longest_sequences_are_gathered(replicas: int) -> None:
     workload = PaddedSequences()
     model = workload.build_model()
     batch = workload.collate(sequences(2, 3, 12, 4, 1))
@@ -118,7 +118,7 @@ def test_replicas_whose_longest_sequences_differ_are_joined(replicas: int) -> No
     torch.testing.assert_close(found, expected)
 
 
-def test_without_the_total_length_they_could_not_be() -> None:
+def test_without_the_total_length_gathering_fails() -> None:
     class Short(Tagger):
         def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
             return super().forward(tokens[:, : int(lengths.max())], lengths)
@@ -129,7 +129,7 @@ def test_without_the_total_length_they_could_not_be() -> None:
 
 
 @pytest.mark.parametrize("kind", [MovedOnceLstm, nn.LSTM])
-def test_weights_that_fsdp_gathers_keep_their_memory(
+def test_weights_gathered_by_fsdp_keep_their_storage(
     kind: type[nn.LSTM], no_group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[bool] = []
@@ -160,7 +160,7 @@ def test_it_learns() -> None:
         ({"text_bytes": "much"}, "workload_options.text_bytes: got 'much'"),
     ],
 )
-def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         PaddedSequences(**arguments)
     assert str(caught.value).startswith(message)

@@ -33,7 +33,7 @@ def test_files_are_read_by_name_and_folders_after_them(tmp_path: Path) -> None:
     assert [one + two for one, two in zip(train, held, strict=True)] == [b"first", b"second", b"fourth", b"third"]
 
 
-def test_what_is_no_text_is_left_out(tmp_path: Path) -> None:
+def test_binary_files_are_skipped(tmp_path: Path) -> None:
     write(tmp_path, text=b"some words", empty=b"", binary=b"\x7fELF\0\0", **{".hidden": b"secret"})
     write(tmp_path, **{".git__config": b"[core]", "__pycache____x": b"cached"})
     (tmp_path / "__pycache__").mkdir()

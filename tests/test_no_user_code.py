@@ -1,4 +1,4 @@
-"""Files from strangers: with --no-user-code nothing that lies beside them, or in the current folder, is imported."""
+"""Untrusted files: with --no-user-code nothing that lies beside them, or in the current folder, is imported."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PLANTED = (
 
 
 @pytest.fixture
-def strange(tmp_path: Path) -> Path:
+def untrusted(tmp_path: Path) -> Path:
     """A folder whose modules leave a mark when they are imported, and whose repository runs a program of its own."""
-    folder = tmp_path / "strange"
+    folder = tmp_path / "untrusted"
     folder.mkdir()
     for name in PLANTED:
         (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r})\n")
@@ -56,7 +56,7 @@ def call(*arguments: object, cwd: Path, module: str = "harness.run") -> subproce
 
 def test_the_console_script_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
     """An empty entry of PYTHONPATH is the current folder, which Python then looks into before anything else."""
-    folder = tmp_path / "strange"
+    folder = tmp_path / "untrusted"
     folder.mkdir()
     for name in ("typer", "rich"):
         (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r})\n")
@@ -74,12 +74,12 @@ def mark(folder: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(strange: Path) -> None:
-    (strange / "e.yaml").write_text(SMALL + "workload: own_workload:Own\n")
-    done = call("e.yaml", "--no-user-code", "--dry-run", cwd=strange)
+def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(untrusted: Path) -> None:
+    (untrusted / "e.yaml").write_text(SMALL + "workload: own_workload:Own\n")
+    done = call("e.yaml", "--no-user-code", "--dry-run", cwd=untrusted)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "workload: got 'own_workload:Own'; --no-user-code allows built-in workloads only" in done.stderr
-    assert mark(strange) == ""
+    assert mark(untrusted) == ""
 
 
 UNKNOWN = SMALL + "optimizer: {name: SGDD}\n"
@@ -98,23 +98,23 @@ UNKNOWN = SMALL + "optimizer: {name: SGDD}\n"
     ],
     ids=["run", "doctor", "cli run", "cli plan", "report", "cli report"],
 )
-def test_no_command_imports_what_lies_in_the_current_folder(
-    strange: Path, module: str, arguments: list[str], problem: str
+def test_no_command_imports_modules_of_the_current_folder(
+    untrusted: Path, module: str, arguments: list[str], problem: str
 ) -> None:
     """Modules of the standard library too: ``python -m`` puts the current folder before everything."""
-    (strange / "e.yaml").write_text(UNKNOWN)
-    done = call(*arguments, "--no-user-code", cwd=strange, module=module)
-    assert mark(strange) == ""
+    (untrusted / "e.yaml").write_text(UNKNOWN)
+    done = call(*arguments, "--no-user-code", cwd=untrusted, module=module)
+    assert mark(untrusted) == ""
     assert done.returncode == 2, done.stdout + done.stderr
     assert problem in done.stderr
 
 
-def test_a_report_in_a_strangers_folder_imports_nothing_of_it(strange: Path) -> None:
-    shutil.copytree(ROOT / "results" / "example", strange / "example")
-    (run_folder,) = {path.parent for path in (strange / "example").rglob("plan.json")}
-    done = call(run_folder.relative_to(strange), "--no-user-code", cwd=strange, module="harness.report")
+def test_a_report_in_an_untrusted_folder_imports_nothing_of_it(untrusted: Path) -> None:
+    shutil.copytree(ROOT / "results" / "example", untrusted / "example")
+    (run_folder,) = {path.parent for path in (untrusted / "example").rglob("plan.json")}
+    done = call(run_folder.relative_to(untrusted), "--no-user-code", cwd=untrusted, module="harness.report")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert mark(strange) == ""
+    assert mark(untrusted) == ""
 
 
 def refused(file: Path) -> list[str]:
@@ -139,50 +139,50 @@ def refused(file: Path) -> list[str]:
         ("cells: [{per_device_batch_size: 8, workload.download: [true]}]\n", "nothing is downloaded"),
     ],
 )
-def test_what_a_strangers_file_may_not_name(tmp_path: Path, text: str, problem: str) -> None:
+def test_options_refused_with_no_user_code(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "e.yaml").write_text(SMALL + text)
-    (said,) = refused(tmp_path / "e.yaml")
-    assert problem in said
+    (output,) = refused(tmp_path / "e.yaml")
+    assert problem in output
 
 
 @pytest.mark.parametrize("name", ["scaling", "smoke"])
-def test_the_experiments_that_come_with_it_are_no_strangers(name: str) -> None:
+def test_the_projects_own_experiments_are_allowed(name: str) -> None:
     file = ROOT / "experiments" / f"{name}.yaml"
     assert refused(file) == []
 
 
-def test_a_download_that_is_off_is_none(tmp_path: Path) -> None:
+def test_a_disabled_download_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(SMALL + "workload_options: {download: false}\n")
     assert refused(tmp_path / "e.yaml") == []
 
 
-def test_without_the_option_it_is_imported(strange: Path) -> None:
-    (strange / "e.yaml").write_text(SMALL + "workload: own_workload:Own\n")
-    done = call(strange / "e.yaml", "--dry-run", cwd=ROOT)
+def test_without_the_option_the_workload_is_imported(untrusted: Path) -> None:
+    (untrusted / "e.yaml").write_text(SMALL + "workload: own_workload:Own\n")
+    done = call(untrusted / "e.yaml", "--dry-run", cwd=ROOT)
     assert done.returncode == 2
-    assert "own_workload" in mark(strange)
+    assert "own_workload" in mark(untrusted)
 
 
-def test_nothing_in_the_current_folder_is_imported_for_a_plan(strange: Path) -> None:
-    (strange / "e.yaml").write_text(SMALL)
-    done = call("e.yaml", "--no-user-code", "--dry-run", cwd=strange)
+def test_nothing_in_the_current_folder_is_imported_for_a_plan(untrusted: Path) -> None:
+    (untrusted / "e.yaml").write_text(SMALL)
+    done = call("e.yaml", "--no-user-code", "--dry-run", cwd=untrusted)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert mark(strange) == ""
+    assert mark(untrusted) == ""
 
 
-def test_the_folder_of_a_file_with_a_built_in_workload_is_never_on_the_import_path(strange: Path) -> None:
-    (strange / "e.yaml").write_text(SMALL)
-    assert call(strange / "e.yaml", "--dry-run", cwd=ROOT).returncode == 0
-    assert mark(strange) == ""
+def test_the_folder_of_a_file_with_a_built_in_workload_is_never_on_the_import_path(untrusted: Path) -> None:
+    (untrusted / "e.yaml").write_text(SMALL)
+    assert call(untrusted / "e.yaml", "--dry-run", cwd=ROOT).returncode == 0
+    assert mark(untrusted) == ""
 
 
 @pytest.mark.slow
-def test_a_whole_run_imports_and_calls_nothing_of_the_folder(strange: Path) -> None:
+def test_a_whole_run_imports_and_calls_nothing_of_the_folder(untrusted: Path) -> None:
     text = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1], per_device_batch_size: 8}\n"
     text += "throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 2, window_seconds: 0, twin: false, "
     text += "explain: false}\nworkload_options: {width: 4}\nequivalence: false\nlauncher: [ray, torchrun]\n"
-    (strange / "e.yaml").write_text(text)
-    done = call("e.yaml", "--no-user-code", "--quiet", cwd=strange)
+    (untrusted / "e.yaml").write_text(text)
+    done = call("e.yaml", "--no-user-code", "--quiet", cwd=untrusted)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert mark(strange) == ""
-    assert [path.name for path in (strange / "results" / "small").iterdir()]
+    assert mark(untrusted) == ""
+    assert [path.name for path in (untrusted / "results" / "small").iterdir()]
