@@ -89,7 +89,7 @@ def test_the_command_has_the_options_that_are_shown() -> None:
 def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inventory) -> None:
     plan = make_plan(config.load_experiment(path), inventory)
     assert plan.trials or {skip.reason.split(":")[0] for skip in plan.skips} <= {"too few devices"} | {
-        "single trains on one device"
+        "single runs on at most one device"
     }
 
 

@@ -164,7 +164,7 @@ def test_ddp_over_both_nodes_trains_as_one_device_does(results: Results) -> None
 def test_dp_is_skipped_across_nodes(results: Results) -> None:
     dp = results.trials[(results.trials["strategy"] == "dp") & (results.trials["nodes"] == 2)]
     assert set(dp["outcome"]) == {"skipped"}
-    assert set(dp["reason"]) == {"dp drives its devices from one process and cannot span nodes"}
+    assert set(dp["reason"]) == {"dp runs on one node only: one process uses all its devices"}
 
 
 def test_both_nodes_and_their_interface_are_in_the_environment(results: Results) -> None:

@@ -13,10 +13,10 @@ from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES, FINDINGS
 
 FAILED = {
-    "check": "it runs",
+    "check": "execution",
     "severity": "error",
-    "means": "the doctor's trial itself failed; the cells that it represents are likely to fail too",
-    "advice": "read the trial's log, and run the workload as `single` on one device first",
+    "means": "failure of the doctor's trial itself; the cells that it represents are likely to fail too",
+    "advice": "read the log of the trial, and run the workload as `single` on one device first",
 }
 
 

@@ -50,7 +50,7 @@ NoUserCode = Annotated[
 ]
 Preflight = Annotated[
     bool,
-    typer.Option("--preflight/--no-preflight", help="Let the doctor examine each kind of cell first."),
+    typer.Option("--preflight/--no-preflight", help="Examine each kind of cell, first in its worker group (doctor)."),
 ]
 Inline = Annotated[
     bool, typer.Option("--inline", help="For a debugger: one rank in this process, without Ray; its rows are marked.")

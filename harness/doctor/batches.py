@@ -1,4 +1,4 @@
-"""Batches divide: each device gets its part of every batch, and the last batch of an epoch is known."""
+"""Batch divisibility: the samples of each device in the last global batch of an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives: correct sums and copies over these ranks, and their speed at the sizes of the model."""
+"""Collectives: results of all-reduce and broadcast over these ranks, and their speed at the sizes of the model."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
             Finding(
                 NAME,
                 "error",
-                f"{', '.join(what)} gave wrong numbers on rank {', '.join(map(str, wrong))} of {len(results)}",
-                "gradients are not averaged correctly over the ranks: no result of such a training is right",
-                "look at the backend's version and network; on GPUs run nccl-tests",
+                f"wrong results of {', '.join(what)} on rank {', '.join(map(str, wrong))} of {len(results)}",
+                "wrong averages of gradients over the ranks: every result of such a training is wrong",
+                "check the version of the backend and the network; on GPUs, run nccl-tests",
             )
         )
     fastest = min(result.own_s for result in results)
@@ -96,11 +96,10 @@ def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
             Finding(
                 NAME,
                 "warning",
-                f"the same small work takes {times} ms on ranks 0 to {len(results) - 1}: "
-                + " and ".join(f"rank {rank} on {results[rank].host}" for rank in slow)
-                + " is slow",
-                "every step waits for the slowest rank",
-                "look for other load, lowered clocks or another model of device there",
+                f"time of the same matrix product on ranks 0 to {len(results) - 1}: {times} ms; slow: "
+                + ", ".join(f"rank {rank} on {results[rank].host}" for rank in slow),
+                "a slow rank: every step takes as long as on the slowest rank",
+                "check that host for other load, lowered clocks or another device model",
             )
         )
     return found

@@ -1,4 +1,4 @@
-"""Copies arrive: copies from one GPU to another, directly and through the host, are identical bit for bit."""
+"""GPU copies: copies from one GPU to another, directly and through the host, are identical bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.plan.checks.finding import Finding, join_names
 
-NAME = "copies arrive"
+NAME = "GPU copies"
 SIZES = (1_000, 1_000_000, 16_000_000)
 """Numbers of 8 bytes; corruption on a PCIe path may affect large copies only."""
 REPEATS = 3
@@ -63,10 +63,10 @@ def judge(seen: Sequence[list[Pair]], case: Case) -> list[Finding]:
         Finding(
             NAME,
             "error" if case.cell.traits.replicates else "warning",  # dp copies by itself; NCCL may go another way
-            f"copies differ from what was sent: {join_names(pairs)}",
-            "silent corruption: DataParallel's loss explodes or becomes NaN on such a pair; no number from it counts",
-            "switch the IOMMU or PCIe ACS off in the firmware (or use iommu=pt), or use pairs with NVLink; "
-            "NCCL_P2P_DISABLE does not help dp, which copies by itself",
+            f"corrupt copies between GPUs: {join_names(pairs)}",
+            "silent data corruption: wrong losses or NaN under DataParallel, and no valid result on such a pair",
+            "disable the IOMMU or PCIe ACS in the firmware (or boot with iommu=pt), or use pairs with NVLink; "
+            "NCCL_P2P_DISABLE has no effect on dp, which does not copy with NCCL",
         )
     ]
 

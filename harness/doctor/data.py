@@ -1,4 +1,4 @@
-"""Data is shared out: every rank has the same data set, each index its own sample, and nothing shards it twice."""
+"""Data sharding: the same data set on every rank, one sample for each index, and no second sharding in the data set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 from harness.train.loader import SeededDataset
 
-NAME = "data is shared out"
+NAME = "data sharding"
 PROBES = 64
 """Samples that are compared, spread over the data set."""
 DEPTH = 4
@@ -74,22 +74,24 @@ def _sampler(seen: Sequence[Samples], cell: Cell) -> Iterator[Finding]:
         yield Finding(
             NAME,
             "error",
-            f"a DistributedSampler inside the data set (rank {sampler.rank} of {sampler.replicas}) gives "
-            f"{sampler.gives:,} of {holds:,} samples; the data set has a length of {given:,}, under {cell.strategy}",
-            f"{max(0, holds - given):,} samples are never seen, and their order never changes: nobody calls set_epoch",
-            "give the whole data set: each rank gets its part of every global batch here, in a new order each epoch",
+            f"DistributedSampler inside the data set (rank {sampler.rank} of {sampler.replicas}): {sampler.gives:,} of "
+            f"{holds:,} samples; length of the data set under {cell.strategy}: {given:,}",
+            f"{max(0, holds - given):,} samples are never used, and the order is the same in every epoch, as set_epoch "
+            "is never called",
+            "return the whole data set from datasets(); the harness gives each rank its share of every global batch, "
+            "in a new order each epoch",
         )
 
 
 def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
     lengths = [rank.count for rank in seen]
-    advice = "datasets() must give every rank the same data: no rank, time or unseeded randomness in it"
+    advice = "datasets() must return the same data on every rank: no use of the rank, the time or unseeded randomness"
     if len(set(lengths)) > 1:
         yield Finding(
             NAME,
             "error",
-            f"the training set has {', '.join(f'{n:,}' for n in lengths)} samples on ranks 0 to {len(seen) - 1}",
-            "ranks share out different data: samples are missed or seen twice",
+            f"size of the training set: {', '.join(f'{n:,}' for n in lengths)} samples on ranks 0 to {len(seen) - 1}",
+            "shards of different data sets: some samples are never used, others twice an epoch",
             advice,
         )
     elif len(seen) > 1 and any(rank.first != seen[0].first for rank in seen):
@@ -98,8 +100,8 @@ def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
         yield Finding(
             NAME,
             "error",
-            f"{differ} of {len(seen[0].first)} samples, by index, are not the same on ranks 0 and {other}",
-            "each rank reads its own data: what one global batch holds depends on the number of ranks",
+            f"{differ} of {len(seen[0].first)} compared samples differ between ranks 0 and {other} at the same index",
+            "different data on each rank: the contents of a global batch depend on the number of ranks",
             advice,
         )
 
@@ -111,10 +113,12 @@ def _unstable(seen: Sequence[Samples]) -> Iterator[Finding]:
             yield Finding(
                 NAME,
                 "error",
-                f"{differ} of {len(rank.first)} samples change when read again: same index, epoch and seed",
-                "a rank does not train on the samples of its share: some are seen twice, some never",
-                "a sample must depend on its index, and its randomness on torch's or Python's generator, which are "
-                "seeded for it",
+                f"{differ} of {len(rank.first)} compared samples change when they are read again at the same index, "
+                "epoch and seed",
+                "samples that depend on state or on an unseeded generator: the strategies train on different data, and "
+                "loader workers or ranks may repeat draws",
+                "let a sample depend on its index only, and draw random numbers from torch's or Python's default "
+                "generator, which the harness seeds for each sample",
             )
             return
 
@@ -126,9 +130,9 @@ def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
         yield Finding(
             NAME,
             "warning",
-            f"{probes} indices over the data set give {distinct} different sample(s)",
-            "samples are seen many times an epoch while others may be missed",
-            "let __getitem__ use its index",
+            f"distinct samples at {probes} indices spread over the data set: {distinct}",
+            "repeated samples in every epoch, while others may never be used",
+            "use the index in __getitem__",
         )
 
 

@@ -1,4 +1,4 @@
-"""Devices agree: every tensor of the forward pass is on the device of the input."""
+"""Device placement: every tensor of the forward pass is on the device of the input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import Severity
 
-NAME = "devices agree"
+NAME = "device placement"
 MIXING = ("copy_", "_to_copy", "_pack_padded_sequence", "index", "index_put", "index_put_", "set_")
 """Operators that accept tensors on several devices."""
 BY_NAME = ("no nvidia driver", "not compiled with cuda", "cuda is not available", "invalid device ordinal")
@@ -102,18 +102,18 @@ def observe(subject: Subject) -> Placement:
 
 def judge(seen: Sequence[Placement], case: Case) -> list[Finding]:
     severity: Severity = "error" if case.cell.device == "cuda" else "warning"
-    when = "" if case.cell.device == "cuda" else " On this machine without a GPU it goes unnoticed."
+    when = "" if case.cell.device == "cuda" else " (no effect on this machine, which has no GPU)"
     for rank in seen:
         if found := rank.mismatch:
             return [
                 Finding(
                     NAME,
                     severity,
-                    f"{found.tensor} lies on {found.elsewhere}, the input on {found.own}: they meet in "
-                    f"{found.operator} of {found.module}",
-                    f"the forward pass fails on a GPU, or copies between devices at every step.{when}",
-                    "register it (register_buffer, nn.Parameter, or a submodule in __init__), or make it with "
-                    "device=x.device",
+                    f"{found.tensor} on {found.elsewhere}, input on {found.own}: operands of {found.operator} in "
+                    f"{found.module}",
+                    f"error of the forward pass on a GPU, or a copy between devices in every step{when}",
+                    "register the tensor (register_buffer, nn.Parameter, or a submodule in __init__), or create it "
+                    "with device=x.device",
                 )
             ]
         if rank.by_name:
@@ -121,9 +121,9 @@ def judge(seen: Sequence[Placement], case: Case) -> list[Finding]:
                 Finding(
                     NAME,
                     "error",
-                    f"the workload asks for a device by name: {rank.by_name}",
-                    "it runs on one machine and one GPU only, whatever device a rank was given",
-                    "leave out .cuda() and device='cuda:0': the harness moves model and batch; in forward take "
+                    f"device named in the workload's code: {rank.by_name}",
+                    "the workload ignores the device of its rank: it fails without that device, and ranks share it",
+                    "remove .cuda() and device='cuda:0': the harness moves model and batch; in forward, use "
                     "device=x.device",
                 )
             ]

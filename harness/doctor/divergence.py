@@ -1,4 +1,4 @@
-"""Divergence: the first losses are finite and do not grow, or they do on one device too."""
+"""Divergence: losses of the first steps that are not finite or that grow, against those of one device."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
     cell, losses, alone = case.cell, mean_losses(seen), seen[0].single_device_losses
     if not diverges(losses):
         return []
-    here = f"{cell.strategy} x{cell.devices}: losses {_format_losses(losses)} at a learning rate of {seen[0].lr:g}"
+    here = (
+        f"losses of {cell.strategy} on {cell.devices} devices at a learning rate of {seen[0].lr:g}: "
+        f"{_format_losses(losses)}"
+    )
     if alone and not diverges(alone):
         return [
             Finding(
                 NAME,
                 "error",
-                f"{here}; one device on the same batches: {_format_losses(alone)}",
-                "not the learning rate: this strategy is not equivalent to one device",
-                "look at the other findings; on GPU pairs without NVLink, at whether copies between them arrive",
+                f"{here}; on one device, same batches: {_format_losses(alone)}",
+                "the strategy is not equivalent to one device; the learning rate is not the cause",
+                "see the other findings; on pairs of GPUs without NVLink, check the copies between them (nccl-tests)",
             )
         ]
-    also = f"; one device on the same batches does too: {_format_losses(alone)}" if alone else ""
+    also = f"; on one device, same batches: {_format_losses(alone)}" if alone else ""
     return [
         Finding(
             NAME,
             "warning",
             here + also,
-            "the training diverges from its first steps: its cells end as diverged rows",
-            "a smaller learning rate, or a warm-up",
+            "divergence in the first steps, on one device too: such trials end with the outcome diverged"
+            if alone
+            else "divergence in the first steps: such trials end with the outcome diverged",
+            "use a smaller learning rate, or a learning-rate warm-up (training.warmup_epochs)",
         )
     ]
 

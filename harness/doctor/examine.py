@@ -33,7 +33,7 @@ from harness.plan.checks.finding import Finding
 from harness.plan.rows import TrialFacts
 from harness.plan.trial import TrialResult
 
-RUNS = "it runs"
+EXECUTION = "execution"
 CHECKS: tuple[Check[Any], ...] = (
     devices.CHECK,
     randomness.CHECK,
@@ -81,7 +81,7 @@ class DoctorTrialFailed(Exception):
 
 
 def run_doctor_trial(context: TrialContext) -> TrialResult:
-    """Examine a cell; after an error, no trial of the same kind is measured."""
+    """Examine a cell; after an error, later trials of the same kind are skipped."""
     with context.part("build"):
         workload, datasets = context.workload()
     cell = context.trial.cell
@@ -108,7 +108,7 @@ def examine(subject: Subject) -> DoctorReport:
     seen, failed = _observe_alone(subject)
     stops = _judge_before_steps(found, seen, Case(subject.cell))
     if failed and not any_error(found.findings):
-        found.findings += _did_not_run(failed, real_steps_fail=_fails_in_steps(subject))
+        found.findings += _failed_alone(failed, real_steps_fail=_fails_in_steps(subject))
     if stops or (failed and any_error(found.findings)):
         return found
     try:
@@ -168,22 +168,22 @@ def _fails_in_steps(subject: Subject) -> bool:
     return any(subject.ranks.gather(fails))
 
 
-def _did_not_run(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding]:
+def _failed_alone(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding]:
     """Return a finding for checks that raised: the workload does not run, or not on a few samples."""
     check, text = next(iter(failed.items()))
     if real_steps_fail:
-        means, advice = "the workload fails on its own data", "run it as `single` on one device first"
-        return [Finding(RUNS, "error", f"{text}, in the check: {check}", means, advice)]
-    means = "it takes steps with the cell's own batch, but not with a few samples: these checks have no result here"
+        means, advice = "an error of the workload on its own data", "run it as `single` on one device first"
+        return [Finding(EXECUTION, "error", f"{text}, in the check: {check}", means, advice)]
+    means = "steps run with the cell's own batch, but not with a few samples: these checks have no result"
     advice = "nothing to do if the workload needs more than a few samples in a batch"
-    return [Finding(RUNS, "warning", f"{text}, in the checks: {', '.join(failed)}", means, advice)]
+    return [Finding(EXECUTION, "warning", f"{text}, in the checks: {', '.join(failed)}", means, advice)]
 
 
 def _take_steps_and_judge(subject: Subject, found: DoctorReport, seen: Seen) -> None:
     """Take real steps in the wrapper, which the later checks share; then make these checks."""
-    unmoved = _unmoved_without_wrapper(subject)
-    if any_error(unmoved):
-        found.findings += unmoved  # in the wrapper it would fail with a less clear error
+    unchanged = _unchanged_without_wrapper(subject)
+    if any_error(unchanged):
+        found.findings += unchanged  # in the wrapper it would fail with a less clear error
         return
     own = steps.observe(subject.fresh())
     steps.add_single_device_losses(subject.fresh(), own)
@@ -214,9 +214,9 @@ def _judge_after_steps(check: Check[Any], subject: Subject, found: DoctorReport,
         found.figures |= check.figures(values, case)
 
 
-def _unmoved_without_wrapper(subject: Subject) -> Sequence[Finding]:
-    """Return findings on parameters that do not move on one device: ddp would only report an unfinished reduction."""
+def _unchanged_without_wrapper(subject: Subject) -> Sequence[Finding]:
+    """Return findings on parameters that one device does not change: ddp would only report an unfinished reduction."""
     if subject.ranks.world_size == 1:
         return []
     own = steps.observe_own_part(subject.fresh())
-    return parameters.still(subject.ranks.gather(own), subject.cell)
+    return parameters.unchanged(subject.ranks.gather(own), subject.cell)

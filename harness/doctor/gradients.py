@@ -1,4 +1,4 @@
-"""Loss and gradients scale: the gradient of a strategy equals that of one device at the same global batch."""
+"""Gradient scaling: the gradient of a strategy against that of one device at the same global batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.plan.checks.finding import Finding, join_names
 from harness.train.loader import Share
 from harness.train.training import Training
 
-NAME = "loss and gradients scale"
+NAME = "gradient scaling"
 ALIKE = 0.005
 """Largest relative difference (norm over norm) of gradients that differ only in the order of sums."""
 SHARE = 0.02
@@ -97,11 +97,12 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
             Finding(
                 NAME,
                 "error",
-                f"{cell.strategy} on {cell.devices} devices: gradients are {times} one device's at the same global "
+                f"gradient of {cell.strategy} on {cell.devices} devices: {times} that of one device at the same global "
                 f"batch of {seen[0].batch} (factor {factor:.3f})",
-                "a sum stands where a mean is meant, or the reverse: the effective learning rate depends on the number "
-                "of devices",
-                "loss() must return the sum over its batch and the batch's weight (samples or tokens), both unscaled",
+                "sum over the devices instead of a mean, or the reverse: the effective learning rate depends on the "
+                "number of devices",
+                "loss() must return the sum over its batch and the weight of the batch (samples or tokens), both "
+                "unscaled",
             )
         ]
     differ = sorted(products, key=lambda name: relative(*products[name]), reverse=True)
@@ -110,11 +111,11 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
         Finding(
             NAME,
             "error",
-            f"{cell.strategy} on {cell.devices} devices: gradients differ from one device's by "
-            f"{100 * relative(cross, one, own):.0f} % (factor {factor:.3f}); most in {join_names(names)}",
+            f"relative difference of the gradient of {cell.strategy} on {cell.devices} devices from that of one "
+            f"device: {100 * relative(cross, one, own):.0f} % (factor {factor:.3f}); largest in {join_names(names)}",
             "the strategy is not equivalent to one device at the same global batch",
-            "loss() must be a sum over samples, each by itself: nothing that is normalised over the batch, no sample "
-            "that sees another, no state of one rank",
+            "loss() must be a sum of independent terms, one a sample: no normalisation over the batch, no dependence "
+            "between samples, no state of one rank",
         )
     ]
 

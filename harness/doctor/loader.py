@@ -1,4 +1,4 @@
-"""The loader keeps up: samples/s of the loader alone and of the model alone."""
+"""Loader throughput: samples/s of the loader alone against those of the model alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.plan.cell import int_option
 from harness.plan.checks.finding import Finding
 from harness.train.loader import batches, endless_shares
 
-NAME = "the loader keeps up"
+NAME = "loader throughput"
 SECONDS = 0.3
 MOST, MOST_SAMPLES = 50, 64
 """Largest number of batches, and of samples in the batch of a rank."""
@@ -60,10 +60,9 @@ def judge(seen: Sequence[float | None], case: Case) -> list[Finding]:
         Finding(
             NAME,
             "warning",
-            f"the loader alone gives {1 / loader:,.0f} samples/s with {workers} workers, the model alone takes "
-            f"{1 / model:,.0f}: the loader limits",
-            "throughput and scaling are those of the loader, not of the model",
-            "raise loader.workers where cores are free, make samples cheaper, or measure with data: synthetic_device",
+            f"loader alone, {workers} workers: {1 / loader:,.0f} samples/s; model alone: {1 / model:,.0f} samples/s",
+            "loader-bound: the measured throughput and scaling are those of the loader",
+            "raise loader.workers if cores are free, make samples cheaper, or measure with data: synthetic_device",
         )
     ]
 

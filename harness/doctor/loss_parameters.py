@@ -1,4 +1,4 @@
-"""Parameters move: every nn.Parameter that the loss depends on belongs to the model, else it is never updated."""
+"""Loss parameters: every nn.Parameter that the loss depends on belongs to the model, else it is never updated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def observe(subject: Subject) -> list[str]:
     loss, _ = subject.workload.loss(model, subject.first_samples(SMALL))
     own = {id(parameter) for parameter in model.parameters()}
     foreign = [leaf for leaf in _leaves(loss) if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
-    return [name_of(leaf, hidden) or f"one of shape {tuple(leaf.shape)} made in forward" for leaf in foreign]
+    return [name_of(leaf, hidden) or f"shape {tuple(leaf.shape)}, created in forward" for leaf in foreign]
 
 
 def judge(seen: Sequence[list[str]], case: Case) -> list[Finding]:
@@ -31,9 +31,10 @@ def judge(seen: Sequence[list[str]], case: Case) -> list[Finding]:
         Finding(
             parameters.NAME,
             "error",
-            f"the loss depends on {len(names)} parameters that are not the model's: {join_names(names)}",
-            "the optimizer, the strategy and .to(device) do not know them: they are never trained, moved or exchanged",
-            "make modules in __init__ and keep them as attributes, in nn.ModuleList or nn.ModuleDict",
+            f"parameters of the loss that are not in model.parameters(): {len(names)} ({join_names(names)})",
+            "unregistered parameters: no optimizer updates them, no strategy synchronises them, .to(device) does not "
+            "move them",
+            "create modules in __init__ and keep them as attributes, in nn.ModuleList or nn.ModuleDict",
         )
     ]
 
@@ -52,4 +53,4 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
         waiting += [following for following, _ in node.next_functions]
 
 
-CHECK = Check("parameters of the loss", observe, judge, stops=True)
+CHECK = Check("loss parameters", observe, judge, stops=True)

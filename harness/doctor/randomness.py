@@ -1,4 +1,4 @@
-"""Randomness: ranks start from the same weights and draw different dropout masks."""
+"""Randomness: equal initial parameters on all ranks, and different dropout masks."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def judge(seen: Sequence[Mapping[str, str]], case: Case) -> list[Finding]:
     if not names:
         return []
     consequence = (
-        "fsdp shards each rank's own values: the model is put together from different ones"
+        "fsdp shards the values of each rank: the model is assembled from different initializations"
         if case.cell.traits.shards_parameters
-        else "ddp starts from rank 0's; what the other ranks set up from their own is wrong"
+        else "ddp broadcasts rank 0's parameters; values that other ranks derived from their own are inconsistent"
     )
     return [
         Finding(
             NAME,
             "error",
-            f"{len(names)} of {len(seen[0])} parameters start from different values on the {len(seen)} ranks: "
+            f"initial values of {len(names)} of {len(seen[0])} parameters differ between the {len(seen)} ranks: "
             f"{join_names(names)}",
             consequence,
-            "build_model() must draw from torch's generator alone, which is seeded alike on every rank: no seed from "
-            "the rank, the time or the process",
+            "in build_model(), draw from torch's default generator only, whose seed is the same on every rank; take no "
+            "seed from the rank, the time or the process",
         )
     ]
 
@@ -50,9 +50,10 @@ def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
         Finding(
             NAME,
             "warning",
-            f"{len(drawing)} ranks draw random numbers in their steps, from {len(set(drawing))} different state(s)",
-            "dropout masks repeat from rank to rank: the ranks' samples are not independent draws",
-            "leave out torch.manual_seed in forward and loss; each rank gets a stream of its own here",
+            f"random states after the steps on {len(drawing)} ranks that draw random numbers: {len(set(drawing))} "
+            "distinct",
+            "equal dropout masks on several ranks: the draws of the ranks are not independent",
+            "remove torch.manual_seed from forward and loss; the harness seeds each rank differently",
         )
     ]
 

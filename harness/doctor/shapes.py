@@ -1,4 +1,4 @@
-"""Shapes survive: the outputs of DataParallel's replicas can be gathered into the output of one device."""
+"""Output shapes: the outputs of DataParallel's replicas can be gathered into the output of one device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.doctor.subject import SMALL, Subject
 from harness.plan.checks.finding import Finding
 from harness.train.strategies.cpu_replicas import ReplicatedModule, scatter
 
-NAME = "shapes survive"
+NAME = "output shapes"
 Shapes = list[tuple[int, ...]]
 
 
@@ -60,9 +60,9 @@ def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
             Finding(
                 NAME,
                 "error",
-                f"forward fails on a replica's part of the batch: {shapes.failed}",
-                "dp splits every tensor that goes into forward along its first dimension, and passes the rest on whole",
-                "give forward tensors whose first dimension is the batch; make states, as of an RNN, inside forward",
+                f"error of forward on a replica's part of the batch: {shapes.failed}",
+                "dp splits every tensor argument of forward along its first dimension; other arguments are not split",
+                "pass tensors whose first dimension is the batch; create states, such as those of an RNN, in forward",
             )
         ]
     if shapes.loss:
@@ -70,9 +70,9 @@ def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
             Finding(
                 NAME,
                 "error",
-                f"under dp the loss has the shape {shapes.loss}: forward returns a single number",
-                "gather makes a vector of the replicas' numbers, and backward needs one",
-                "compute the loss outside the model, or add up what forward returns: model(...).sum()",
+                f"shape of the loss under dp: {shapes.loss}; each replica's forward returns a scalar",
+                "gather stacks the scalars of the replicas to a vector, and backward needs a scalar",
+                "compute the loss outside the model, or sum the output of forward: model(...).sum()",
             )
         ]
     return _gathered(shapes)
@@ -91,9 +91,9 @@ def _gathered(outputs: Outputs) -> list[Finding]:
                 Finding(
                     NAME,
                     "error",
-                    f"output {position} has the shapes {shown} on dp's replicas",
-                    "gather joins them along the first dimension and fails: the others differ from replica to replica",
-                    "pad to a length that the whole batch shares: pad_packed_sequence(..., total_length=x.size(1))",
+                    f"shapes of output {position} on dp's replicas: {shown}",
+                    "gather fails: it concatenates along the first dimension, and the other dimensions differ",
+                    "pad to one length for the whole batch: pad_packed_sequence(..., total_length=x.size(1))",
                 )
             ]
         # single numbers: the check of gradients shows whether the loss combines them correctly
@@ -103,9 +103,9 @@ def _gathered(outputs: Outputs) -> list[Finding]:
                 Finding(
                     NAME,
                     "error",
-                    f"output {position} is {tuple(shape)} on one device, {shown} on dp's replicas",
-                    "its first dimension is not the batch: gather joins what does not belong side by side",
-                    "return the batch as the first dimension (batch_first=True), or leave that output out",
+                    f"shape of output {position}: {tuple(shape)} on one device, {shown} on dp's replicas",
+                    "gather concatenates along the first dimension, which is not the batch",
+                    "return the batch as the first dimension (batch_first=True), or omit that output",
                 )
             ]
     return []

@@ -1,4 +1,4 @@
-"""State in forward: DataParallel's replicas lose values that a forward pass writes into its module."""
+"""State in forward: values that a forward pass writes into its module, which DataParallel's replicas lose."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ def judge(seen: Sequence[dict[str, bool]], case: Case) -> list[Finding]:
         Finding(
             check,
             "warning",
-            f"forward writes {'the trainable parameters ' if check == parameters.NAME else ''}"
+            f"{'trainable parameters' if check == parameters.NAME else 'state'} that forward modifies: "
             f"{join_names(names[check])}",
-            f"dp copies the model to its {case.cell.devices} devices at every step: what replicas write is lost "
-            "(the first device keeps what is changed in place, from its part of the batch)",
-            "return it from forward and keep it outside, or use ddp, where each process owns its module",
+            f"dp copies the model to its {case.cell.devices} devices in every step, and modifications of the copies "
+            "are lost (in-place ones persist on the first device, from its part of the batch)",
+            "return the value from forward and keep it outside the model, or use ddp, where each process has its own "
+            "model",
         )
         for check in names
         if names[check]

@@ -1,4 +1,4 @@
-"""A few real steps of the wrapped training: losses, calls, and which parameters moved."""
+"""A few real steps of the wrapped training: losses, calls, and the parameters that do not change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Steps:
     weights: list[float] = field(default_factory=list)
     single_device_losses: list[float] = field(default_factory=list)
     """Mean loss of the same global batches on one device, on rank 0."""
-    unmoved: dict[str, str] = field(default_factory=dict)
+    unchanged: dict[str, str] = field(default_factory=dict)
     """Trainable parameters that did not change, and their gradient: "none", "zero" or "some"."""
     trainable: int = 0
     parameter_bytes: int = 0
@@ -91,7 +91,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
         if name in before and torch.equal(before[name], local_part(parameter).detach()):
             kind = with_gradient.get(name, "none")
             if kind != "some" or not _is_rounding(parameter, training.optimizer):
-                seen.unmoved[name] = kind
+                seen.unchanged[name] = kind
     if not subject.cell.traits.shards_parameters:
         seen.digests = {name: digest_of(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
     return seen

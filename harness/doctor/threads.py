@@ -1,4 +1,4 @@
-"""Threads: no more computing threads on a node than processors."""
+"""Threads: computing threads and loader workers of a node against its processors."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ def judge(seen: Sequence[Threads], case: Case) -> list[Finding]:
             "warning",
             f"{threads} computing threads{loaders} on a node with {processors} processors "
             f"({busiest[0].threads} threads in the first of its {len(busiest)} rank{'s' * (len(busiest) > 1)})",
-            "threads wait for processors: steps are slower and uneven, increasingly with more ranks",
-            "leave torch.set_num_threads to the harness" if threads > processors else "fewer loader.workers",
+            "oversubscribed processors: slower and less regular steps, increasingly so with more ranks",
+            "remove torch.set_num_threads, which the harness calls itself"
+            if threads > processors
+            else "reduce loader.workers",
         )
     ]
 

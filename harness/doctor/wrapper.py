@@ -1,4 +1,4 @@
-"""Wrapped at all: on several devices, every step calls the wrapper that uses them."""
+"""Wrapper use: on several devices, every step calls the strategy's wrapper."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.doctor.check import Case, Check
 from harness.doctor.steps import Steps
 from harness.plan.checks.finding import Finding
 
-NAME = "wrapped at all"
+NAME = "wrapper use"
 
 
 def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
@@ -18,24 +18,24 @@ def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
             Finding(
                 NAME,
                 "error",
-                f"the workload's own model holds a wrapper ({first.wrapped_by_itself})",
-                "on a CPU or one device it runs the bare model; inside another wrapper it is wrapped twice",
-                "return the bare model from build_model(): the cell's strategy wraps it",
+                f"wrapper inside the workload's own model: {first.wrapped_by_itself}",
+                "two wrappers under dp, ddp or fsdp; on a CPU or one device this wrapper only calls the bare model",
+                "return the bare model from build_model(); the cell's strategy wraps it",
             )
         ]
     if not cell.traits.calls_wrapper or first.calls:
         return []
-    ran = f"the model inside it {first.inner_calls} times" if first.inner_calls else "another model"
+    ran = f"the model inside it {first.inner_calls}" if first.inner_calls else "another model was called"
     return [
         Finding(
             NAME,
             "error",
-            f"{cell.devices} devices are asked for, but {len(first.losses)} steps called {cell.strategy}'s wrapper "
-            f"0 times, and {ran}",
-            "each process trains for itself, or one device does all the work: gradients are never exchanged"
-            if not cell.traits.one_process
-            else "one device does all the work",
-            "call the model that is given to loss(model, batch), as model(x): not self.model, not model.module",
+            f"forward calls of {cell.strategy}'s wrapper in {len(first.losses)} steps on {cell.devices} devices: "
+            f"0; {ran}",
+            "computation on one device only"
+            if cell.traits.one_process
+            else "no gradient synchronisation: each process trains a model of its own",
+            "call the model that loss(model, batch) receives, model(x); not self.model, not model.module",
         )
     ]
 

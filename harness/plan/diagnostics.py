@@ -58,6 +58,9 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
 def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     """Return the examinations: each strategy with each model on its most devices, and each number of devices once.
 
+    Each is the first trial of its worker group. Groups are in random order, so that trials of the same kind in other
+    groups of the block may come before it.
+
     Ranks are the same under either launcher; if there are cells of both, those under Ray are preferred, which starts
     the processes of a group once for all its trials.
     """

@@ -20,20 +20,19 @@ def reason_to_skip(cell: Cell, machine: Machine) -> SkipReason | None:
 def _strategy_applies(cell: Cell, machine: Machine) -> SkipReason | None:
     most = cell.traits.most_devices
     if most is not None and max(cell.devices, cell.nodes) > most:
-        text = f"{cell.strategy} trains on {'one device' if most == 1 else f'{most} devices at most'}"
-        return SkipReason("strategy_devices", text)
+        limit = "one device" if most == 1 else f"{most} devices"
+        return SkipReason("strategy_devices", f"{cell.strategy} runs on at most {limit}")
     if cell.nodes > 1 and not cell.traits.spans_nodes:
-        text = f"{cell.strategy} drives its devices from one process and cannot span nodes"
-        return SkipReason("strategy_nodes", text)
+        return SkipReason("strategy_nodes", f"{cell.strategy} runs on one node only: one process uses all its devices")
     return None
 
 
 def _launcher_applies(cell: Cell, machine: Machine) -> SkipReason | None:
     """Forbid torchrun beside a cluster: it takes the driver's devices without the knowledge of Ray's scheduler."""
     if cell.launcher == "torchrun" and cell.nodes > 1:
-        return SkipReason("launcher_nodes", f"torchrun, the control, runs on one node, not on {cell.nodes}")
+        return SkipReason("launcher_nodes", f"launcher torchrun runs on one node only, not on {cell.nodes}")
     if cell.launcher == "torchrun" and not machine.single_machine:
-        return SkipReason("launcher_cluster", "torchrun, the control, runs on this machine alone, not in a cluster")
+        return SkipReason("launcher_cluster", "launcher torchrun runs on this machine only, not in a cluster")
     return None
 
 
@@ -48,7 +47,7 @@ def _named_devices(cell: Cell, machine: Machine) -> SkipReason | None:
     if not cell.device_ids:
         return None
     if machine.device != "cuda":
-        return SkipReason("device_ids_on_cpu", "device_ids names GPUs; CPU slots have no numbers")
+        return SkipReason("device_ids_on_cpu", "device_ids applies to GPUs; CPU slots have no numbers")
     gpus = next((gpus for gpus in machine.devices_per_node if gpus > max(cell.device_ids)), None)
     if gpus is None:
         have = " + ".join(str(n) for n in machine.devices_per_node)
@@ -94,7 +93,8 @@ def _micro_batches_divide(cell: Cell, machine: Machine) -> SkipReason | None:
     if parts > 1 and cell.strategy_options.get("static_graph"):
         return SkipReason(
             "static_graph",
-            "static_graph does not go with training.accumulation: DDP fails at a backward pass without an exchange",
+            "static_graph is incompatible with training.accumulation: DDP fails in a backward pass without gradient "
+            "synchronisation",
         )
     return None
 

@@ -131,7 +131,7 @@ def preflight_words(results: Results) -> str:
     if not examined:
         return ""
     line = summary_line(results.findings, examined)
-    return f"Before cells of their kind were measured, {line} What is checked: results/README.md."
+    return f"{line} An examination is the first trial of its worker group; after an error, later trials are skipped."
 
 
 def noise_words(noise: pd.DataFrame) -> str:

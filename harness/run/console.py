@@ -43,7 +43,7 @@ WHY = {
     "twin": "for the noise floor (A/A test of the base)",
     "explain": "for the losses of efficiency",
     "equivalence": "for the equivalence of strategies",
-    "doctor": "for the doctor, before cells are measured",
+    "doctor": "for the doctor, each the first trial of its worker group",
 }
 PAIRS = {"versus": "Comparison of strategies", "parity": "Comparison of launchers"}
 COLOURS = {"ok": "green", "skipped": "yellow"}
@@ -288,8 +288,8 @@ def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]
         first = group.iloc[0]
         head = Text.assemble((f"{first['severity']:<8}", SEVERITY_COLOURS[first["severity"]]), f"{first['check']}: ")
         lines += [Text(""), head.append(escape_control(finding_location(group)), style="bold")]
-        for title, text in (("seen", seen_text(group)), ("means", first["means"]), ("do", first["advice"])):
-            lines.append(Text(f"  {title:<6} {escape_control(str(text))}"))
+        for title, text in (("observed", seen_text(group)), ("meaning", first["means"]), ("action", first["advice"])):
+            lines.append(Text(f"  {title:<8}  {escape_control(str(text))}"))
     return [*lines, Text(""), Text(summary_line(findings, len(doctor_labels(plan))), style="bold")]
 
 

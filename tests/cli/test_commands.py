@@ -27,7 +27,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(write_experiment: Write, tm
     assert result.exit_code == 0, result.output
     assert "Plan of small" in result.output
     assert "worker groups of fresh processes" in result.output
-    assert "skipped 1 cell: single trains on one device" in result.output
+    assert "skipped 1 cell: single runs on at most one device" in result.output
     assert "Takes at least" in result.output
     assert not (tmp_path / "out").exists()
     ray = sys.modules.get("ray")

@@ -88,7 +88,7 @@ class HandUpdated(Healthy):
         return super().loss(model, batch)
 
 
-# -- devices agree
+# -- device placement
 
 
 class MaskNotRegistered(Healthy):
@@ -120,7 +120,7 @@ class CudaByName(Healthy):
         return Net().cuda()
 
 
-# -- wrapped at all
+# -- wrapper use
 
 
 class KeepsItsOwnModel(Healthy):
@@ -137,7 +137,7 @@ class WrapsItself(Healthy):
         return nn.DataParallel(Net())
 
 
-# -- parameters move
+# -- parameter updates
 
 
 class UnusedHead(Healthy):
@@ -246,7 +246,7 @@ class RunningMean(Healthy):
         return self.Net()
 
 
-# -- data is shared out
+# -- data sharding
 
 
 class Sampled(Dataset[Any]):
@@ -305,7 +305,7 @@ class AlwaysTheFirst(Healthy):
         return self.Data(), blobs()
 
 
-# -- loss and gradients scale
+# -- gradient scaling
 
 
 class MeanForSum(Healthy):
@@ -345,7 +345,7 @@ class NormalisedOverTheBatch(Healthy):
         return cross_entropy(logits, y, reduction="sum"), torch.tensor(float(len(y)))
 
 
-# -- shapes survive
+# -- output shapes
 
 
 class Sequences(Healthy):
@@ -423,7 +423,7 @@ class HiddenStateFirst(Sequences):
         return super().loss(lambda tokens, lengths: model(tokens, lengths)[0], batch)  # type: ignore[arg-type]
 
 
-# -- the loader keeps up
+# -- loader throughput
 
 
 class SlowSamples(Healthy):
@@ -523,7 +523,7 @@ class Explodes(Healthy):
         return (model(x) - y[:, None]).square().sum(), torch.tensor(float(len(y)))
 
 
-# -- it runs
+# -- execution
 
 
 class Raises(Healthy):
@@ -541,9 +541,9 @@ class NeedsMany(Healthy):
 
 
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
-    "devices agree": [(MaskNotRegistered, "ddp"), (NoiseOnTheHost, "ddp"), (CudaByName, "single")],
-    "wrapped at all": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
-    "parameters move": [
+    "device placement": [(MaskNotRegistered, "ddp"), (NoiseOnTheHost, "ddp"), (CudaByName, "single")],
+    "wrapper use": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
+    "parameter updates": [
         (UnusedHead, "ddp"),
         (UnusedHead, "single"),
         (DetachedFeatures, "ddp"),
@@ -552,27 +552,27 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
         (UpdatesByRank, "ddp"),
     ],
     "state in forward": [(CountsItsSteps, "dp"), (RunningMean, "dp"), (UpdatesItsReplica, "dp")],
-    "data is shared out": [
+    "data sharding": [
         (SamplerInside, "dp"),
         (ShardsByRank, "ddp"),
         (AnySample, "ddp"),
         (AlwaysTheFirst, "single"),
     ],
-    "loss and gradients scale": [
+    "gradient scaling": [
         (MeanForSum, "ddp"),
         (MeanForSum, "fsdp"),
         (MeanOverReplicas, "dp"),
         (NormalisedOverTheBatch, "ddp"),
         (PaddingCounts, "ddp"),
     ],
-    "shapes survive": [(NoTotalLength, "dp"), (HiddenStateFirst, "dp")],
-    "the loader keeps up": [(SlowSamples, "ddp")],
+    "output shapes": [(NoTotalLength, "dp"), (HiddenStateFirst, "dp")],
+    "loader throughput": [(SlowSamples, "ddp")],
     "memory": [(KeepsTooMuch, "ddp")],
     "threads": [(SetsThreads, "single")],
     "randomness": [(SeedsInForward, "ddp"), (SeedsFromTheProcess, "fsdp")],
     "collectives": [(OneSlowRank, "ddp")],
     "divergence": [(Explodes, "ddp"), (Explodes, "single")],
-    "it runs": [(Raises, "ddp")],
+    "execution": [(Raises, "ddp")],
 }
 """The check that must name the fault -> workloads that have it, and under which strategy."""
 HEALTHY: list[tuple[type[Healthy], str]] = [

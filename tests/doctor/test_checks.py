@@ -38,9 +38,9 @@ def test_every_module_that_observes_or_judges_has_a_check_and_it_is_in_the_list(
         assert getattr(module, key) in CHECKS, f"harness/doctor/examine.py: CHECKS lacks {name}.{key}"
 
 
-OF_NO_FAULTY_WORKLOAD = {"batches divide", "copies arrive"}
+OF_NO_FAULTY_WORKLOAD = {"batch divisibility", "GPU copies"}
 """Checks that no workload can fail: test_examine.py has their cases."""
-REPORTS_AS = {"parameters of the loss": "parameters move", "random streams": "randomness"}
+REPORTS_AS = {"loss parameters": "parameter updates", "random streams": "randomness"}
 """Checks whose findings have another check's name."""
 
 
@@ -76,13 +76,13 @@ def test_the_checks_whose_errors_forbid_real_steps() -> None:
     ("check", "by", "severity", "left_out"),
     [
         (parameters.CHECK, wrapper.NAME, "error", True),
-        (parameters.CHECK, "data is shared out", "error", False),
+        (parameters.CHECK, "data sharding", "error", False),
         (divergence.CHECK, parameters.NAME, "error", True),
         (divergence.CHECK, parameters.NAME, "warning", False),
         (gradients.CHECK, parameters.NAME, "error", True),
         (gradients.CHECK, divergence.NAME, "error", False),
         (loader.CHECK, divergence.NAME, "warning", True),
-        (loader.CHECK, "batches divide", "note", False),
+        (loader.CHECK, "batch divisibility", "note", False),
     ],
 )
 def test_a_check_that_would_only_repeat_a_finding_is_left_out(

@@ -25,7 +25,7 @@ FAULTY = [(check, f"{workload.__name__} {strategy}") for check, pairs in FAULTS.
 
 
 OF_NO_WORKLOAD: dict[str, tuple[Callable[[], list[Finding]], Callable[[], list[Finding]]]] = {
-    "batches divide": (
+    "batch divisibility": (
         lambda: batches.uneven_batch("dp", 4, 10),
         lambda: batches.uneven_batch("dp", 4, 12),
     ),
@@ -37,7 +37,7 @@ OF_NO_WORKLOAD: dict[str, tuple[Callable[[], list[Finding]], Callable[[], list[F
         lambda: links.judge([node("a", topology=topology("SYS", "SYS", "SYS"), iommu=True)]),
         lambda: links.judge([node("a", topology=None)]),
     ),
-    "copies arrive": (
+    "GPU copies": (
         lambda: copies.judge([copied(moved_wrongly(("cpu", "cpu:0")))], Case(cell_for("dp", 2))),
         lambda: copies.judge([copied(lambda tensor, to: tensor.clone())], Case(cell_for("dp", 2))),
     ),
@@ -77,7 +77,7 @@ def test_built_in_workloads_have_no_findings(examined: Examined, name: str, mode
 def test_a_failure_on_few_samples_is_no_error_and_its_steps_are_examined(examined: Examined, strategy: str) -> None:
     output = examined[f"NeedsMany {strategy}"]
     (finding,) = output["findings"]
-    assert (finding["check"], finding["severity"]) == ("it runs", "warning"), finding
+    assert (finding["check"], finding["severity"]) == ("execution", "warning"), finding
     assert "too few samples to compare" in finding["seen"] and "memory" in finding["seen"]
     assert "raised" not in output
     assert strategy == "single" or "all-reduce of a number" in output["figures"]
@@ -106,11 +106,11 @@ def test_messages_contain_names_and_numbers(examined: Examined) -> None:
     def seen(name: str) -> str:
         return str(examined[name]["findings"][0]["seen"])
 
-    assert "mask (a plain attribute of Net) lies on cpu" in seen("MaskNotRegistered ddp")
+    assert "mask (a plain attribute of Net) on cpu" in seen("MaskNotRegistered ddp")
     assert "auxiliary.weight, auxiliary.bias" in seen("UnusedHead ddp")
-    assert "trainable parameters centre" in seen("TrainsItsReplica dp")
+    assert "trainable parameters that forward modifies: centre" in seen("TrainsItsReplica dp")
     assert "factor 0.5" in seen("MeanOverReplicas dp")
-    assert "factor 2.0" in seen("MeanForSum ddp") and "2 times" in seen("MeanForSum ddp")
+    assert "factor 2.0" in seen("MeanForSum ddp") and ": 2 times" in seen("MeanForSum ddp")
     assert "64 of 256 samples" in seen("SamplerInside dp")
     assert "rank 1" in seen("OneSlowRank ddp")
     assert "steps" in seen("CountsItsSteps dp") and "mean" in seen("RunningMean dp")

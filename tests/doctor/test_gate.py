@@ -20,15 +20,15 @@ def facts(check: str, severity: str = "error") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("check", "change", "is_refused"),
     [
-        ("shapes survive", {}, True),
-        ("shapes survive", {"per_device_batch_size": 8}, True),
-        ("shapes survive", {"devices": 4}, True),
-        ("shapes survive", {"strategy": "ddp"}, False),
-        ("shapes survive", {"model": "large"}, False),
+        ("output shapes", {}, True),
+        ("output shapes", {"per_device_batch_size": 8}, True),
+        ("output shapes", {"devices": 4}, True),
+        ("output shapes", {"strategy": "ddp"}, False),
+        ("output shapes", {"model": "large"}, False),
         ("memory", {}, True),
         ("memory", {"per_device_batch_size": 128}, True),
         ("memory", {"per_device_batch_size": 63}, False),
-        ("copies arrive", {"device_ids": (1, 2)}, False),
+        ("GPU copies", {"device_ids": (1, 2)}, False),
     ],
 )
 def test_a_cell_is_refused_for_findings_that_apply_to_it(

@@ -63,13 +63,13 @@ def test_cells_with_errors_are_not_measured(make_experiment: Make, tmp_path: Pat
     lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
     for block in (0, 1):  # in its own worker group, and in a later one
         dp = lines["dp", block, ""]
-        assert dp["outcome"] == "skipped" and dp["reason"].startswith("preflight: wrapped at all: 2 devices are asked")
+        assert dp["outcome"] == "skipped" and dp["reason"].startswith("preflight: wrapper use: forward calls of dp")
         assert lines["single", block, ""]["outcome"] == "ok"
     assert pipeline._exit_code(folder, plan) == 1
     results = write_report(folder.path)
-    assert list(results.findings["check"]) == ["wrapped at all"]
+    assert list(results.findings["check"]) == ["wrapper use"]
     report = folder.report.read_text()
-    assert "2 cells examined: 1 error." in report and "0 times, and the model inside it 4 times" in report
+    assert "2 cells examined: 1 error." in report and "0; the model inside it 4" in report
 
 
 def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: Make, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: M
         if name == "without":
             assert findings.empty
             continue
-        assert findings["check"].tolist() == ["batches divide", "versions"]
+        assert findings["check"].tolist() == ["batch divisibility", "versions"]
         assert (
             finding_location(findings.iloc[:1]).startswith("dp (emulated) x3")
             and finding_location(findings.iloc[1:]) == "the nodes"
@@ -105,7 +105,7 @@ def test_a_plan_in_which_every_cell_is_uneven_is_not_called_healthy(make_experim
     Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
     results = harness.load(folder.path)
     assert results.lines and not any(trial.purpose == "doctor" for trial in plan.trials)
-    assert results.findings["check"].tolist() == ["batches divide"]
+    assert results.findings["check"].tolist() == ["batch divisibility"]
 
 
 def folder_report(folder: RunFolder) -> str:
@@ -135,7 +135,7 @@ def test_a_recipe_is_examined_at_the_rate_that_it_begins_with(
         return
     (finding,) = findings
     assert (finding["check"], finding["severity"]) == ("divergence", "warning")
-    assert "at a learning rate of 16" in finding["seen"]
+    assert "at a learning rate of 16:" in finding["seen"]
 
 
 def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
@@ -148,6 +148,15 @@ def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
     mixed = group(("a", "2.14.0"), ("b", "2.15.0"))
     examined = static_findings(plan, {"groups": [mixed, mixed]})
     assert examined["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
+
+
+def test_check_names_of_older_folders_are_shown(make_experiment: Make, tmp_path: Path) -> None:
+    _, folder = measured(make_experiment, tmp_path, "CountsItsSteps", ["dp"])
+    trials = folder.path / "trials.jsonl"
+    assert trials.read_text().count('"check":"state in forward"') == 1
+    trials.write_text(trials.read_text().replace('"check":"state in forward"', '"check":"shapes survive"'))
+    table = findings_table(harness.load(folder.path).findings)
+    assert [" ".join(row.cells).split(" dp ")[0] for row in table.rows] == ["warning shapes survive"]
 
 
 def test_a_warning_forbids_nothing(make_experiment: Make, tmp_path: Path) -> None:
@@ -226,8 +235,8 @@ def test_the_doctor_exits_with_1_on_an_error(tmp_path: Path) -> None:
     done = doctor(tmp_path, "MeanForSum")
     assert done.returncode == 1, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
-    assert "loss and gradients scale: ddp x2" in text and "a sum stands where a mean is meant" in text
-    assert "batches divide: ddp x3" in text and "21, 21, 22" in text
+    assert "gradient scaling: ddp x2" in text and "instead of a mean" in text
+    assert "batch divisibility: ddp x3" in text and "21, 21, 22" in text
     assert "1 error, 1 warning" in text
     assert not list(tmp_path.glob("results"))
 

@@ -25,20 +25,20 @@ def test_each_script_is_printed_with_its_findings(examined: Examined, capsys: py
 
 
 FAULTS = {
-    "PlainListOfLayers": "parameters move",
-    "HiddenStatePassedIn": "shapes survive",
+    "PlainListOfLayers": "parameter updates",
+    "HiddenStatePassedIn": "output shapes",
     "BufferReplacedInForward": "state in forward",
-    "LossComputedInModel": "shapes survive",
-    "PackedWithoutTotalLength": "shapes survive",
-    "PositionsNotABuffer": "devices agree",
-    "PoolerNeverUsed": "parameters move",
-    "CallsThroughModule": "wrapped at all",
-    "MeanTimesNothing": "loss and gradients scale",
-    "OwnNumpyGenerator": "data is shared out",
-    "ShardedTwice": "data is shared out",
-    "LossMadeAnew": "parameters move",
+    "LossComputedInModel": "output shapes",
+    "PackedWithoutTotalLength": "output shapes",
+    "PositionsNotABuffer": "device placement",
+    "PoolerNeverUsed": "parameter updates",
+    "CallsThroughModule": "wrapper use",
+    "MeanTimesNothing": "gradient scaling",
+    "OwnNumpyGenerator": "data sharding",
+    "ShardedTwice": "data sharding",
+    "LossMadeAnew": "parameter updates",
     "SeededByRank": "randomness",
-    "HeadMadeInForward": "parameters move",
+    "HeadMadeInForward": "parameter updates",
 }
 """The check that is to name what is wrong with a script; the others are unusual, and healthy."""
 

@@ -64,6 +64,4 @@ def test_a_tensor_in_a_list_is_named_where_devices_meet() -> None:
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
     subject = Subject(cell_for("single", 1), workload, workload.datasets(), 0, ranks)
     (finding,) = devices.judge([devices.observe(subject)], Case(subject.cell))
-    assert finding.seen.startswith(
-        "scales[1] (in a plain list) lies on cpu, the input on the model's device: they meet"
-    )
+    assert finding.seen.startswith("scales[1] (in a plain list) on cpu, input on the model's device: operands of mul")

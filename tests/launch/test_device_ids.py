@@ -104,7 +104,7 @@ def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_
         ("single", (1,)),
         *((strategy, ids) for strategy in ("dp", "ddp") for ids in ((0, 1), (1, 2))),
     }
-    assert {skip.reason for skip in plan.skips} == {"single trains on one device"}
+    assert {skip.reason for skip in plan.skips} == {"single runs on at most one device"}
     assert {len({t.cell.device_ids for t in group.trials}) for group in plan.groups} == {1}
     for trial in plan.trials:
         assert base_cell(trial.cell).device_ids == trial.cell.device_ids[:1]
@@ -127,8 +127,8 @@ def test_on_cpu_slots_they_are_skipped_rows(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(PAIRS), laptop())
     assert not plan.trials
     assert {skip.reason for skip in plan.skips} == {
-        "single trains on one device",
-        "device_ids names GPUs; CPU slots have no numbers",
+        "single runs on at most one device",
+        "device_ids applies to GPUs; CPU slots have no numbers",
     }
 
 

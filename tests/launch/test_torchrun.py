@@ -92,7 +92,7 @@ def test_torchrun_is_for_one_machine(make_experiment: Make) -> None:
     assert not make_plan(experiment, here).skips
     for inventory in (replace(here, attached=True), gpu_cluster(nodes=2)):
         plan = make_plan(experiment, inventory)
-        reason = "torchrun, the control, runs on this machine alone, not in a cluster"
+        reason = "launcher torchrun runs on this machine only, not in a cluster"
         assert not plan.trials and {skip.reason for skip in plan.skips} == {reason}
 
 

@@ -34,7 +34,7 @@ def test_a_worker_group_needs_one_placement(make_experiment: Make) -> None:
 def test_infeasible_trials_are_skipped_once_each_with_the_reason(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(GRID, throughput={"blocks": 2}), laptop())
     assert Counter(skip.reason for skip in plan.skips) == {
-        "single trains on one device": 8,
+        "single runs on at most one device": 8,
         "too few devices: needs 4 on one node, has 2 CPU slots": 8,
     }
 

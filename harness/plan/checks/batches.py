@@ -1,4 +1,4 @@
-"""Batches divide: each device gets its part of every batch, and the last batch of an epoch is known."""
+"""Batch divisibility: the samples of each device in every global batch, and in the last one of an epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 
-NAME = "batches divide"
+NAME = "batch divisibility"
 
 
 def judge(samples: int, batch: int, cell: Cell, *, epochs: bool) -> list[Finding]:
@@ -22,16 +22,16 @@ def judge(samples: int, batch: int, cell: Cell, *, epochs: bool) -> list[Finding
         Finding(
             NAME,
             "note",
-            f"the last batch of an epoch has {left} of {batch} samples for {cell.devices} devices "
+            f"last batch of an epoch: {left} of {batch} samples for {cell.devices} devices "
             f"({samples:,} training samples)",
-            f"{cell.devices - left} devices sit idle in that step; its weight is that of its samples",
-            "a batch size that leaves more, if that step matters",
+            f"devices without samples in that step: {cell.devices - left}; its gradient is the mean over its samples",
+            "choose a batch size with a larger remainder, if that step matters",
         )
     ]
 
 
 def uneven_batch(strategy: str, devices: int, batch: int) -> list[Finding]:
-    """Return a finding if a global batch does not divide by the devices, with the share of each."""
+    """Return a finding if a global batch does not divide by the devices, with the samples of each."""
     if batch % devices == 0:
         return []
     sizes = part_sizes(strategy, batch, devices)
@@ -42,11 +42,10 @@ def uneven_batch(strategy: str, devices: int, batch: int) -> list[Finding]:
         Finding(
             NAME,
             "error" if batch < devices else "warning",
-            f"{strategy} on {devices} devices would split a global batch of {batch} into {gets}"
-            + (f": {idle} sit idle" if idle else ""),
-            "such a cell is skipped: its devices would not do equal work; in an epoch what is left over makes a last, "
-            "smaller batch",
-            f"a global batch of {nearest}, or another multiple of {devices}",
+            f"samples of each device under {strategy} on {devices} devices at a global batch of {batch}: {gets}"
+            + (f" ({idle} without samples)" if idle else ""),
+            "unequal work of the devices: cells with such a batch are skipped",
+            f"use a global batch of {nearest}, or another multiple of {devices}",
         )
     ]
 

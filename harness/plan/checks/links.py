@@ -26,8 +26,8 @@ def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
     pairs = [(one, other, links[one][other]) for one in range(count) for other in range(one + 1, count)]
     slow = [f"{one}-{other} {link}" for one, other, link in pairs if link and not link.startswith("NV")]
     kinds = ", ".join(dict.fromkeys(str(link) for _, _, link in pairs if link))
-    iommu = {True: "an IOMMU is on", False: "no IOMMU is on", None: "whether an IOMMU is on cannot be read"}
-    joined = f"{count} GPUs joined by {kinds or 'unknown links'}"
+    iommu = {True: "IOMMU on", False: "IOMMU off", None: "IOMMU unknown"}
+    joined = f"{count} GPUs, links {kinds or 'unknown'}"
     seen = f"{node['host']}: {joined}{_near(node, topology)}; {iommu[node.get('iommu')]}"
     if apart := topology.get("apart"):
         pairs_apart = [f"{one} from {other}" for one, other in apart]
@@ -36,8 +36,8 @@ def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
                 NAME,
                 "warning",
                 f"{seen}; without peer access: {join_names(pairs_apart)} of {count * (count - 1)} ordered pairs",
-                "what they exchange goes through the host's memory",
-                "device_ids compares the pairs; NVLink, or GPUs below one PCIe switch, have peer access",
+                "copies between these GPUs pass through the host's memory",
+                "compare pairs with device_ids in the grid; GPUs with NVLink or below one PCIe switch have peer access",
             )
         ]
     if slow and node.get("iommu"):
@@ -46,8 +46,8 @@ def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
                 NAME,
                 "warning",
                 f"{seen}; without NVLink: {join_names(slow)}",
-                "copies between PCIe peers may be slow or, on some boards, silently wrong: see 'copies arrive'",
-                "iommu=pt, or PCIe ACS off in the firmware; device_ids compares the pairs",
+                "copies between PCIe peers may be slow or, on some boards, silently corrupt (check: GPU copies)",
+                "boot with iommu=pt, or disable PCIe ACS in the firmware; compare pairs with device_ids in the grid",
             )
         ]
     mixed = len({link for _, _, link in pairs}) > 1
@@ -56,18 +56,18 @@ def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
             NAME,
             "note",
             seen,
-            "pairs of GPUs differ: which ones a cell gets decides its speed" if mixed else "every pair is alike",
-            "device_ids in the grid compares pairs" if mixed else "nothing",
+            "different links: the speed of a cell depends on its GPUs" if mixed else "equal links of all pairs",
+            "compare pairs with device_ids in the grid" if mixed else "none",
         )
     ]
 
 
 def _near(node: NodeEnvironment, topology: Topology) -> str:
-    """Return the GPUs of each NUMA node: '; NUMA node 0 (processors 0-31) has GPU 0, 1, ...'."""
+    """Return the GPUs of each NUMA node: '; NUMA node 0 (processors 0-31): GPU 0, 1, ...'."""
     places = topology.get("numa") or ()
     processors = node.get("numa") or {}
     numa_nodes = [
-        f"NUMA node {place} (processors {processors.get(str(place), 'unknown')}) has GPU "
+        f"NUMA node {place} (processors {processors.get(str(place), 'unknown')}): GPU "
         + ", ".join(str(gpu) for gpu, other in enumerate(places) if other == place)
         for place in sorted({place for place in places if place is not None})
     ]

@@ -30,7 +30,7 @@ def cannot_import(failing: Mapping[str, Mapping[str, str]]) -> list[Finding]:
         Finding(
             NAME,
             "error",
-            f"modules that the ranks need cannot be imported: {join_names(errors)}",
+            f"import errors of modules that the ranks need: {join_names(errors)}",
             "every worker group on such a node fails",
             "install the missing modules there, or start Ray there in an environment that has them",
         )
@@ -47,7 +47,8 @@ def _compare(what: str, versions: Mapping[str, object]) -> list[Finding]:
             NAME,
             "error" if severe else "warning",
             f"{what}: {by_host}",
-            "ranks run different code: collectives may hang or fail, and a node's speed is its software's",
+            "different software on the ranks: collectives may hang or fail, and the speed of a node depends on its "
+            "software",
             "install the same versions on every node",
         )
     ]

@@ -52,7 +52,7 @@ FINDINGS = Table(
         _c("cell_id", "string", "cell of the finding, if it concerns one cell"),
         *AXIS_COLUMNS,
         _c("check", "string", "name of the check"),
-        _c("severity", "string", "error (the examined cells are not measured), warning or note"),
+        _c("severity", "string", "error (later trials of such cells are skipped), warning or note"),
         _c("seen", "string", "observation, with the numbers"),
         _c("means", "string", "consequence"),
         _c("advice", "string", "recommended action"),

@@ -18,9 +18,9 @@ def findings_table(findings: pd.DataFrame) -> TextTable:
         ("severity", "severity", words),
         ("check", "check", words),
         ("where", "where", words),
-        ("seen", "seen", words),
+        ("observed", "seen", words),
         ("meaning", "means", words),
-        ("advice", "advice", words),
+        ("action", "advice", words),
     )
     rows = [
         {**rows_of(group[:1])[0], "where": finding_location(group), "seen": seen_text(group)}
