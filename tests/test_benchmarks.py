@@ -39,7 +39,7 @@ def test_linear_growth_within_the_limits_passes() -> None:
 @pytest.mark.parametrize(
     ("changed", "output"),
     [
-        ({"report": 10.1}, "report 10.1 s"),
+        ({"report": 30.1}, "report 30.1 s"),
         ({"peak_gib": 2.1}, "2.10 GiB"),
         ({"record second half": 7.0}, "the second half of recording 10,000 took 1.40 of the first"),
         ({"read": 7.0}, "read to 10,000: 1.40 a trial"),

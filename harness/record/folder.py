@@ -147,40 +147,23 @@ class RunFolder:
     # -- writing ----------------------------------------------------------------------------------------------
 
     def append(self, trial: Trial, result: TrialResult, circumstances: Circumstances) -> RecordedTrial:
-        """Record the result of a trial: its steps or epochs first, then its line. Return the line."""
-        return self._write([Record(trial, result, circumstances)])[0]
+        """Record the result of a trial: its steps, epochs and log first, then its line. Return the line once on disk.
 
-    def append_all(self, records: Sequence[Record]) -> Iterator[RecordedTrial]:
-        """Record several results in order, with one fsync; yield each line once it is durable.
-
-        Raises WriteError at the first record that cannot be written; those before it stay recorded.
+        Raises WriteError; the trial is then not recorded, and no file of it is left.
         """
-        if len(records) > 1:
-            size = self._size()
-            try:
-                yield from self._write(records)
-                return
-            except Exception:  # then one by one: the disk may have room for the first, or one may be invalid
-                if self._size() > size:  # unless lines were written and could not be removed
-                    raise
-        for record in records:
-            yield from self._write([record])
-
-    def _write(self, records: Sequence[Record]) -> list[RecordedTrial]:
-        """Write all steps, epochs and logs, and once these are on disk the lines."""
-        lines = [record.line() for record in records]
-        parts = [part for record in records for part in self._parts(record)]
-        # an attempt that was killed before its line was written may have left steps under this name
-        remove_all(self._raw(record.name) for record in records if not record.rows)
+        record = Record(trial, result, circumstances)
+        line, parts = record.line(), list(self._parts(record))
+        if not record.rows:  # an attempt that was killed before its line was written may have left steps
+            remove_all([self._raw(record.name)])
         replace_all(parts)
         size = self._size()
         try:
-            append_lines(self._lines, [encode_json(line) for line in lines])
+            append_lines(self._lines, [encode_json(line)])
         except BaseException:
             if self._size() <= size:  # else they would pass for the next attempt's
                 remove_all(path for path, _ in parts)
             raise
-        return lines
+        return line
 
     def _size(self) -> int:
         return self._lines.stat().st_size if self._lines.exists() else 0

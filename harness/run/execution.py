@@ -11,16 +11,11 @@ from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
-from harness.record.recorder import Recorder
-from harness.record.rows import Record
 from harness.run.attempts import Attempts
 from harness.run.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
-from harness.run.resume import Lines, attempts, out_of_memory, pending
+from harness.run.resume import attempts, out_of_memory, pending
 from harness.run.skip_policy import SkipPolicy
 from harness.system.signals import deferred_interrupts
-
-PATIENCE_S = 1.0
-"""The longest wait for the disk before the next message is handled; the ranks wait for neither."""
 
 
 class Execution:
@@ -29,9 +24,8 @@ class Execution:
     def __init__(self, plan: Plan, folder: RunFolder, launcher: Launcher, emit: Emit) -> None:
         self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
         lines = folder.lines()
-        self._recorder = Recorder(folder)
         self._attempts = Attempts(attempts(lines), plan.experiment.limits.attempts)
-        self._policy = SkipPolicy(plan, out_of_memory(plan, lines), self._recorded_lines)
+        self._policy = SkipPolicy(plan, out_of_memory(plan, lines), folder.lines)
         recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)
         self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
         self._pending = pending(plan, lines)
@@ -52,15 +46,8 @@ class Execution:
     def run(self) -> None:
         """Run every pending worker group, in the order of the plan; a failed group continues in fresh processes.
 
-        However it ends, every result is on disk then. Raises WriteError if a result cannot be written.
+        Each result is on disk before the next message is handled. Raises WriteError if a result cannot be written.
         """
-        with self._recorder:
-            try:
-                self._work()
-            finally:
-                self._emit_all_ended()
-
-    def _work(self) -> None:
         for skip in self._plan.skips:
             if (skip.trial.id, skip.skip_code) not in self._skipped_before:
                 reason = SkipReason(skip.skip_code, skip.reason)
@@ -85,14 +72,8 @@ class Execution:
     def _unsettled(self, group: WorkerGroup) -> tuple[Trial, ...]:
         return tuple(trial for trial in group.trials if not self._attempts.is_settled(trial.id))
 
-    def _recorded_lines(self) -> Lines:
-        """Return every recorded line, after waiting for those that are not on disk yet."""
-        self._emit_all_ended()
-        return self._folder.lines()
-
     def _launch(self, group: WorkerGroup) -> None:
         """Launch a group once; return when it ends, by itself or by its first failure."""
-        self._emit_ended(PATIENCE_S)
         self._emit(GroupStarting(group))
         started = last_message = time.time()
         trials = {trial.id: (position, trial) for position, trial in enumerate(group.trials)}
@@ -111,12 +92,10 @@ class Execution:
                     else:
                         position, trial = trials[message.trial_id]
                         self._record(trial, message, group, position)
-                    self._emit_ended(PATIENCE_S)
                     last_message = time.time()  # waiting for the disk is no part of the group's teardown
         finally:  # after an interruption too: what it finished ran in this environment
             with deferred_interrupts():
                 self._remember_group(group, ready, started, start_s, last_message)
-        self._emit_all_ended()
 
     def _remember_group(
         self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None, last_message: float
@@ -140,31 +119,20 @@ class Execution:
         return {} if self.running else {"teardown": time.time() - last_message}
 
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
-        """Record a trial's result."""
+        """Record a trial's result, and emit TrialEnded if a worker group was to run it."""
         circumstances: Circumstances = {
             "attempt": self._attempts.next_number(trial.id),
             "invocation": self.invocation,
             "group_id": group.id if group else None,
             "position": position,
         }
-        with deferred_interrupts():
-            self._recorder.put(Record(trial, result, circumstances))
+        with deferred_interrupts():  # an interruption inside would leave a recorded trial without its event
+            line = self._folder.append(trial, result, circumstances)
             self._attempts.add(trial.id, result.outcome)
             self.running = None if self.running == trial.id else self.running
+            if group:
+                self._emit(TrialEnded(trial, line, again=not self._attempts.is_settled(trial.id)))
         self._policy.learn(trial, result)
-
-    def _emit_ended(self, wait_s: float | None) -> None:
-        """Emit TrialEnded for each trial newly on disk; waits up to ``wait_s`` until all are, None: without a limit."""
-        with deferred_interrupts():  # an interruption inside would leave some without their event
-            for record, line in self._recorder.written(wait_s):
-                if record.circumstances["group_id"]:
-                    self._emit(TrialEnded(record.trial, line, again=not self._attempts.is_settled(record.trial.id)))
-
-    def _emit_all_ended(self) -> None:
-        """Emit TrialEnded for every recorded trial; raises WriteError if one cannot be written."""
-        with deferred_interrupts():
-            self._emit_ended(None)
-            self._emit_ended(0.0)
 
 
 def _without_result(trial: Trial) -> TrialResult:

@@ -15,7 +15,6 @@ from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
-from harness.record.rows import Record
 from harness.system.files import append_lines, replace_text
 from tests.conftest import laptop
 from tests.system.test_files import LIMIT, small_files
@@ -103,46 +102,16 @@ def test_a_traceback_goes_into_a_log_that_the_line_names(folder: RunFolder, plan
     assert (folder.path / row["log"]).read_text() == "Traceback: boom"
 
 
-def test_a_batch_of_trials_is_recorded_as_if_one_by_one(folder: RunFolder, plan: Plan, tmp_path: Path) -> None:
-    first, second, third = plan.trials[:3]
-    records = [
-        Record(first, TrialResult(first.id, "ok", steps=steps(1)), FACTS),
-        Record(second, TrialResult(second.id, "error", "boom", detail="Traceback: boom"), FACTS),
-        Record(third, TrialResult(third.id, "ok", steps=steps(3)), FACTS),
-    ]
-    alone = RunFolder.create(tmp_path / "alone", plan.experiment, plan, "name: test\n")
-    for record in records:
-        alone.append(record.trial, record.result, record.circumstances)
-    assert [line["trial_id"] for line in folder.append_all(records)] == [first.id, second.id, third.id]
-    assert folder.lines() == alone.lines()
-    assert folder.steps(folder.lines()).equals(alone.steps(alone.lines()))
-    assert list(folder.append_all([])) == []
-    assert len(folder.lines()) == 3 and not list(folder.path.rglob("*.partial"))
-
-
-def test_in_a_batch_trials_before_a_failed_write_are_kept(folder: RunFolder, plan: Plan) -> None:
-    one, two, three = plan.trials[:3]
-    records = [
-        Record(one, TrialResult(one.id, "ok", steps=steps()), FACTS),
-        Record(two, TrialResult(two.id, "error", "boom", detail="x" * (LIMIT + 1)), FACTS),
-        Record(three, TrialResult(three.id, "ok", steps=steps()), FACTS),
-    ]
+def test_a_trial_that_cannot_be_written_loses_none_before_it(folder: RunFolder, plan: Plan) -> None:
+    one, two = plan.trials[:2]
+    folder.append(one, TrialResult(one.id, "ok", steps=steps()), FACTS)
+    failed = TrialResult(two.id, "error", "boom", detail="x" * (LIMIT + 1))
     with small_files(), pytest.raises(WriteError, match=rf"{two.id}-1.txt: cannot be written: File too large"):
-        list(folder.append_all(records))
+        folder.append(two, failed, FACTS)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        folder.append(two, TrialResult(two.id, "ok", facts={"steady": object()}), FACTS)
     assert [line["trial_id"] for line in folder.lines()] == [one.id]
     assert len(folder.steps(folder.lines())) == 2 and not list(folder.path.rglob("*.partial"))
-
-
-def test_in_a_batch_an_invalid_trial_loses_none_before_it(folder: RunFolder, plan: Plan) -> None:
-    one, two, three = plan.trials[:3]
-    records = [
-        Record(one, TrialResult(one.id, "ok", steps=steps()), FACTS),
-        Record(two, TrialResult(two.id, "ok", facts={"steady": object()}), FACTS),
-        Record(three, TrialResult(three.id, "ok", steps=steps()), FACTS),
-    ]
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        list(folder.append_all(records))
-    assert [line["trial_id"] for line in folder.lines()] == [one.id]
 
 
 def test_steps_without_a_written_line_do_not_count_for_the_next_attempt(

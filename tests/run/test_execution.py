@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import Outcome
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
-from harness.record.rows import Record
 from harness.run.events import Event, GroupStarting, TrialEnded
 from harness.run.execution import Execution
 from harness.run.resume import out_of_memory
@@ -193,45 +191,33 @@ def test_a_group_without_messages_times_out(plan: Plan, tmp_path: Path) -> None:
     assert all(found[trial.id] == ["error"] for trial in plan.trials)
 
 
-def test_a_blocked_disk_does_not_block_messages(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk answers when a group's last trial has been heard, and then everything is told, in order."""
-    monkeypatch.setattr("harness.run.execution.PATIENCE_S", 0.01)
-    answers, append_all, together = threading.Event(), RunFolder.append_all, list[int]()
-    first, second = (len(group.trials) for group in plan.groups[:2])
-    assert second > 3
-
-    def slow(folder: RunFolder, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
-        if any(record.circumstances["group_id"] == plan.groups[1].id for record in records):
-            assert answers.wait(30)
-        together.append(len(records))
-        return append_all(folder, records)
-
-    def script(trial: Trial, tries: int) -> Outcome:
-        if trial is plan.groups[1].trials[-1]:
-            answers.set()
-        return "ok"
-
-    monkeypatch.setattr(RunFolder, "append_all", slow)
+def test_each_trial_is_on_disk_when_its_end_is_reported_and_before_the_next_group(plan: Plan, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     events: list[Event] = []
-    _, folder = execute(plan, tmp_path, script, events)
+
+    def emit(event: Event) -> None:
+        if isinstance(event, TrialEnded):
+            assert folder.lines()[-1] == event.line
+        events.append(event)
+
+    Execution(plan, folder, ScriptedLauncher(lambda trial, tries: "ok"), emit).run()
     ended = [event for event in events if isinstance(event, TrialEnded)]
     assert [event.trial.id for event in ended] == [trial.id for trial in plan.trials]
-    assert [event.line["trial_id"] for event in ended] == [trial.id for trial in plan.trials]
-    assert max(together) > 1 and len(folder.lines()) == len(plan.trials) + len(plan.skips)
+    first, second = (len(group.trials) for group in plan.groups[:2])
     starts = [index for index, event in enumerate(events) if isinstance(event, GroupStarting)]
     result = [sum(isinstance(event, TrialEnded) for event in events[:start]) for start in starts[1:3]]
-    assert result == [first, first + second], "a group is told of before the next one starts"
+    assert result == [first, first + second]
 
 
 def test_a_write_error_ends_the_run_and_its_group(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    append_all = RunFolder.append_all
+    append = RunFolder.append
 
-    def full(folder: RunFolder, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
-        if any(record.trial is plan.groups[1].trials[1] for record in records):
+    def full(folder: RunFolder, trial: Trial, *rest: Any) -> Any:
+        if trial is plan.groups[1].trials[1]:
             raise WriteError("trials.jsonl: cannot be written")
-        return append_all(folder, records)
+        return append(folder, trial, *rest)
 
-    monkeypatch.setattr(RunFolder, "append_all", full)
+    monkeypatch.setattr(RunFolder, "append", full)
     ends: list[str] = []
 
     class Ending(ScriptedLauncher):
