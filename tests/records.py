@@ -8,6 +8,7 @@ import pandas as pd
 
 from harness.analysis.steps import StepTimes, step_times
 from harness.plan.comparison import set_ids
+from harness.plan.rows import RankRow
 from harness.record.schema import EPOCHS, STEPS
 
 
@@ -74,7 +75,7 @@ def line(
             "compile": False,
             "oversubscribed": False,
             "emulated": strategy == "dp",
-            "options": "{}",
+            "options": {},
             "unit": "samples",
             "parameters": 1000,
             "started_at": 0.0,
@@ -92,6 +93,20 @@ def line(
             **columns,
         }
     )
+
+
+def rank_row(rank: int) -> RankRow:
+    """The place of a rank on a machine of one node."""
+    return {
+        "rank": rank,
+        "local_rank": rank,
+        "node_rank": 0,
+        "node_id": "n",
+        "address": "127.0.0.1",
+        "host": "vm",
+        "devices": "cpu",
+        "threads": 1,
+    }
 
 
 def with_set_ids(line: dict[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any
 
 from harness.cli.commands import exit_code_of
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
-from harness.plan.rows import RankRow
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.run import pipeline
 from harness.run.events import Event, Note, TrialEnded
 from harness.run.request import Request, read_experiment
+from tests.records import rank_row
 
 TEXT = """
 name: scripted
@@ -61,19 +61,6 @@ def command(
                 result.write(f"{event.line['trial_id']} {event.line['attempt']}\n".encode())
 
         os._exit(exit_code_of(lambda: pipeline.run(request, read_experiment(request), emit)))
-
-
-def rank_row(rank: int) -> RankRow:
-    return {
-        "rank": rank,
-        "local_rank": rank,
-        "node_rank": 0,
-        "node_id": "n",
-        "address": "127.0.0.1",
-        "host": "vm",
-        "devices": "cpu",
-        "threads": 1,
-    }
 
 
 @dataclass

@@ -128,7 +128,7 @@ class Run:
     def of(self, fault: Fault) -> list[dict[str, Any]]:
         """The rows of one fault's trial, in the order of recording."""
         found = [line for line in self.lines if line["strategy"] == "ddp" and line["kind"] == fault.kind]
-        named = [line for line in found if f'"workload.fault": "{fault.name}"' in line["options"]]
+        named = [line for line in found if line["options"].get("workload.fault") == fault.name]
         return [line for line in named if line["per_device_batch_size"] == fault.batch]
 
     def recovery_s(self, fault: Fault) -> float | None:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from harness.analysis.stats import Estimate
 from harness.config.strategy_traits import strategy_order
+from harness.plan.comparison import options_text
 from harness.record.frames import records
 
 Lines = Sequence[Mapping[str, Any]]
@@ -68,7 +69,7 @@ def order(row: Row) -> tuple[object, ...]:
     names = ("model", "data", "precision", "scaling", batch)
     fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else natural(row[name])) for name in names)
     ids: object = "" if pd.isna(row["device_ids"]) else natural(row["device_ids"])
-    return (*fixed, strategy_order(row["strategy"]), row["devices"], row["nodes"], ids, row["options"])
+    return (*fixed, strategy_order(row["strategy"]), row["devices"], row["nodes"], ids, options_text(row["options"]))
 
 
 def natural(value: object) -> object:

@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from harness.analysis.common import Row, Rows, bases_of, by_cell, measured
+from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, key_of
 from harness.analysis.steps import StepTimes
-from harness.plan.environment import NodeEnvironment, RunEnvironment
+from harness.plan.environment import RunEnvironment
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 from harness.record.frames import records
-from harness.system.units import GIB
 
 WIDE_SPREAD = 0.10
-SLOW_RANK = 1.20
 FOREIGN_CORES = 0.25
-ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
-PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that depend on the placement of a worker group: a difference between groups is no doubt."""
-
-RANK_COLUMNS = (
-    "trial_id",
-    "attempt",
-    "node_rank",
-    "threads",
-    "device_model",
-    "host",
-    "watched_s",
-    "own_cpu_s",
-    "node_cpu_s",
-    "swapped_bytes",
-    "throttled",
-    "foreign_gpu_processes",
-)
-Key = tuple[Hashable, ...]
-"""(trial id, attempt)."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The facts on which the doubts of one trial depend; None if a value is unknown.
-
-    ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the rank that exceeds
-    SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison.
-    """
-
-    steady: bool | None
-    spread: float | None
-    slow_rank: int | None
-    ranks: Rows
-    nodes: str | None
-    inline: bool = False
-
-    def values(self, name: str) -> set[Any]:
-        """Return the known values of a column over the trial's ranks."""
-        return {rank[name] for rank in self.ranks if not pd.isna(rank[name])}
 
 
 class Doubt(NamedTuple):
@@ -177,22 +136,23 @@ def doubts(
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
     environment: RunEnvironment,
-) -> pd.Series[str]:
-    """Return the doubts of each row of ``trials``, joined by '; '; empty if there are none."""
-    evidence = _evidence(trials, times, windows, ranks, environment)
+) -> pd.Series[Any]:
+    """Return the names of each row's doubts in ``trials``, as a tuple."""
+    evidence = gather_evidence(trials, times, windows, ranks, environment)
     ok = records(trials[trials["outcome"] == "ok"])
     measured_in = {(row["cell_id"], row["block"], row["invocation"]): row for row in ok if not row["purpose"]}
     bases = bases_of(by_cell(measured(trials)))
-    texts: list[str] = []
+    found: list[tuple[str, ...]] = []
     for row in records(trials):
-        names: list[str] = []
+        names: tuple[str, ...] = ()
         if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
             base_id = bases.get(row["cell_id"], row["base_id"])
             base = measured_in.get((base_id, row["block"], row["invocation"]))
             is_other = base is not None and base["trial_id"] != row["trial_id"]
-            names += _doubt_names(evidence[_key(row)], evidence[_key(base)] if base is not None and is_other else None)
-        texts.append("; ".join(names))
-    return pd.Series(texts, index=trials.index, dtype="string")
+            beside = evidence[key_of(base)] if base is not None and is_other else None
+            names = tuple(_doubt_names(evidence[key_of(row)], beside))
+        found.append(names)
+    return pd.Series(found, index=trials.index, dtype=object)
 
 
 def _doubt_names(trial: Evidence, base: Evidence | None) -> Iterator[str]:
@@ -201,80 +161,29 @@ def _doubt_names(trial: Evidence, base: Evidence | None) -> Iterator[str]:
             yield f"{name} {trial.slow_rank}" if doubt.own is _slow_rank else name
 
 
-def _evidence(
-    trials: pd.DataFrame,
-    times: StepTimes,
-    windows: pd.DataFrame,
-    ranks: pd.DataFrame,
-    environment: RunEnvironment,
-) -> dict[Key, Evidence]:
-    """Return the evidence of each trial, by its id and attempt."""
-    spread, slow, nodes = _spread(times), slow_ranks(windows), _environments(environment)
-    by_trial: dict[Key, list[Row]] = {}
-    for rank in records(ranks[[*RANK_COLUMNS]]):
-        by_trial.setdefault(_key(rank), []).append(rank)
-    return {
-        _key(row): Evidence(
-            None if pd.isna(row["steady"]) else bool(row["steady"]),
-            spread.get(_key(row)),
-            slow.get(_key(row)),
-            by_trial.get(_key(row), []),
-            nodes.get((row["group_id"], row["invocation"])),
-            inline=bool(pd.notna(row["inline"]) and row["inline"]),
-        )
-        for row in records(trials)
-    }
+def meaning(name: str) -> str:
+    """Return the meaning of a trial's doubt, whose name may end in a rank: 'slow rank 1'."""
+    return (DOUBTS.get(name) or DOUBTS[name.rpartition(" ")[0]]).meaning
 
 
-def _key(row: Row) -> Key:
-    return (row["trial_id"], row["attempt"])
+@dataclass(frozen=True)
+class CountedDoubt:
+    """A doubt of ``count`` of a cell's ``trials``. ``role``: the cell's in a ratio, 'base' or the like, if not first.
+
+    As text: 'base: wide spread (2 of 3)'.
+    """
+
+    name: str
+    count: int
+    trials: int
+    role: str = ""
+
+    def __str__(self) -> str:
+        role = f"{self.role}: " if self.role else ""
+        return f"{role}{self.name} ({self.count} of {self.trials})"
 
 
-def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
-    """Return the slowest rank of each trial, if its step without gradient exchange exceeds SLOW_RANK medians."""
-    alone = windows[windows["window_kind"] == "alone"]
-    sums = alone.groupby(["trial_id", "attempt", "rank"])[["duration_s", "steps"]].sum()
-    by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(["trial_id", "attempt"])
-    slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # a single rank is its own median
-    return {(trial_id, attempt): int(rank) for trial_id, attempt, rank in by_trial.idxmax()[slow]}
-
-
-def foreign_cores(node: Rows) -> float | None:
-    """Return the cores that other processes kept busy on a node: (node CPU time - ranks' CPU time) / seconds."""
-    watched = ("watched_s", "node_cpu_s", "own_cpu_s")
-    known = [rank for rank in node if not any(pd.isna(rank[name]) for name in watched)]
-    seconds = max((float(rank["watched_s"]) for rank in known), default=0.0)
-    if seconds <= 0:
-        return None
-    busy = max(float(rank["node_cpu_s"]) for rank in known) - sum(float(rank["own_cpu_s"]) for rank in known)
-    return max(0.0, busy / seconds)
-
-
-def _environments(environment: RunEnvironment) -> dict[tuple[str, int], str]:
-    """Return the hardware and settings of each worker group's nodes, as text for comparison."""
-    return {
-        (group["group_id"], group["invocation"]): json.dumps(sorted({_signature(node) for node in group["nodes"]}))
-        for group in environment.get("groups", [])
-        if group.get("nodes")
-    }
-
-
-def _signature(node: NodeEnvironment) -> str:
-    settings: Mapping[str, object] = node
-    variables = {k: v for k, v in (node.get("variables") or {}).items() if k not in PLACEMENT_VARIABLES}
-    memory_gib = round((node.get("memory_bytes") or 0) / GIB)
-    return json.dumps([*(settings.get(key) for key in ENVIRONMENT_KEYS), memory_gib, variables], sort_keys=True)
-
-
-def tally(doubts: Sequence[str | None]) -> str | None:
-    """Return each doubt of a cell's trials with its number of trials: 'wide spread (2 of 3)'; None without doubts."""
-    names = [name for text in doubts if not pd.isna(text) for name in str(text).split("; ") if name]
-    counts = {name: names.count(name) for name in dict.fromkeys(names)}
-    return "; ".join(f"{name} ({count} of {len(doubts)})" for name, count in counts.items()) or None
-
-
-def _spread(times: StepTimes) -> dict[Key, float]:
-    """Return the interquartile range of each trial's timed steps over their median."""
-    by_trial = times.by_trial
-    spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["step_median_s"]
-    return dict(zip(times.trials.tolist(), spread.astype(float).tolist(), strict=True))
+def tally(rows: Rows, role: str = "") -> tuple[CountedDoubt, ...]:
+    """Return each doubt of a cell's trials with its number of trials."""
+    counts = Counter(name for row in rows for name in row["doubts"])
+    return tuple(CountedDoubt(name, count, len(rows), role) for name, count in counts.items())

@@ -27,7 +27,9 @@ def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     for cell_id, twin in twins.items():
         if ratio := _ratio(twin, bases.get(cell_id, []), rule):
             speeds = {"throughput_per_s": ratio.pop("other"), "twin_throughput_per_s": ratio.pop("own")}
-            rows.append({**_axes(twin), **speeds, **ratio, "doubts": _both(twin, "twin", bases[cell_id], "base")})
+            rows.append(
+                {**_axes(twin), **speeds, **ratio, "doubts": tally(twin, "twin") + tally(bases[cell_id], "base")}
+            )
     return NOISE.frame(sorted(rows, key=order))
 
 
@@ -62,13 +64,6 @@ def versus(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = 
                 doubts = doubts_of(group, other, str(other[0]["strategy"]))
                 rows.append({**axes, **speeds, **ratio, "doubts": doubts})
     return VERSUS.frame(sorted(rows, key=order))
-
-
-def _both(first: Rows, first_name: str, second: Rows, second_name: str) -> str | None:
-    """Return the doubts of two groups of trials of the same cell, each doubt with the name of its group."""
-    named = ((first_name, first), (second_name, second))
-    texts = [f"{name}: {doubt}" for name, rows in named if (doubt := tally([row["doubts"] for row in rows]))]
-    return "; ".join(texts) or None
 
 
 def excludes_one(ratio: Estimate) -> bool | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from harness.analysis.common import Rows, Rule, Values, bases_of, by_cell, ends, measured, order
-from harness.analysis.doubts import tally
+from harness.analysis.doubts import CountedDoubt, tally
 from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
 from harness.record.schema import AXES, SCALING
 
@@ -43,13 +43,9 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, excluded: Mapping[st
     return SCALING.frame(sorted(rows, key=order))
 
 
-def doubts_of(group: Rows, other: Rows, name: str) -> str | None:
-    """Return the doubts of both cells of a ratio, those of the second prefixed with its name."""
-    own, others = (tally([row["doubts"] for row in rows]) for rows in (group, other))
-    if group[0]["cell_id"] == other[0]["cell_id"]:
-        return own
-    marked = others and "; ".join(f"{name}: {doubt}" for doubt in others.split("; "))
-    return "; ".join(part for part in (own, marked) if part) or None
+def doubts_of(group: Rows, other: Rows, role: str) -> tuple[CountedDoubt, ...]:
+    """Return the doubts of both cells of a ratio, those of the second with its role."""
+    return tally(group) + (() if group[0]["cell_id"] == other[0]["cell_id"] else tally(other, role))
 
 
 def paired(group: Rows, base: Rows, rule: Rule | None) -> tuple[list[float], list[float], list[bool] | None]:

@@ -91,7 +91,7 @@ def cells(trials: pd.DataFrame, times: StepTimes, pilot: int | None = None) -> p
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
                 "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),
                 **_arithmetic(first, speed.value, _known(group, "measured_peak_flops_per_s")),
-                "doubts": tally([row["doubts"] for row in group]),
+                "doubts": tally(group),
             }
         )
     return CELLS.frame(sorted(rows, key=order))

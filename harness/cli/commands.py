@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from harness.run.request import Request
 
 FAILED, BAD_INPUT = 1, 2
+Command = TypeVar("Command", bound=Callable[..., None])
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file (YAML).")]
 Address = Annotated[
@@ -78,8 +80,8 @@ def _options(
     """The command line: ``harness run``, ``harness plan``, ``harness doctor``, ``harness report``."""
 
 
-@app.command("run")
-def run_command(
+def _carry_out(
+    act: Callable[..., int],
     file: File,
     address: Address = None,
     assume: Assume = None,
@@ -93,22 +95,20 @@ def run_command(
     inline: Inline = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the experiment in FILE and write tables, figures and a report."""
-
-    if no_user_code:
-        file, output, resume = file.absolute(), output.absolute(), resume and resume.absolute()
+    """Read the experiment in ``file``, act on it with a console, and exit with the exit code."""
 
     def work() -> int:
         from harness.run.request import Request, read_experiment
 
+        here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
         request = Request(
-            file=file,
+            file=here(file),
             address=address,
             assumed=None if assume is None else parse_assumed(assume),
             dry_run=dry_run,
-            resume=resume,
+            resume=resume and here(resume),
             add_blocks=add_blocks,
-            output=output,
+            output=here(output),
             only={} if only is None else parse_only(only),
             no_user_code=no_user_code,
             preflight=preflight,
@@ -116,9 +116,15 @@ def run_command(
         )
         experiment = read_experiment(request)
         with _terminal(no_user_code=no_user_code, quiet=quiet, live=not inline) as sink:
-            return _run_or_plan(request, experiment, sink)
+            return act(request, experiment, sink)
 
     raise typer.Exit(exit_code_of(work))
+
+
+def _examine(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
+    from harness.run.doctor import run_doctor
+
+    return run_doctor(request, experiment, sink)
 
 
 def _run_or_plan(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
@@ -132,43 +138,38 @@ def _run_or_plan(request: Request, experiment: Experiment, sink: ConsoleSink) ->
     return run(request, experiment, sink)
 
 
+def _with_options(*names: str) -> Callable[[Command], Command]:
+    """Give a command that takes ``**options`` those of ``_carry_out`` with these names, all without names."""
+
+    def with_options(command: Command) -> Command:
+        _, *known = inspect.signature(_carry_out, eval_str=True).parameters.values()
+        wanted = [parameter for parameter in known if not names or parameter.name in names]
+        vars(command)["__signature__"] = inspect.Signature(wanted)
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in wanted}
+        return command
+
+    return with_options
+
+
+@app.command("run")
+@_with_options()
+def run_command(**options: Any) -> None:
+    """Run the experiment in FILE and write tables, figures and a report."""
+    _carry_out(_run_or_plan, **options)
+
+
 @app.command("plan")
-def plan_command(
-    file: File,
-    address: Address = None,
-    assume: Assume = None,
-    only: Only = None,
-    no_user_code: NoUserCode = False,
-) -> None:
+@_with_options("file", "address", "assume", "only", "no_user_code")
+def plan_command(**options: Any) -> None:
     """Show the plan of a run of FILE; start nothing."""
-    run_command(file, address=address, assume=assume, dry_run=True, only=only, no_user_code=no_user_code)
+    _carry_out(_run_or_plan, dry_run=True, **options)
 
 
 @app.command("doctor")
-def doctor_command(
-    file: File,
-    address: Address = None,
-    only: Only = None,
-    no_user_code: NoUserCode = False,
-    quiet: Quiet = False,
-) -> None:
+@_with_options("file", "address", "only", "no_user_code", "quiet")
+def doctor_command(**options: Any) -> None:
     """Check on real ranks whether FILE would measure what it says; nothing is recorded."""
-
-    if no_user_code:
-        file = file.absolute()
-
-    def work() -> int:
-        from harness.run.request import Request, read_experiment
-
-        wanted = {} if only is None else parse_only(only)
-        request = Request(file=file, address=address, only=wanted, no_user_code=no_user_code)
-        experiment = read_experiment(request)
-        with _terminal(no_user_code=no_user_code, quiet=quiet) as sink:
-            from harness.run.doctor import run_doctor
-
-            return run_doctor(request, experiment, sink)
-
-    raise typer.Exit(exit_code_of(work))
+    _carry_out(_examine, **options)
 
 
 @app.command("report")

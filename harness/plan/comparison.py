@@ -163,11 +163,17 @@ def set_ids(axes: Mapping[str, Any]) -> SetIds:
 
 def _shared_options(axes: Mapping[str, Any]) -> dict[str, Any]:
     """Return every option but the strategy's own."""
-    options = json.loads(axes.get("options") or "{}")
+    options: Mapping[str, Any] = axes.get("options") or {}
     return {name: value for name, value in options.items() if not name.startswith(f"{axes['strategy']}.")}
 
 
+def options_text(options: Mapping[str, Any]) -> str:
+    """Return options as they stand in files and in hashes: JSON with sorted keys."""
+    return json.dumps(options, sort_keys=True)
+
+
 def _digest(axes: Mapping[str, Any], without: frozenset[str], *more: Any) -> str:
-    shared = [axes.get(name) for name in CELL_AXES if name not in without]
+    values = {**axes, "options": options_text(axes.get("options") or {})}
+    shared = [values.get(name) for name in CELL_AXES if name not in without]
     text = json.dumps([*shared, *more], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -6,9 +6,12 @@ versions, of some devices, or of some kinds of trials.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
+
+from harness.config.values import PlainValue
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
 Purpose = Literal["", "twin", "explain", "equivalence", "doctor"]
@@ -176,7 +179,7 @@ class TrialAxes(TypedDict):
     launcher: str
     oversubscribed: bool
     emulated: bool
-    options: str
+    options: Mapping[str, PlainValue]
 
 
 class PartnerIds(TypedDict):

@@ -21,11 +21,11 @@ from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, RecordedTrial
 from harness.plan.trial import Trial, TrialResult
 from harness.record.frames import csv_bytes
-from harness.record.jsonl import read_lines, upgrade_environment
+from harness.record.jsonl import for_file, read_lines, upgrade_environment, with_options
 from harness.record.parquet import gather, in_parquet, read_table, write_frame
 from harness.record.reading import check_no_links, encode_json, naming_file, read_object, read_text
 from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content
-from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
+from harness.record.schema import CHECKS, DERIVED, EPOCHS, RECORDED, STEPS, Table
 from harness.system import sanitize
 from harness.system.files import (
     PARTIAL,
@@ -139,7 +139,7 @@ class RunFolder:
         """Write the extended experiment and plan; everything planned before stays in the plan."""
         if _resolved(experiment) != _resolved(self.experiment()):
             replace_text(self.path / "experiment.resolved.yaml", _resolved(experiment))
-        before = self.plan()
+        before = read_object(self.path / "plan.json")
         now = merged(before, _planned(plan))
         if now != before:
             replace_text(self.path / "plan.json", json.dumps(now, indent=1))
@@ -158,7 +158,7 @@ class RunFolder:
         replace_all(parts)
         size = self._size()
         try:
-            append_lines(self._lines, [encode_json(line)])
+            append_lines(self._lines, [encode_json(for_file(line))])
         except BaseException:
             if self._size() <= size:  # else they would pass for the next attempt's
                 remove_all(path for path, _ in parts)
@@ -195,11 +195,12 @@ class RunFolder:
             replace_text(self._environment, json.dumps(content, indent=1))
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
-        """Write a derived table as CSV, replacing the file atomically. Return its path."""
+        """Write a table of the schema as CSV, replacing the file atomically. Return its path."""
         path = self.tables / f"{name}.csv"
+        text = next(table for table in (*RECORDED, *DERIVED) if table.name == name).as_text(frame)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        replace_all([(path, memoryview(csv_bytes(frame)))])
+        replace_all([(path, memoryview(csv_bytes(text)))])
         return path
 
     # -- reading ----------------------------------------------------------------------------------------------
@@ -215,8 +216,11 @@ class RunFolder:
         return upgrade_environment(read_object(self._environment, lists=("invocations", "sittings", "groups")))
 
     def plan(self) -> dict[str, Any]:
-        """Return the content of plan.json."""
-        return read_object(self.path / "plan.json")
+        """Return the content of plan.json; its skipped trials are rows as of trials.jsonl."""
+        path = self.path / "plan.json"
+        content = read_object(path, lists=("skipped",))
+        with naming_file(path):
+            return {**content, "skipped": [with_options(row) for row in content.get("skipped", [])]}
 
     def source_text(self) -> str:
         """Return the text of the user's experiment file."""
@@ -268,5 +272,5 @@ def _planned(plan: Plan) -> dict[str, Any]:
     return {
         **content,
         "cells": sanitize.plain(content["cells"]),
-        "skipped": [sanitize.redact_row(row) for row in content["skipped"]],
+        "skipped": [for_file(sanitize.redact_row(row)) for row in content["skipped"]],
     }

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.errors import RunFolderError
-from harness.plan.comparison import set_ids
+from harness.plan.comparison import options_text, set_ids
 from harness.plan.environment import RunEnvironment
 from harness.plan.rows import RecordedTrial, SkipCode
 from harness.record.reading import naming_file, object_of
@@ -64,9 +64,21 @@ def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
             window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
     if "skip_code" not in line:  # until version 2
         line["skip_code"] = _skip_code(line)
+    line = with_options(line)
     if "family_id" not in line:  # until version 2
         line |= set_ids(line)
     return {**_ABSENT, **line}
+
+
+def with_options(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a file with its options as a mapping; in the file they are text, the JSON of an object."""
+    text = row.get("options")
+    return {**row, "options": object_of(text.encode())} if isinstance(text, str) else row
+
+
+def for_file(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's row as it stands in a file, with its options as text."""
+    return {**row, "options": options_text(row["options"])}
 
 
 _SKIP_CODES: Mapping[SkipCode, str] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -109,7 +108,7 @@ def axes_of(cell: Cell) -> TrialAxes:
         "launcher": cell.launcher,
         "oversubscribed": cell.oversubscribe,
         "emulated": cell.emulated,
-        "options": json.dumps(cell.options, sort_keys=True),
+        "options": cell.options,
     }
 
 

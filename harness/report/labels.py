@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -16,14 +17,11 @@ def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the options that differ between rows, one column each; equal ones are left out."""
     if frame.empty or "options" not in frame:
         return pd.DataFrame(index=frame.index)
-    texts = [text if isinstance(text, str) else "{}" for text in frame["options"].tolist()]
-    parsed = {text: json.loads(text) for text in dict.fromkeys(texts)}  # rows are many, different options few
-    names = dict.fromkeys(name for options in parsed.values() for name in options)
+    rows = [options if isinstance(options, Mapping) else {} for options in frame["options"]]
     columns = {}
-    for name in names:
-        known = {json.dumps(options[name]) for options in parsed.values() if name in options}
-        if len(known) > 1:
-            values = [parsed[text].get(name) for text in texts]
+    for name in dict.fromkeys(name for options in rows for name in options):
+        if len({json.dumps(options[name]) for options in rows if name in options}) > 1:
+            values = [options.get(name) for options in rows]
             columns[name] = pd.Series(values, index=frame.index, dtype=object)
     return pd.DataFrame(columns, index=frame.index)
 

@@ -21,7 +21,8 @@ Each run has one folder, `results/<experiment>/<time>-<id>/`. This page is gener
 | `checkpoints/<trial>/epoch-<n>/` | checkpoints to resume from, with `checkpoint:`; or below its `folder` |
 | `logs/` | full traceback or stacks of each failed trial |
 
-`harness.load(run_folder)` returns every table below as a DataFrame. A missing value is `<NA>`, never 0.
+`harness.load(run_folder)` returns every table below as a DataFrame. A missing value is `<NA>`, never 0. A list
+is a tuple there, and text in a file, joined by "; "; a mapping is a dictionary there, and JSON in a file.
 """
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.plan.planner import Plan
 from harness.plan.trial import Trial, WorkerGroup
@@ -14,15 +13,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """The plan, before anything starts."""
 
     plan: Plan
 
 
-@dataclass(frozen=True)
-class RunStarted:
+class RunStarted(NamedTuple):
     """The numbers of trials to measure and of those already done. Without a folder nothing is recorded."""
 
     folder: Path | None
@@ -30,28 +27,26 @@ class RunStarted:
     done: int
 
 
-@dataclass(frozen=True)
-class GroupStarting:
+class GroupStarting(NamedTuple):
     """A worker group's processes are being started."""
 
     group: WorkerGroup
 
 
-@dataclass(frozen=True)
-class GroupReady:
+class GroupReady(NamedTuple):
     """The worker group is ready, ``start_s`` seconds after its launch."""
 
     group: WorkerGroup
     start_s: float
 
 
-@dataclass(frozen=True)
-class TrialStarting:
+class TrialStarting(NamedTuple):
+    """A trial is being started."""
+
     trial: Trial
 
 
-@dataclass(frozen=True)
-class TrialEnded:
+class TrialEnded(NamedTuple):
     """A trial has an outcome; ``line`` is its recorded row, ``again`` whether it is retried."""
 
     trial: Trial
@@ -59,15 +54,13 @@ class TrialEnded:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """A message to the user."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Reported:
+class Reported(NamedTuple):
     """Tables, figures and report are written."""
 
     folder: Path
@@ -76,8 +69,7 @@ class Reported:
     seconds: float
 
 
-@dataclass(frozen=True)
-class DoctorFinished:
+class DoctorFinished(NamedTuple):
     """Every examination is done: findings, and the figures of each examination as text."""
 
     findings: pd.DataFrame

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -92,8 +91,6 @@ def redact_row(trial: Mapping[str, Any]) -> dict[str, Any]:
     """Redact the free-text columns of a trial."""
     values = _secret_values()
     told = {name: trial[name] for name in FREE_TEXT if name in trial}
-    if isinstance(options := told.get("options"), str):
-        told["options"] = _options(options, values)
     return {**trial, **_plain(told, values)}
 
 
@@ -129,12 +126,6 @@ def _without(said: str, values: tuple[str, ...]) -> str:
 
 _repeated = lru_cache(maxsize=4096)(_without)
 """Cached: most texts of a run stand in each of its rows."""
-
-
-@lru_cache(maxsize=4096)
-def _options(said: str, values: tuple[str, ...]) -> str:
-    """Redact the text of a JSON object value by value: in the text itself a value with a space would be cut."""
-    return json.dumps(_plain(json.loads(said), values), sort_keys=True)
 
 
 def _secrets(content: object, name: str = "", *, short: bool = False) -> Iterator[str]:

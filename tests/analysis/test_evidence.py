@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 
 from harness.analysis import pairs, ratios
 from harness.analysis import trials as trial_tables
-from harness.analysis.doubts import DOUBTS, Doubt, doubts, foreign_cores, slow_ranks, tally
+from harness.analysis.doubts import DOUBTS, CountedDoubt, Doubt, doubts, meaning, tally
 from harness.analysis.equivalence import equivalence, not_equivalent
+from harness.analysis.evidence import foreign_cores, slow_ranks
+from harness.record.folder import RunFolder
 from harness.record.schema import CHECKS, WINDOWS
 from tests.records import line, steps_of
 
@@ -101,10 +104,10 @@ def test_a_pair_that_disagrees_has_no_ratio_but_its_speed_and_the_reason() -> No
     assert row["throughput_per_s"] == pytest.approx(180.0)
 
 
-def doubts_of(lines: list[dict[str, Any]], environment: dict[str, Any] | None = None) -> list[str]:
+def doubts_of(lines: list[dict[str, Any]], environment: dict[str, Any] | None = None) -> list[tuple[str, ...]]:
     trials = trials_of(lines)
     found = doubts(trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), environment or {})
-    return [str(value) for value in found]
+    return found.tolist()
 
 
 def with_ranks(one: dict[str, Any], **columns: Any) -> dict[str, Any]:
@@ -115,7 +118,7 @@ WATCHED = {"watched_s": 1.0, "own_cpu_s": 1.0, "node_cpu_s": 1.1, "swapped_bytes
 
 
 def test_a_healthy_trial_has_no_doubts() -> None:
-    assert doubts_of([with_ranks(line("single"), **WATCHED)]) == [""]
+    assert doubts_of([with_ranks(line("single"), **WATCHED)]) == [()]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,7 @@ def test_a_healthy_trial_has_no_doubts() -> None:
     ],
 )
 def test_rank_observations_become_doubts(columns: dict[str, Any], doubt: str) -> None:
-    assert doubts_of([with_ranks(line("single"), **{**WATCHED, **columns})]) == [doubt]
+    assert doubts_of([with_ranks(line("single"), **{**WATCHED, **columns})]) == [(doubt,)]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_differences_from_the_base_become_doubts(columns: dict[str, Any], doubt:
     other = with_ranks(
         line("ddp2", rates=(50.0, 50.0)), **{**WATCHED, "device_model": "A", "own_cpu_s": 0.5, **columns}
     )
-    assert doubts_of([base, other]) == ["", doubt]
+    assert doubts_of([base, other]) == [(), (doubt,)]
 
 
 def test_a_substitute_base_is_the_reference_for_doubts() -> None:
@@ -155,8 +158,7 @@ def test_a_substitute_base_is_the_reference_for_doubts() -> None:
         lines[0],
         *(with_ranks(line, **WATCHED, device_model=model) for line, model in zip(lines[1:], "AB", strict=True)),
     ]
-    result = [text.split("; ") for text in doubts_of(made)]
-    assert ["other devices than the base's" in names for names in result] == [False, False, True]
+    assert ["other devices than the base's" in names for names in doubts_of(made)] == [False, False, True]
 
 
 def test_a_cell_that_spans_the_bases_host_and_another_has_no_doubt_for_it() -> None:
@@ -166,7 +168,7 @@ def test_a_cell_that_spans_the_bases_host_and_another_has_no_doubt_for_it() -> N
         {**rank, **WATCHED, "host": host, "node_rank": n}
         for n, (rank, host) in enumerate(zip(other["ranks"], "ab", strict=True))
     ]
-    assert doubts_of([base, other]) == ["", ""]
+    assert doubts_of([base, other]) == [(), ()]
 
 
 def test_worker_groups_with_different_environments_are_reported_gpus_excepted() -> None:
@@ -181,16 +183,16 @@ def test_worker_groups_with_different_environments_are_reported_gpus_excepted() 
             ]
         }
 
-    assert doubts_of(lines, environment(variables={"CUDA_VISIBLE_DEVICES": "0,1"})) == ["", ""]
-    assert doubts_of(lines, environment(cpu="y")) == ["", "environment differs from the base's"]
+    assert doubts_of(lines, environment(variables={"CUDA_VISIBLE_DEVICES": "0,1"})) == [(), ()]
+    assert doubts_of(lines, environment(cpu="y")) == [(), ("environment differs from the base's",)]
 
 
 def test_no_steady_state_and_a_wide_spread() -> None:
-    assert doubts_of([line("single", facts={"steady": False})]) == ["no steady state"]
+    assert doubts_of([line("single", facts={"steady": False})]) == [("no steady state",)]
     one = line("single")
     times = replace(steps_of([one]), step_s=[np.array([0.1, 0.2] * 5)])
     found = doubts(trials_of([one]), times, trial_tables.windows([one]), trial_tables.ranks([one]), {})
-    assert found.tolist() == ["wide spread"]
+    assert found.tolist() == [("wide spread",)]
 
 
 def alone(rank: int, seconds: float) -> dict[str, Any]:
@@ -219,8 +221,25 @@ def test_foreign_cores_are_the_nodes_time_less_all_its_ranks() -> None:
 
 
 def test_doubts_are_counted_over_blocks() -> None:
-    assert tally(["wide spread", "", "wide spread; foreign load"]) == "wide spread (2 of 3); foreign load (1 of 3)"
-    assert tally(["", ""]) is None
+    rows = [{"doubts": names} for names in (("wide spread",), (), ("wide spread", "foreign load"))]
+    assert tally(rows) == (CountedDoubt("wide spread", 2, 3), CountedDoubt("foreign load", 1, 3))
+    assert [str(doubt) for doubt in tally(rows, "base")] == [
+        "base: wide spread (2 of 3)",
+        "base: foreign load (1 of 3)",
+    ]
+    assert tally(rows[1:2]) == ()
+
+
+def test_doubts_are_a_list_in_memory_and_text_in_a_table(tmp_path: Path) -> None:
+    one = line("single", facts={"steady": False})
+    trials = trials_of([one, line("single", block=1)]).assign(doubts=[("no steady state", "slow rank 1"), ()])
+    path = RunFolder(tmp_path).write_table("trials", trials)
+    assert pd.read_csv(path, keep_default_na=False)["doubts"].tolist() == ["no steady state; slow rank 1", ""]
+
+
+def test_a_doubt_that_names_a_rank_has_its_meaning() -> None:
+    assert meaning("slow rank 12") == DOUBTS["slow rank"].meaning
+    assert meaning("wide spread") == DOUBTS["wide spread"].meaning
 
 
 def test_every_doubt_is_explained_and_judged_by_one_function() -> None:

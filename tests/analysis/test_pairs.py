@@ -9,6 +9,8 @@ import pytest
 
 from harness.analysis import pairs
 from harness.analysis import trials as trial_tables
+from harness.analysis.doubts import CountedDoubt
+from harness.record.schema import NOISE, VERSUS
 from harness.report.tables.evidence import parity_table, versus_table
 from harness.report.tables.text import NO_BREAK
 from tests.records import line, steps_of, with_set_ids
@@ -54,11 +56,11 @@ def test_cells_that_differ_in_more_are_not_paired(axis: str, value: Any) -> None
 
 
 def test_a_strategys_own_options_are_no_difference_others_are() -> None:
-    own = {"ddp": '{"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}', "dp": '{"optimizer.lr": 0.1}'}
+    own = {"ddp": {"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}, "dp": {"optimizer.lr": 0.1}}
     lines = [with_set_ids(one | {"options": own[one["strategy"]]}) for one in study(1.0) if one["strategy"] in own]
     assert len(pairs.versus(trials_of(lines))) == 1
     lines = [
-        with_set_ids(one | {"options": '{"optimizer.lr": 0.2}'}) if one["strategy"] == "dp" else one for one in lines
+        with_set_ids(one | {"options": {"optimizer.lr": 0.2}}) if one["strategy"] == "dp" else one for one in lines
     ]
     assert pairs.versus(trials_of(lines)).empty
 
@@ -72,9 +74,9 @@ def test_a_non_equivalent_cell_has_no_ratio() -> None:
 
 def test_doubts_of_the_other_are_named_as_its_own() -> None:
     trials = trials_of(study(1.0))
-    doubts = trials["strategy"].map({"dp": "wide spread", "ddp": "no steady state", "fsdp": None}).astype("string")
+    doubts = trials["strategy"].map({"dp": ("wide spread",), "ddp": ("no steady state",), "fsdp": ()})
     found = pairs.versus(trials.assign(doubts=doubts))
-    assert found["doubts"].tolist() == [
+    assert VERSUS.as_text(found)["doubts"].tolist() == [
         "no steady state (1 of 1); dp: wide spread (1 of 1)",
         "ddp: no steady state (1 of 1)",
     ]
@@ -117,12 +119,13 @@ def test_noise_and_parity_carry_the_doubts_of_both() -> None:
     base = line("single")
     twin = line("single", purpose="twin", kind="diagnostic", trial_id="single-b0t") | {"windows": base["windows"]}
     lines = [base, twin]
-    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=["wide spread", "no steady state"])
-    (result,) = pairs.noise(trials)["doubts"]
+    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=[("wide spread",), ("no steady state",)])
+    (result,) = NOISE.as_text(pairs.noise(trials))["doubts"]
     assert result == "twin: no steady state (1 of 1); base: wide spread (1 of 1)"
     lines = [line(f"ddp2{name}", strategy="ddp", rates=(9.0, 9.0), launcher=name) for name in ("ray", "torchrun")]
-    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=["", "slow rank 1"])
-    assert pairs.parity(trials)["doubts"].tolist() == ["torchrun: slow rank 1 (1 of 1)"]
+    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=[(), ("slow rank 1",)])
+    (result,) = pairs.parity(trials)["doubts"]
+    assert result == (CountedDoubt("slow rank 1", 1, 1, "torchrun"),)
 
 
 def test_parity_of_non_equivalent_cells_is_omitted_with_the_reason() -> None:

@@ -56,7 +56,7 @@ def study(block: int = 0, *, single_s: float = 0.10, **ddp: Any) -> list[dict[st
 
 def waterfall_of(lines: list[dict[str, Any]], pilot: int | None = None) -> pd.DataFrame:
     trials = trial_tables.trials(lines, steps_of(lines))
-    trials["doubts"] = ""
+    trials["doubts"] = [()] * len(trials)
     return waterfall(trials, trial_tables.windows(lines), ratios.scaling(trials), pilot)
 
 
@@ -90,7 +90,7 @@ def test_ddps_parts_by_hand_and_they_add_up() -> None:
 
 def test_the_ideal_share_is_the_efficiency() -> None:
     lines = study()
-    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts="")
+    trials = trial_tables.trials(lines, steps_of(lines))
     efficiency = ratios.scaling(trials).set_index("cell_id").loc["ddp2", "efficiency"]
     assert waterfall_of(lines)["share"].iloc[0] == pytest.approx(float(efficiency))
 
@@ -193,7 +193,7 @@ def test_the_usual_rank_is_the_median_one_and_of_two_the_faster(alone_s: tuple[f
 
 def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
     lines = study()
-    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts="")
+    trials = trial_tables.trials(lines, steps_of(lines))
     phases = phase_tables.phases(trials, trial_tables.windows(lines)).set_index("cell_id")
     two = phases.loc["ddp2"]
     assert two["step_s"] == pytest.approx(0.160)
@@ -209,7 +209,7 @@ def test_collectives_are_listed_beside_their_phases() -> None:
     ]
     for one in lines:
         one["windows"] = [window | {"forward_s": 1.0, "rest_s": 1.0} for window in one["windows"]]
-    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts="")
+    trials = trial_tables.trials(lines, steps_of(lines))
     (row,) = phase_tables.phases(trials, trial_tables.windows(lines)).to_dict("records")
     assert row["fsdp_all_gather_s"] == pytest.approx(0.003) and pd.isna(row["dp_replicate_s"])
     assert row["step_s"] == pytest.approx(0.2), "they are not added to it"

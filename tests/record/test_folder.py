@@ -75,7 +75,9 @@ def test_a_line_carries_every_axis(folder: RunFolder, plan: Plan) -> None:
     row = folder.append(trial, TrialResult(trial.id, "ok"), FACTS)
     for axis in ("strategy", "devices", "nodes", "model", "data", "per_device_batch_size", "precision"):
         assert row[axis] == getattr(trial.cell, axis)
-    assert json.loads(row["options"])["optimizer.lr"] == 0.1
+    assert row["options"]["optimizer.lr"] == 0.1
+    written = (folder.path / "trials.jsonl").read_text()
+    assert json.loads(json.loads(written)["options"]) == row["options"] == folder.lines()[0]["options"]
 
 
 def test_steps_without_a_line_do_not_count(folder: RunFolder, plan: Plan) -> None:

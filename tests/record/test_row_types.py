@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -23,7 +24,7 @@ COMPUTED = {
     "doubts",
 }
 """Columns of a trial that the analysis computes from its windows, steps and ranks."""
-DTYPES = {str: {"string"}, int: {"Int64", "Float64"}, float: {"Float64"}, bool: {"boolean"}}
+DTYPES = {str: {"string"}, int: {"Int64", "Float64"}, float: {"Float64"}, bool: {"boolean"}, Mapping: {"mapping"}}
 OF_THE_TRIAL = {column.name for column in TRIAL_COLUMNS}
 
 
@@ -33,6 +34,8 @@ def fields_of(*types: type) -> dict[str, Any]:
 
 def plain_type(annotation: Any) -> type:
     """Return the type in an annotation such as ``float | None`` or ``NotRequired[str]``; str for a Literal of texts."""
+    if get_origin(annotation) is Mapping:
+        return Mapping
     if get_origin(annotation) is Literal:
         return str
     arguments = [kind for kind in get_args(annotation) if kind is not NoneType]

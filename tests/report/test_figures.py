@@ -17,6 +17,7 @@ from harness.analysis import pairs, ratios
 from harness.analysis import phases as phase_tables
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
+from harness.analysis.doubts import CountedDoubt
 from harness.analysis.results import Results
 from harness.analysis.waterfall import waterfall
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -245,9 +246,12 @@ def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
 
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
     steady = results_of(full_study())
-    doubts = ["base: no steady state (1 of 3)"] * len(steady.scaling)
+    doubts = [(CountedDoubt("no steady state", 1, 3, "base"),)] * len(steady.scaling)
     here = steady.scaling.index[(steady.scaling["strategy"] == "ddp") & (steady.scaling["devices"] == 2)][0]
-    doubts[list(steady.scaling.index).index(here)] = "wide spread (1 of 3); no steady state (2 of 3)"
+    doubts[list(steady.scaling.index).index(here)] = (
+        CountedDoubt("wide spread", 1, 3),
+        CountedDoubt("no steady state", 2, 3),
+    )
     drawings = draw_all(with_tables(steady, scaling=steady.scaling.assign(doubts=doubts)))
     for name in ("throughput", "efficiency"):
         assert " Not steady when the windows began: ddp on 2." in drawings[name].caption

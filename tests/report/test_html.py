@@ -31,6 +31,7 @@ from harness.report.tables.cost import unexplained_table
 from harness.report.tables.evidence import belief_lines
 from harness.report.tables.text import Heading, Line, TextTable
 from tests.conftest import laptop
+from tests.records import rank_row
 
 Make = Callable[..., Experiment]
 
@@ -64,20 +65,7 @@ def windows_of(ranks: int) -> tuple[dict[str, Any], ...]:
 
 
 def ranks_of(ranks: int) -> tuple[dict[str, Any], ...]:
-    return tuple(
-        {
-            "rank": rank,
-            "local_rank": rank,
-            "node_rank": 0,
-            "node_id": "n",
-            "address": "127.0.0.1",
-            "host": "vm",
-            "devices": "cpu",
-            "threads": 1,
-            "peak_memory_bytes": 2**30,
-        }
-        for rank in range(ranks)
-    )
+    return tuple({**rank_row(rank), "peak_memory_bytes": 2**30} for rank in range(ranks))
 
 
 EPOCHS = {
@@ -350,7 +338,10 @@ def test_a_differing_twin_is_a_finding_with_its_false_positive_rate() -> None:
 def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
     noise = NOISE.frame([{"ratio": 1.0, "low": 0.9, "high": 1.1, "excludes_one": False}, {"ratio": 1.0}])
     trials = TRIALS.frame(
-        [{"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubt} for doubt in ("wide spread", None, "wide spread")]
+        [
+            {"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubt}
+            for doubt in (("wide spread",), (), ("wide spread",))
+        ]
     )
     assert belief_lines(noise, trials, SCALING.frame([])) == [
         "Noise floor (A/A test, 95 % CI): 0.900 to 1.100.",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 
 from harness.report.labels import settings, shown_strategy, spread_options
@@ -19,7 +17,7 @@ def rows(*changes: dict[str, object]) -> pd.DataFrame:
         "global_batch_size": 16,
         "precision": "fp32",
         "compile": False,
-        "options": "{}",
+        "options": {},
     }
     return pd.DataFrame([{**base, **change} for change in changes])
 
@@ -39,8 +37,8 @@ def test_strong_scaling_names_the_global_batch() -> None:
 
 def test_options_that_differ_become_columns() -> None:
     frame = rows(
-        {"options": json.dumps({"optimizer.lr": 0.1, "optimizer.name": "SGD", "ddp.bucket_cap_mb": 25})},
-        {"options": json.dumps({"optimizer.lr": 0.2, "optimizer.name": "SGD"})},
+        {"options": {"optimizer.lr": 0.1, "optimizer.name": "SGD", "ddp.bucket_cap_mb": 25}},
+        {"options": {"optimizer.lr": 0.2, "optimizer.name": "SGD"}},
     )
     assert list(spread_options(frame).columns) == ["optimizer.lr"]
     assert settings(frame).tolist() == ["batch 8 per device, optimizer.lr=0.1", "batch 8 per device, optimizer.lr=0.2"]

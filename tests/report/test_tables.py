@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
+from harness.analysis.doubts import CountedDoubt
 from harness.config.sections import Target
 from harness.record.schema import CELLS, FINDINGS, TRIALS, WATERFALL
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
@@ -97,11 +100,13 @@ def test_parts_by_setting_name_their_base() -> None:
 
 def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal() -> None:
     rows = scaling(3)
-    rows["doubts"] = ["wide spread (1 of 3)", "slow rank 1 (2 of 3); base: wide spread (1 of 3)"]
+    wide, slow = CountedDoubt("wide spread", 1, 3), CountedDoubt("slow rank 1", 2, 3)
+    of_base = replace(wide, role="base")
+    rows["doubts"] = [(wide,), (slow, of_base)]
     table = scaling_table(rows)
     assert table.columns[-1].title == "doubts, by blocks"
     assert [row.cells[-1] for row in table.rows] == ["wide spread (1 of 3)", "slow rank 1 (2 of 3)"]
-    rows["doubts"] = [None, "base: wide spread (1 of 3); slow rank 1 (2 of 3)"]
+    rows["doubts"] = [(), (of_base, slow)]
     ((_, part),) = scaling_by_setting(rows)
     assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2 ?"]
     assert len(part.columns) == len(part.rows[0].cells) == 5
@@ -210,7 +215,7 @@ def test_why_operations_were_not_counted_is_shown() -> None:
 
 
 def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None:
-    axes = {"strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8, "options": "{}"}
+    axes = {"strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8, "options": {}}
     parts = (
         ("ideal", 0.6, 0.006, 0.55, 0.65),
         ("slowest rank", 0.5, 0.005, None, None),

@@ -31,7 +31,7 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, color_system=None, width=4000, legacy_windows=False)
     lines = [
-        line(cell, model=HOSTILE, options=f'{{"workload.note": "{cell}"}}', strategy=strategy, rates=rates)
+        line(cell, model=HOSTILE, options={"workload.note": cell}, strategy=strategy, rates=rates)
         for cell, strategy, rates in (("single", "single", (100.0,)), ("ddp2", "ddp", (80.0, 80.0)))
     ]
     trials = trial_tables.trials(lines, steps_of(lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -158,11 +157,9 @@ def test_a_file_without_a_secret_is_kept_as_it_was_written() -> None:
 
 
 def test_options_are_redacted_value_by_value() -> None:
-    options = json.dumps({"workload.password": "correct horse", "width": 8})
-    assert json.loads(sanitize.redact_row({"options": options})["options"]) == {
-        "width": 8,
-        "workload.password": "<redacted>",
-    }
+    options = {"workload.password": "correct horse", "width": 8}
+    redacted = sanitize.redact_row({"options": options})["options"]
+    assert redacted == {"width": 8, "workload.password": "<redacted>"}
 
 
 def test_half_a_surrogate_pair_can_be_written() -> None:

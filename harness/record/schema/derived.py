@@ -3,44 +3,70 @@
 from __future__ import annotations
 
 from harness.record.schema.recorded import (
+    ADDED,
     AXIS_COLUMNS,
+    BLOCK,
+    CELL_ID,
     COLLECTIVE_COLUMNS,
+    EFFECTIVE_LR,
     HOST_PHASE_COLUMNS,
+    KIND,
+    OUTCOME,
+    PARAMETERS,
     PHASE_COLUMNS,
+    REASON,
+    SEED,
     TRIAL_COLUMNS,
+    UNIT,
+    WAIT_FRACTION,
 )
-from harness.record.schema.table import Table
+from harness.record.schema.table import Column, Table
 from harness.record.schema.table import column as _c
 
+PAIRED_THROUGHPUT = _c("throughput_per_s", "Float64", "throughput, geometric mean over the paired blocks", "samples/s")
 _INTERVAL = (
     _c("blocks", "Int64", "number of blocks in the estimate (n)"),
     _c("low", "Float64", "lower end of the 95 % confidence interval over blocks; `<NA>` with one block"),
     _c("high", "Float64", "upper end of the 95 % confidence interval over blocks; `<NA>` with one block"),
 )
 
+_CELL = (CELL_ID, *AXIS_COLUMNS)
+
+
+def _paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]:
+    """Return the columns of a ratio of two cells: their throughputs, the ratio and its interval."""
+    return (
+        UNIT,
+        PAIRED_THROUGHPUT,
+        _c(other_throughput, "Float64", f"throughput of {other}, geometric mean over blocks", "samples/s"),
+        _c("ratio", "Float64", f"{ratio}, geometric mean over blocks"),
+        *_INTERVAL,
+        _c("excludes_one", "boolean", "true if the interval does not contain 1; of equal cells 1 in 20 by chance"),
+    )
+
+
 CELLS = Table(
     "cells",
     "the throughput of one cell over its blocks",
     (
-        _c("cell_id", "string", "hash of the cell's resolved content"),
-        *AXIS_COLUMNS,
-        _c("added", "boolean", "true for a base cell that the planner added"),
-        _c("unit", "string", "unit of throughput: samples or tokens"),
+        *_CELL,
+        ADDED,
+        UNIT,
         _c("throughput_per_s", "Float64", "throughput, geometric mean over blocks", "samples/s"),
         *_INTERVAL,
         _c("per_device_per_s", "Float64", "throughput per device", "samples/s"),
         _c("step_s", "Float64", "step time, median over the timed steps of all ranks and blocks", "s"),
         _c("step_p5_s", "Float64", "step time, 5th percentile of the timed steps", "s"),
         _c("step_p95_s", "Float64", "step time, 95th percentile of the timed steps", "s"),
-        _c("wait_fraction", "Float64", "fraction of the timed steps spent waiting for data; `<NA>` on CUDA"),
+        WAIT_FRACTION,
         _c("peak_memory_bytes", "Int64", "peak memory, largest over blocks and ranks", "bytes"),
-        _c("parameters", "Int64", "number of parameters of the model"),
+        PARAMETERS,
         _c("achieved_flops_per_s", "Float64", "model FLOPs per second of one device, forward and backward", "FLOP/s"),
         _c("flops_reason", "string", "reason if achieved_flops_per_s is `<NA>`"),
         _c("mfu", "Float64", "achieved FLOPs over the published dense peak in this precision; `<NA>` if unknown"),
         _c("peak_source", "string", "source of the published peak"),
         _c("of_measured_peak", "Float64", "achieved FLOPs over the measured speed of a matrix product on one device"),
-        _c("doubts", "string", "doubts of its trials, each with its number of blocks"),
+        _c("doubts", "list", "doubts of its trials, each with its number of blocks"),
     ),
 )
 
@@ -63,20 +89,20 @@ SCALING = Table(
     "scaling",
     "one cell against its base, paired by block",
     (
-        _c("cell_id", "string", "hash of the cell's resolved content"),
+        CELL_ID,
         _c("base_id", "string", "base cell, the denominator of the ratio"),
         *AXIS_COLUMNS,
-        _c("unit", "string", "unit of throughput: samples or tokens"),
+        UNIT,
         _c("base_strategy", "string", "strategy of the base"),
         _c("base_devices", "Int64", "number of devices of the base"),
         _c("base_throughput_per_s", "Float64", "throughput of the base", "samples/s"),
-        _c("throughput_per_s", "Float64", "throughput, geometric mean over the paired blocks", "samples/s"),
+        PAIRED_THROUGHPUT,
         _c("speedup", "Float64", "throughput over that of the base, geometric mean over blocks"),
         *_INTERVAL,
         _c("throughput_low", "Float64", "lower end of the 95 % confidence interval of the throughput", "samples/s"),
         _c("throughput_high", "Float64", "upper end of the 95 % confidence interval of the throughput", "samples/s"),
         _c("excluded", "string", "reason if it has no ratio: it is not equivalent to one device"),
-        _c("doubts", "string", "doubts of the cell and, marked as such, of its base"),
+        _c("doubts", "list", "doubts of the cell and, marked as such, of its base"),
         _c("precise", "boolean", "true if the interval meets throughput.blocks; `<NA>` without a rule and for bases"),
         _c("efficiency", "Float64", "speedup over (devices / base_devices)"),
         _c("efficiency_low", "Float64", "lower end of the 95 % confidence interval of the efficiency"),
@@ -90,13 +116,8 @@ NOISE = Table(
     (
         _c("cell_id", "string", "base cell"),
         *AXIS_COLUMNS,
-        _c("unit", "string", "unit of throughput: samples or tokens"),
-        _c("throughput_per_s", "Float64", "throughput, geometric mean over the paired blocks", "samples/s"),
-        _c("twin_throughput_per_s", "Float64", "throughput of the twin, geometric mean over blocks", "samples/s"),
-        _c("ratio", "Float64", "throughput of the twin over that of the base, geometric mean over blocks"),
-        *_INTERVAL,
-        _c("excludes_one", "boolean", "true if the interval does not contain 1: by chance in 1 of 20 experiments"),
-        _c("doubts", "string", "doubts of the twin and of the base, each marked as such"),
+        *_paired("twin_throughput_per_s", "the twin", "throughput of the twin over that of the base"),
+        _c("doubts", "list", "doubts of the twin and of the base, each marked as such"),
     ),
 )
 
@@ -107,14 +128,9 @@ PARITY = Table(
         _c("cell_id", "string", "cell under Ray"),
         _c("control_id", "string", "cell under torchrun"),
         *AXIS_COLUMNS,
-        _c("unit", "string", "unit of throughput: samples or tokens"),
-        _c("throughput_per_s", "Float64", "throughput, geometric mean over the paired blocks", "samples/s"),
-        _c("control_throughput_per_s", "Float64", "throughput of the control, geometric mean over blocks", "samples/s"),
-        _c("ratio", "Float64", "throughput under Ray over that of the control, geometric mean over blocks"),
-        *_INTERVAL,
-        _c("excludes_one", "boolean", "true if the interval does not contain 1"),
+        *_paired("control_throughput_per_s", "the control", "throughput under Ray over that of the control"),
         _c("excluded", "string", "reason if it has no ratio: it is not equivalent to one device"),
-        _c("doubts", "string", "doubts of the cell and, marked as such, of its control"),
+        _c("doubts", "list", "doubts of the cell and, marked as such, of its control"),
     ),
 )
 
@@ -126,14 +142,9 @@ VERSUS = Table(
         _c("other_id", "string", "cell of the other strategy"),
         *AXIS_COLUMNS,
         _c("other_strategy", "string", "strategy of the other cell"),
-        _c("unit", "string", "unit of throughput: samples or tokens"),
-        _c("throughput_per_s", "Float64", "throughput, geometric mean over the paired blocks", "samples/s"),
-        _c("other_throughput_per_s", "Float64", "throughput of other_id, geometric mean over blocks", "samples/s"),
-        _c("ratio", "Float64", "throughput over that of the other strategy, geometric mean over blocks"),
-        *_INTERVAL,
-        _c("excludes_one", "boolean", "true if the interval does not contain 1"),
+        *_paired("other_throughput_per_s", "other_id", "throughput over that of the other strategy"),
         _c("excluded", "string", "reason if it has no ratio: one of the two cells is not equivalent to one device"),
-        _c("doubts", "string", "doubts of the cell and, marked as such, of the other cell"),
+        _c("doubts", "list", "doubts of the cell and, marked as such, of the other cell"),
     ),
 )
 
@@ -141,8 +152,7 @@ GPUS = Table(
     "gpus",
     "the GPUs of one cell, by NVML readings after the timed windows; no rows without GPUs",
     (
-        _c("cell_id", "string", "hash of the cell's resolved content"),
-        *AXIS_COLUMNS,
+        *_CELL,
         _c("blocks", "Int64", "number of trials (blocks) with readings"),
         _c("gpu_utilisation", "Float64", "fraction of NVML's last sampling period in which a kernel ran, mean"),
         _c("power_w", "Float64", "power of one GPU, mean", "W"),
@@ -170,8 +180,7 @@ PHASES = Table(
     "phases",
     "the step of one cell by phase, in seconds per step; phases add up to the step and contain the profiled parts",
     (
-        _c("cell_id", "string", "hash of the cell's resolved content"),
-        *AXIS_COLUMNS,
+        *_CELL,
         _c("step_s", "Float64", "step time, mean over ranks and blocks", "s"),
         *PHASE_COLUMNS,
         *COLLECTIVE_COLUMNS,
@@ -182,8 +191,7 @@ HOST_PHASES = Table(
     "host_phases",
     "the host's part in the step of one cell on GPUs, by phase; not to be added to the GPU's phases",
     (
-        _c("cell_id", "string", "hash of the cell's resolved content"),
-        *AXIS_COLUMNS,
+        *_CELL,
         _c("step_s", "Float64", "step time, mean over ranks and blocks", "s"),
         *HOST_PHASE_COLUMNS,
     ),
@@ -193,7 +201,7 @@ WATERFALL = Table(
     "waterfall",
     "one part of the step of one cell on several devices; the shares of a cell add up to 1",
     (
-        _c("cell_id", "string", "hash of the cell's resolved content"),
+        CELL_ID,
         _c("base_id", "string", "base cell, whose step time is the ideal"),
         *AXIS_COLUMNS,
         _c("position", "Int64", "position in the order of parts, starting at the ideal"),
@@ -224,10 +232,9 @@ CONVERGENCE = Table(
     "one training of one cell with one seed",
     (
         *TRIAL_COLUMNS,
-        _c("cell_id", "string", "hash of the cell's resolved content"),
-        *AXIS_COLUMNS,
-        _c("seed", "Int64", "random seed of the model and of the data order"),
-        _c("effective_lr", "Float64", "learning rate scaled with the global batch, after warm-up, before any schedule"),
+        *_CELL,
+        SEED,
+        EFFECTIVE_LR,
         _c("epochs", "Int64", "number of epochs trained"),
         _c("train_loss", "Float64", "mean training loss over the last epoch"),
         _c("val_loss", "Float64", "mean validation loss after the last epoch"),
@@ -249,9 +256,9 @@ OUTCOMES = Table(
     "outcomes",
     "the number of trials of one kind with one outcome and reason",
     (
-        _c("kind", "string", "throughput, convergence or diagnostic"),
-        _c("outcome", "string", "outcome: ok, oom, diverged, error, timeout, lost or skipped"),
-        _c("reason", "string", "reason for an outcome other than ok"),
+        KIND,
+        OUTCOME,
+        REASON,
         _c("trials", "Int64", "number of trials"),
     ),
 )
@@ -261,9 +268,9 @@ MISSING = Table(
     "one planned trial without a result",
     (
         _c("trial_id", "string", "id of the trial: its cell, and its block or seed"),
-        _c("cell_id", "string", "hash of the cell's resolved content"),
+        CELL_ID,
         _c("label", "string", "readable label of the cell"),
-        _c("block", "Int64", "number of the block, a repetition of the grid"),
+        BLOCK,
         _c("reason", "string", "reason: cut short, or not started"),
     ),
 )

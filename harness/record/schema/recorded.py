@@ -11,6 +11,23 @@ TRIAL_COLUMNS = (
     _c("attempt", "Int64", "number of the attempt, from 1; a lost trial is retried"),
 )
 
+CELL_ID = _c("cell_id", "string", "hash of the cell's resolved content")
+UNIT = _c("unit", "string", "unit of throughput: samples or tokens")
+SEED = _c("seed", "Int64", "random seed of the model and of the data order")
+PARAMETERS = _c("parameters", "Int64", "number of parameters of the model")
+ADDED = _c("added", "boolean", "true for a base cell that the planner added")
+EFFECTIVE_LR = _c(
+    "effective_lr", "Float64", "learning rate scaled with the global batch, after warm-up, before any schedule"
+)
+WAIT_FRACTION = _c("wait_fraction", "Float64", "fraction of the timed steps spent waiting for data; `<NA>` on CUDA")
+KIND = _c("kind", "string", "throughput, convergence or diagnostic")
+OUTCOME = _c("outcome", "string", "outcome: ok, oom, diverged, error, timeout, lost or skipped")
+REASON = _c("reason", "string", "reason for an outcome other than ok")
+BLOCK = _c("block", "Int64", "number of the block, a repetition of the grid")
+RANK = _c("rank", "Int64", "rank in the worker group")
+WINDOW = _c("window", "Int64", "number of the window in the trial, from 0")
+"""Columns of several tables."""
+
 AXIS_COLUMNS = (
     _c("workload", "string", "built-in name or package.module:ClassName"),
     _c("data", "string", "data set"),
@@ -33,7 +50,7 @@ AXIS_COLUMNS = (
     _c("launcher", "string", "launcher of the processes: ray, or torchrun as the control"),
     _c("oversubscribed", "boolean", "true if several ranks share a device: a functional test, no claim about speed"),
     _c("emulated", "boolean", "true for DataParallel on CPU slots: a functional test, no claim about speed"),
-    _c("options", "string", "options of strategy, workload, optimizer, schedule, training and loader, as JSON"),
+    _c("options", "mapping", "options of strategy, workload, optimizer, schedule, training and loader"),
 )
 
 COLLECTIVE_COLUMNS = tuple(
@@ -47,7 +64,7 @@ TRIALS = Table(
     "one attempt at a trial, with any outcome",
     (
         *TRIAL_COLUMNS,
-        _c("cell_id", "string", "hash of the cell's resolved content"),
+        CELL_ID,
         _c("base_id", "string", "planned base cell, the denominator of its ratios"),
         _c("check_id", "string", "cell of its equivalence check"),
         _c("alone_id", "string", "cell of the unwrapped model on one device at the same per-device batch"),
@@ -55,21 +72,21 @@ TRIALS = Table(
         _c("family_id", "string", "set of cells that differ only in their devices: one replaces a base that failed"),
         _c("launchers_id", "string", "set of cells that differ only in their launcher"),
         _c("strategies_id", "string", "set of cells on several devices that differ only in their strategy"),
-        _c("kind", "string", "throughput, convergence or diagnostic"),
+        KIND,
         _c(
             "purpose",
             "string",
             "of a diagnostic trial: twin (noise floor), explain (waterfall), equivalence or doctor",
         ),
-        _c("block", "Int64", "number of the block, a repetition of the grid"),
-        _c("seed", "Int64", "random seed of the model and of the data order"),
+        BLOCK,
+        SEED,
         _c("invocation", "Int64", "number of the invocation, from 0, plus 1 per resume; ratios are paired within one"),
         _c("group_id", "string", "worker group, whose processes ran this trial and others"),
         _c("position", "Int64", "position in the order of its worker group"),
-        _c("added", "boolean", "true for a base cell that the planner added"),
+        ADDED,
         _c("inline", "boolean", "true if run in the command's own process (--inline), for a debugger; in no ratio"),
-        _c("outcome", "string", "outcome: ok, oom, diverged, error, timeout, lost or skipped"),
-        _c("reason", "string", "reason for an outcome other than ok"),
+        OUTCOME,
+        REASON,
         _c("skip_code", "string", "reason for a skip, as one word; `<NA>` if it was not skipped"),
         _c("error_type", "string", "class name of the exception"),
         _c("error_rank", "Int64", "rank that failed first; the others fail because of it"),
@@ -77,12 +94,12 @@ TRIALS = Table(
         _c("freed_s", "Float64", "time from a failure's first sign on the driver to the end of its worker group", "s"),
         _c("log", "string", "path in the run folder: traceback or stacks, and the last output of the failed rank"),
         *AXIS_COLUMNS,
-        _c("unit", "string", "unit of throughput: samples or tokens"),
-        _c("parameters", "Int64", "number of parameters of the model"),
+        UNIT,
+        PARAMETERS,
         _c("device_model", "string", "product name of the devices"),
         _c("throughput_per_s", "Float64", "samples of all ranks over the time of the slowest rank", "samples/s"),
         _c("step_s", "Float64", "step time, median over the timed steps of all ranks", "s"),
-        _c("wait_fraction", "Float64", "fraction of the timed steps spent waiting for data; `<NA>` on CUDA"),
+        WAIT_FRACTION,
         _c(
             "peak_memory_bytes",
             "Int64",
@@ -92,7 +109,7 @@ TRIALS = Table(
         _c("timed_steps", "Int64", "number of steps in timed windows"),
         _c("warmup_steps", "Int64", "number of warm-up steps"),
         _c("steady", "boolean", "true if the warm-up ended in a steady state, false if at its limit"),
-        _c("effective_lr", "Float64", "learning rate scaled with the global batch, after warm-up, before any schedule"),
+        EFFECTIVE_LR,
         _c("resumed_epoch", "Int64", "epoch of the checkpoint that training resumed from; `<NA>` if from scratch"),
         _c(
             "flops_per_unit",
@@ -108,7 +125,7 @@ TRIALS = Table(
             "reason if the waterfall is incomplete: a failure after the timed windows, or a limit",
         ),
         *COLLECTIVE_COLUMNS,
-        _c("doubts", "string", "names of the doubts about its figures, explained at the end of results/README.md"),
+        _c("doubts", "list", "names of the doubts about its figures, explained at the end of results/README.md"),
         _c("ddp_communication_s", "Float64", "DDP's timer: first bucket ready to last bucket reduced, per step", "s"),
         _c("ddp_exposed_s", "Float64", "DDP's timer: part of that span after the end of backward's computation", "s"),
         _c("started_at", "Float64", "start of the trial, as Unix time", "s since 1970"),
@@ -140,8 +157,8 @@ WINDOWS = Table(
     "one window of one rank; phases are sums over the steps of the window",
     (
         *TRIAL_COLUMNS,
-        _c("rank", "Int64", "rank in the worker group"),
-        _c("window", "Int64", "number of the window in the trial, from 0"),
+        RANK,
+        WINDOW,
         _c(
             "window_kind",
             "string",
@@ -160,7 +177,7 @@ RANKS = Table(
     "one rank of one trial: its place, memory and load",
     (
         *TRIAL_COLUMNS,
-        _c("rank", "Int64", "rank in the worker group"),
+        RANK,
         _c("local_rank", "Int64", "rank on its node"),
         _c("node_rank", "Int64", "number of its node in the worker group"),
         _c("node_id", "string", "Ray's node id"),
@@ -202,8 +219,8 @@ STEPS = Table(
     "one optimizer step of one rank in a throughput trial",
     (
         *TRIAL_COLUMNS,
-        _c("rank", "Int64", "rank in the worker group"),
-        _c("window", "Int64", "number of the window in the trial, from 0"),
+        RANK,
+        WINDOW,
         _c("step", "Int64", "number of the step in its window"),
         _c("warmup", "boolean", "true for warm-up steps, which enter no figure"),
         _c("step_s", "Float64", "step time, including the wait for data", "s"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
 
-DType = Literal["string", "Int64", "Float64", "boolean"]
+from harness.plan.comparison import options_text
+
+DType = Literal["string", "Int64", "Float64", "boolean", "list", "mapping"]
+"""pandas' types, and lists (tuples) and mappings, which pandas holds as objects and files hold as text."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,36 @@ class Table:
     def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the frame with every column of the table, in its order and type; further columns come last."""
         extra = [name for name in frame.columns if name not in self.names]
-        columns = {
-            column.name: frame[column.name].astype(column.dtype)
-            if column.name in frame
-            else pd.Series(pd.NA, index=frame.index, dtype=column.dtype)
-            for column in self.columns
-        }
+        columns = {column.name: _typed(frame, column) for column in self.columns}
         # no copy: millions of steps are held in memory once; pandas copies on write
         return pd.DataFrame({**columns, **{name: frame[name] for name in extra}}, index=frame.index, copy=False)
+
+    def as_text(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return the frame with lists and mappings as text: 'first; second', and JSON; an empty list is missing."""
+        texts = {
+            column.name: frame[column.name].map(_TEXTS[column.dtype], na_action="ignore").astype("string")
+            for column in self.columns
+            if column.dtype in _TEXTS
+        }
+        return frame.assign(**texts)
+
+
+_TEXTS: Mapping[str, Callable[[Any], str | None]] = {
+    "list": lambda values: "; ".join(map(str, values)) or None,
+    "mapping": options_text,
+}
+
+
+def _typed(frame: pd.DataFrame, column: Column) -> pd.Series[Any]:
+    """Return a column of the frame in its type; a missing list is the empty one, a missing mapping None."""
+    if column.dtype == "list" or column.dtype == "mapping":
+        values = frame[column.name].tolist() if column.name in frame else [None] * len(frame)
+        empty = () if column.dtype == "list" else None
+        kept = [value if isinstance(value, Mapping | tuple) else empty for value in values]
+        return pd.Series(kept, index=frame.index, dtype=object)
+    if column.name in frame:
+        return frame[column.name].astype(column.dtype)
+    return pd.Series(pd.NA, index=frame.index, dtype=column.dtype)
 
 
 def column(name: str, dtype: DType, meaning: str, unit: str = "") -> Column:

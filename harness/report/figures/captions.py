@@ -90,8 +90,7 @@ def otherwise(cells: Collection[str], rows: pd.DataFrame) -> str:
 
 def unsteady(rows: pd.DataFrame) -> str:
     """Return a sentence that names the cells whose steps were not steady."""
-    doubts = rows["doubts"].fillna("")
-    bad = rows[[any(part.startswith("no steady state") for part in str(text).split("; ")) for text in doubts]]
+    bad = rows[[any(d.name == "no steady state" and not d.role for d in doubts) for doubts in rows["doubts"]]]
     names = dict.fromkeys(f"{row['strategy']} on {row['devices']}" for row in rows_of(bad))
     return f" Not steady when the windows began: {', '.join(names)}." if names else ""
 

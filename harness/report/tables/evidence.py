@@ -6,7 +6,7 @@ from collections import Counter
 
 import pandas as pd
 
-from harness.analysis.doubts import DOUBTS
+from harness.analysis.doubts import meaning
 from harness.report.labels import cell_label, rate_unit, rows_with_setting, shown_devices, shown_strategy
 from harness.report.row import Row, is_apart, is_missing, is_true, number, rows_of
 from harness.report.tables.scaling import DOUBTFUL
@@ -113,16 +113,10 @@ def doubt_table(trials: pd.DataFrame) -> TextTable:
     columns: tuple[Column, ...] = (
         ("doubt", "doubt", words),
         ("timed trials", lambda row: f"{row['trials']} of {len(timed)}", flush_right),
-        ("meaning", lambda row: _meaning(str(row["doubt"])), words),
+        ("meaning", lambda row: meaning(str(row["doubt"])), words),
     )
-    names = [name for text in timed["doubts"].fillna("") for name in str(text).split("; ") if name]
-    return make_table(columns, [{"doubt": name, "trials": count} for name, count in Counter(names).most_common()])
-
-
-def _meaning(name: str) -> str:
-    """Return the meaning of a doubt, whose name may end in details: 'slow rank 1'."""
-    known = next((doubt for doubt in sorted(DOUBTS, key=len, reverse=True) if name.startswith(doubt)), None)
-    return DOUBTS[known].meaning if known else ""
+    counts = Counter(name for names in timed["doubts"] for name in names)
+    return make_table(columns, [{"doubt": name, "trials": count} for name, count in counts.most_common()])
 
 
 def ledger_table(ledger: pd.DataFrame) -> TextTable:

@@ -37,14 +37,14 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
     Speedup's interval is left out: it is that of efficiency, times the devices. Doubts are a mark.
     """
     columns: tuple[Column, ...] = (
-        ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if own_doubts(row) else ""), words),
+        ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if row["doubts"] else ""), words),
         (rate_unit(scaling), _throughput, flush_right),
         ("speedup", lambda row: "1" if _is_base(row) else two_digits(row["speedup"]), flush_right),
         ("efficiency", _efficiency, flush_right),
         ("n", "blocks", flush_right),
     )
     parts: dict[str, list[Row]] = {}
-    for row in rows_with_setting(scaling):
+    for row in rows_with_setting(own_doubts(scaling)):
         parts.setdefault(str(row["setting"]), []).append(row)
     return [
         (f"{name} (base: {', '.join(dict.fromkeys(map(_base, rows)))})", make_table(columns, rows, _kind))
@@ -54,8 +54,8 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
 
 def scaling_table(scaling: pd.DataFrame) -> TextTable:
     """Return throughput, speedup and efficiency of each cell against its base, with intervals; n; base; doubts."""
-    unit, rows = rate_unit(scaling), rows_with_setting(scaling)
-    doubts: tuple[Column, ...] = (("doubts, by blocks", own_doubts, words),)
+    unit, rows = rate_unit(scaling), rows_with_setting(own_doubts(scaling))
+    doubts: tuple[Column, ...] = (("doubts, by blocks", "doubts", words),)
     columns: tuple[Column, ...] = (
         ("setting", "setting", words),
         ("strategy", shown_strategy, words),
@@ -65,15 +65,15 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
         ("efficiency", _efficiency, flush_right),
         ("n", "blocks", flush_right),
         (f"base ({unit})", _base, flush_right),
-        *(doubts if any(map(own_doubts, rows)) else ()),
+        *(doubts if any(row["doubts"] for row in rows) else ()),
     )
     return make_table(columns, rows, _kind)
 
 
-def own_doubts(row: Row) -> str:
-    """Return a cell's doubts without those of its base, which has a row of its own."""
-    names = words(row["doubts"]).split("; ")
-    return "; ".join(name for name in names if not name.startswith("base: "))
+def own_doubts(scaling: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with each cell's doubts as text, without those of its base, which has a row of its own."""
+    texts = ["; ".join(str(doubt) for doubt in doubts if not doubt.role) for doubts in scaling["doubts"]]
+    return scaling.assign(doubts=pd.Series(texts, index=scaling.index, dtype="string"))
 
 
 def _is_base(row: Row) -> bool:

@@ -1,0 +1,130 @@
+"""Evidence on a trial, gathered from the recorded tables, on which its doubts depend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.common import Row, Rows
+from harness.analysis.steps import StepTimes
+from harness.plan.environment import NodeEnvironment, RunEnvironment
+from harness.record.frames import records
+from harness.system.units import GIB
+
+SLOW_RANK = 1.20
+ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
+PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that depend on the placement of a worker group: a difference between groups is no doubt."""
+
+RANK_COLUMNS = (
+    "trial_id",
+    "attempt",
+    "node_rank",
+    "threads",
+    "device_model",
+    "host",
+    "watched_s",
+    "own_cpu_s",
+    "node_cpu_s",
+    "swapped_bytes",
+    "throttled",
+    "foreign_gpu_processes",
+)
+Key = tuple[Hashable, ...]
+"""(trial id, attempt)."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The facts on which the doubts of one trial depend; None if a value is unknown.
+
+    ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the rank that exceeds
+    SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison.
+    """
+
+    steady: bool | None
+    spread: float | None
+    slow_rank: int | None
+    ranks: Rows
+    nodes: str | None
+    inline: bool = False
+
+    def values(self, name: str) -> set[Any]:
+        """Return the known values of a column over the trial's ranks."""
+        return {rank[name] for rank in self.ranks if not pd.isna(rank[name])}
+
+
+def gather_evidence(
+    trials: pd.DataFrame,
+    times: StepTimes,
+    windows: pd.DataFrame,
+    ranks: pd.DataFrame,
+    environment: RunEnvironment,
+) -> dict[Key, Evidence]:
+    """Return the evidence of each trial, by its id and attempt."""
+    spread, slow, nodes = _spread(times), slow_ranks(windows), _environments(environment)
+    by_trial: dict[Key, list[Row]] = {}
+    for rank in records(ranks[[*RANK_COLUMNS]]):
+        by_trial.setdefault(key_of(rank), []).append(rank)
+    return {
+        key_of(row): Evidence(
+            None if pd.isna(row["steady"]) else bool(row["steady"]),
+            spread.get(key_of(row)),
+            slow.get(key_of(row)),
+            by_trial.get(key_of(row), []),
+            nodes.get((row["group_id"], row["invocation"])),
+            inline=bool(pd.notna(row["inline"]) and row["inline"]),
+        )
+        for row in records(trials)
+    }
+
+
+def key_of(row: Row) -> Key:
+    return (row["trial_id"], row["attempt"])
+
+
+def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
+    """Return the slowest rank of each trial, if its step without gradient exchange exceeds SLOW_RANK medians."""
+    alone = windows[windows["window_kind"] == "alone"]
+    sums = alone.groupby(["trial_id", "attempt", "rank"])[["duration_s", "steps"]].sum()
+    by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(["trial_id", "attempt"])
+    slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # a single rank is its own median
+    return {(trial_id, attempt): int(rank) for trial_id, attempt, rank in by_trial.idxmax()[slow]}
+
+
+def foreign_cores(node: Rows) -> float | None:
+    """Return the cores that other processes kept busy on a node: (node CPU time - ranks' CPU time) / seconds."""
+    watched = ("watched_s", "node_cpu_s", "own_cpu_s")
+    known = [rank for rank in node if not any(pd.isna(rank[name]) for name in watched)]
+    seconds = max((float(rank["watched_s"]) for rank in known), default=0.0)
+    if seconds <= 0:
+        return None
+    busy = max(float(rank["node_cpu_s"]) for rank in known) - sum(float(rank["own_cpu_s"]) for rank in known)
+    return max(0.0, busy / seconds)
+
+
+def _environments(environment: RunEnvironment) -> dict[tuple[str, int], str]:
+    """Return the hardware and settings of each worker group's nodes, as text for comparison."""
+    return {
+        (group["group_id"], group["invocation"]): json.dumps(sorted({_signature(node) for node in group["nodes"]}))
+        for group in environment.get("groups", [])
+        if group.get("nodes")
+    }
+
+
+def _signature(node: NodeEnvironment) -> str:
+    settings: Mapping[str, object] = node
+    variables = {k: v for k, v in (node.get("variables") or {}).items() if k not in PLACEMENT_VARIABLES}
+    memory_gib = round((node.get("memory_bytes") or 0) / GIB)
+    return json.dumps([*(settings.get(key) for key in ENVIRONMENT_KEYS), memory_gib, variables], sort_keys=True)
+
+
+def _spread(times: StepTimes) -> dict[Key, float]:
+    """Return the interquartile range of each trial's timed steps over their median."""
+    by_trial = times.by_trial
+    spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["step_median_s"]
+    return dict(zip(times.trials.tolist(), spread.astype(float).tolist(), strict=True))
