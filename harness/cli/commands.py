@@ -38,7 +38,10 @@ Assume = Annotated[
 ]
 Only = Annotated[str | None, typer.Option(help="A part of the grid only: 'strategy=ddp,devices=2'.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop; no Ray is started.")]
-Resume = Annotated[Path | None, typer.Option(help="Resume an earlier run of this file.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER|auto", help="Resume an earlier run of FILE; auto: its newest unfinished one."),
+]
 AddBlocks = Annotated[
     int, typer.Option(min=0, max=1000, metavar="N", help="With --resume: N more blocks of throughput than the run has.")
 ]
@@ -98,7 +101,7 @@ def _carry_out(
     """Read the experiment in ``file``, act on it with a console, and exit with the exit code."""
 
     def work() -> int:
-        from harness.run.request import Request, read_experiment
+        from harness.run.request import Request, read_experiment, run_to_resume
 
         here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
         request = Request(
@@ -106,7 +109,7 @@ def _carry_out(
             address=address,
             assumed=None if assume is None else parse_assumed(assume),
             dry_run=dry_run,
-            resume=resume and here(resume),
+            resume=run_to_resume(resume, absolute=no_user_code),
             add_blocks=add_blocks,
             output=here(output),
             only={} if only is None else parse_only(only),

@@ -16,6 +16,7 @@ from harness.plan.environment import Ended, Invocation
 from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
+from harness.run.auto_resume import choose_run
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
 from harness.run.execution import Execution
 from harness.run.launchers import inline_launcher, launcher_for, start_ray
@@ -37,6 +38,9 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
     """
     began = time.time()
     home = request.file.resolve().parent
+    request, choice = choose_run(request, experiment)
+    if choice:
+        emit(Note(choice))
     with ExitStack() as stack:
         prepared = prepare(request, experiment, stack)
         plan, ray_cluster = prepared.plan, prepared.ray_cluster

@@ -18,10 +18,13 @@ from harness.config.yaml_source import parse_value
 from harness.errors import ExperimentError
 from harness.plan.inventory import Inventory
 
+AUTO = Path("auto")
+"""The value of --resume that means the newest unfinished run of the file; a folder of this name is ./auto."""
+
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a command."""
+    """The arguments of a command. ``resume``: a run folder, AUTO, or None for a new run."""
 
     file: Path
     address: str | None = None
@@ -41,6 +44,14 @@ class Request:
         return self.dry_run or self.assumed is not None
 
 
+def run_to_resume(text: str | None, *, absolute: bool) -> Path | None:
+    """Return the path of --resume; ``auto`` is the one relative path that is kept even if others are made absolute."""
+    path = None if text is None else Path(text)
+    if path is None or text == "auto":
+        return path
+    return path.absolute() if absolute or path == AUTO else path
+
+
 def read_experiment(request: Request) -> Experiment:
     """Return the experiment in the request's file; raises ExperimentError."""
     experiment = load_experiment(request.file)
@@ -50,6 +61,8 @@ def read_experiment(request: Request) -> Experiment:
         check_inline(request)
     if request.add_blocks and request.resume is None:
         raise ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
+    if request.add_blocks and request.resume == AUTO:
+        raise ExperimentError("--add-blocks", ["it adds to one run; give its folder with --resume instead of auto"])
     return experiment
 
 

@@ -167,6 +167,12 @@ def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) 
     return folder, more_blocks(going_on, add_blocks) if add_blocks else going_on
 
 
+def same_experiment(folder: RunFolder, experiment: Experiment) -> bool:
+    """Return whether the experiment made the run in the folder, limits and added blocks aside."""
+    kept = folder.experiment()
+    return not _different(kept, _with_blocks_of(kept, experiment, folder))
+
+
 def more_blocks(experiment: Experiment, added: int) -> Experiment:
     """Return the experiment with ``added`` more blocks; raises ExperimentError if a rule decides their number."""
     settings = experiment.throughput

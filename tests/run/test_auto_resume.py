@@ -1,0 +1,116 @@
+"""``--resume auto``: the newest unfinished run of the same experiment, else a new run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.config import experiment as config
+from harness.config.experiment import Experiment
+from harness.errors import ExperimentError, RunFolderError
+from harness.plan.environment import Ended
+from harness.plan.planner import make_plan
+from harness.plan.rows import Circumstances
+from harness.plan.trial import SkipReason, TrialResult, skipped
+from harness.record.folder import RunFolder
+from harness.run.auto_resume import choose_run
+from harness.run.request import AUTO, Request, read_experiment, run_to_resume
+from tests.conftest import laptop
+
+TEXT = (
+    "name: test\ngrid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\nthroughput: {blocks: 2}\n"
+)
+FACTS: Circumstances = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
+
+
+def experiment_of(more: str = "") -> Experiment:
+    import yaml
+
+    return config.parse_experiment(yaml.safe_load(TEXT + more), source="test.yaml")
+
+
+def run_folder(output: Path, stamp: str, ended: Ended | None, more: str = "") -> RunFolder:
+    """Make a run folder with one invocation; ``ended`` None: its process was killed."""
+    plan = make_plan(experiment_of(more), laptop())
+    folder = RunFolder.create(output, plan.experiment, plan, TEXT + more)
+    folder = RunFolder(folder.path.rename(folder.path.with_name(stamp)))
+    folder.set_invocation(0, {"started_at": 0.0})
+    if ended:
+        folder.set_invocation(0, {"ended": ended})
+    return folder
+
+
+def chosen(output: Path, more: str = "") -> tuple[Path | None, str]:
+    request, reason = choose_run(Request(Path("test.yaml"), resume=AUTO, output=output), experiment_of(more))
+    return request.resume, reason
+
+
+def test_without_a_run_a_new_one_is_started(tmp_path: Path) -> None:
+    assert chosen(tmp_path) == (None, f"--resume auto: a new run: below {tmp_path} there is none of this experiment")
+
+
+def test_the_newest_unfinished_run_of_the_experiment_is_chosen(tmp_path: Path) -> None:
+    run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
+    newest = run_folder(tmp_path, "20260102-000000-aaaa", None)
+    run_folder(tmp_path, "20260103-000000-aaaa", "finished")
+    run_folder(tmp_path, "20260104-000000-aaaa", "interrupted", "seed: 1\n")
+    (tmp_path / "test" / "20260105-000000-aaaa").mkdir()
+    path, reason = chosen(tmp_path)
+    assert path == newest.path
+    assert reason == f"--resume auto: {newest.path}, the newest unfinished run: its last invocation ended early"
+
+
+def test_other_limits_are_the_same_experiment(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted", "limits: {wall: 10m}\n")
+    assert chosen(tmp_path, "limits: {wall: 2h}\n")[0] == folder.path
+
+
+def test_failed_trials_do_not_make_a_run_unfinished(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "finished")
+    trial = make_plan(experiment_of(), laptop()).trials[0]
+    folder.append(trial, TrialResult(trial.id, "error", "boom"), FACTS)
+    path, reason = chosen(tmp_path)
+    assert path is None and reason.endswith("the 1 of this experiment are finished")
+
+
+def test_trials_that_limits_wall_left_out_make_it_unfinished_until_they_are_measured(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "finished")
+    trial = make_plan(experiment_of(), laptop()).trials[0]
+    folder.append(trial, skipped(trial, SkipReason("time_up", "time is up: limits.wall was reached")), FACTS)
+    path, reason = chosen(tmp_path)
+    assert path == folder.path and reason.endswith("limits.wall left out 1 trials")
+    folder.append(trial, TrialResult(trial.id, "ok"), FACTS)
+    assert chosen(tmp_path)[0] is None
+
+
+def test_a_run_for_a_debugger_is_never_chosen(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
+    trial = make_plan(experiment_of(), laptop()).trials[0]
+    folder.append(trial, TrialResult(trial.id, "ok", facts={"inline": True}), FACTS)
+    assert chosen(tmp_path)[0] is None
+
+
+def test_equally_new_runs_are_named(tmp_path: Path) -> None:
+    one, two = (run_folder(tmp_path, f"20260101-000000-{name}", "interrupted") for name in ("aaaa", "bbbb"))
+    with pytest.raises(RunFolderError, match=rf"equally new runs .*: {one.path}, {two.path}; give one with --resume"):
+        chosen(tmp_path)
+
+
+def test_another_value_is_taken_as_it_is(tmp_path: Path) -> None:
+    request = Request(Path("test.yaml"), resume=tmp_path)
+    assert choose_run(request, experiment_of()) == (request, "")
+
+
+def test_blocks_are_not_added_to_a_run_that_is_not_named(tmp_path: Path) -> None:
+    file = tmp_path / "test.yaml"
+    file.write_text(TEXT)
+    with pytest.raises(ExperimentError, match="give its folder with --resume instead of auto"):
+        read_experiment(Request(file, resume=AUTO, add_blocks=1))
+
+
+def test_a_folder_named_auto_can_be_given() -> None:
+    assert run_to_resume("auto", absolute=True) == AUTO == run_to_resume("auto", absolute=False)
+    assert run_to_resume("./auto", absolute=False) == Path("auto").absolute()
+    assert run_to_resume("results/x", absolute=False) == Path("results/x")
+    assert run_to_resume(None, absolute=True) is None
