@@ -28,6 +28,22 @@ from harness.train.ranks import Ranks
 
 MOST_DETAIL = 100_000
 """Characters of a traceback that are kept, from its end."""
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "_allocation_failed",  # the end of cuDNN 9's names for a device's and the host's memory
+)
+"""Lower-case messages of an allocation that failed."""
+PERHAPS_OUT_OF_MEMORY = (
+    "cublas_status_not_initialized",
+    "unable to find an engine to execute this computation",
+)
+"""Lower-case messages of libraries that a GPU without free memory causes, but not it alone."""
+FULL_BELOW = 0.03
+"""Part of a GPU's memory: if less is free, it is full."""
 Send = Callable[[Message], bool]
 """Sends to the driver and waits for its answer; False asks the group to stop before its next trial."""
 SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
@@ -83,8 +99,20 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
 def outcome_of(error: BaseException) -> Outcome:
     """Return oom if device or host memory ran out, else error."""
     text = _message(error).lower()
-    memory_ran_out = "out of memory" in text or "can't allocate memory" in text or "cannot allocate memory" in text
-    return "oom" if isinstance(error, torch.OutOfMemoryError | MemoryError) or memory_ran_out else "error"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in OUT_OF_MEMORY):
+        return "oom"
+    return "oom" if any(sign in text for sign in PERHAPS_OUT_OF_MEMORY) and _is_full() else "error"
+
+
+def _is_full() -> bool:
+    """Return whether hardly any memory is free on a GPU that this process has allocated memory on."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return False
+    with contextlib.suppress(RuntimeError):  # after some errors CUDA answers nothing
+        used = [number for number in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(number)]
+        memories = [torch.cuda.mem_get_info(number) for number in used]
+        return any(free < FULL_BELOW * total for free, total in memories)
+    return False
 
 
 def _message(error: BaseException) -> str:

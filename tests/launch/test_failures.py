@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from harness.launch.failures import (
     blamed,
@@ -22,6 +23,8 @@ from harness.launch.watchdog import Watchdog
 from harness.launch.worker import failure, outcome_of
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult
+
+NO_CUBLAS = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
 
 
 class HealthCheckFailed(Exception):
@@ -104,11 +107,44 @@ def test_a_group_that_ends_without_a_report_keeps_finished_trials(
         (RuntimeError("CUDA out of memory. Tried to allocate"), "oom"),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "oom"),
         (OSError("Cannot allocate memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "oom"),
+        (RuntimeError(NO_CUBLAS), "error"),  # there is no GPU, full or not
         (SystemExit(3), "error"),
     ],
 )
 def test_outcomes_of_exceptions(error: BaseException, outcome: str) -> None:
     assert outcome_of(error) == outcome
+
+
+@pytest.mark.parametrize("message", [NO_CUBLAS, "GET was unable to find an engine to execute this computation"])
+@pytest.mark.parametrize(("free", "reserved", "outcome"), [(1, 60, "oom"), (10, 60, "error"), (1, 0, "error")])
+def test_a_library_that_fails_on_a_full_gpu_ran_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch, message: str, free: int, reserved: int, outcome: str
+) -> None:
+    """Of two GPUs the process uses the second; ``free`` and ``reserved`` of its 80 GiB."""
+    answers = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 2,
+        "memory_reserved": lambda number: (0, reserved)[number] * 2**30,
+        "mem_get_info": lambda number: ((80, free)[number] * 2**30, 80 * 2**30),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    assert outcome_of(RuntimeError(message)) == outcome
+
+
+def test_a_gpu_that_answers_nothing_is_not_taken_for_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(number: int) -> int:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", broken)
+    assert outcome_of(RuntimeError(NO_CUBLAS)) == "error"
 
 
 def test_a_failure_carries_its_type_rank_and_traceback() -> None:
