@@ -11,6 +11,8 @@ from harness.plan.rows import RankFacts
 
 ENERGY_LEAST_S = 10.0
 """The energy counter is updated at intervals: over less time than this, they would distort the difference."""
+POWER_LEAST_S = 1.0
+"""Over less time the mean power is not taken from the energy counter."""
 
 THROTTLING = {
     0x04: "sw power cap",
@@ -67,10 +69,11 @@ def summarise(
     ENERGY_LEAST_S, and on a shared GPU, where it would include others' energy.
     """
     foreign = _foreign((*before, *after))
-    energy_j = _energy_j(before, after) if seconds >= ENERGY_LEAST_S and not shared and not foreign else None
+    spent_j = _over(list, _spent_j(before, after))
+    energy_j = sum(spent_j) if spent_j and seconds >= ENERGY_LEAST_S and not shared and not foreign else None
     return {
         "gpu_utilisation": _over(statistics.fmean, [reading.utilisation for reading in after]),
-        "power_w": _over(statistics.fmean, [reading.power_w for reading in after]),
+        "power_w": _power_w(spent_j, after, seconds),
         "sm_clock_mhz": _over(min, [reading.sm_clock_mhz for reading in after]),
         "sm_clock_fraction": _over(min, [reading.sm_clock_fraction for reading in after]),
         "temperature_c": _over(max, [reading.temperature_c for reading in after]),
@@ -106,12 +109,20 @@ def _reasons(throttles: Sequence[tuple[str, ...]]) -> str:
     return ", ".join(name for name in THROTTLING.values() if any(name in throttle for throttle in throttles))
 
 
-def _energy_j(before: Sequence[Reading], after: Sequence[Reading]) -> float | None:
-    """Return joules; None too if a counter decreased (the driver was reloaded) or did not change (not supported)."""
+def _spent_j(before: Sequence[Reading], after: Sequence[Reading]) -> list[float | None]:
+    """Return the joules of each device; None if its counter decreased (the driver was reloaded) or did not change."""
     counts = [(start.energy_mj, end.energy_mj) for start, end in zip(before, after, strict=True)]
-    spent = [None if start is None or end is None or end <= start else end - start for start, end in counts]
-    total_mj = _over(sum, spent)
-    return None if total_mj is None else total_mj / 1000.0
+    return [None if start is None or end is None or end <= start else (end - start) / 1000.0 for start, end in counts]
+
+
+def _power_w(spent_j: Sequence[float] | None, after: Sequence[Reading], seconds: float) -> float | None:
+    """Return the mean power of one device: energy over time, or the readings at the end if there are no counters.
+
+    At the end the devices are idle, and on some (A100, and older than Ampere) a reading is the power of that instant.
+    """
+    if spent_j and seconds >= POWER_LEAST_S:
+        return statistics.fmean(spent_j) / seconds
+    return _over(statistics.fmean, [reading.power_w for reading in after])
 
 
 def _foreign(readings: Sequence[Reading]) -> int | None:

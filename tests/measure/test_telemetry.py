@@ -364,7 +364,7 @@ def columns(
 
 
 def test_one_gpu() -> None:
-    assert columns() == {
+    assert columns(after=[replace(AFTER, power_w=60.0)]) == {  # it is idle after the last window
         "gpu_utilisation": 0.5,
         "power_w": 300.0,
         "sm_clock_mhz": 1500,
@@ -405,7 +405,7 @@ def test_several_gpus_are_averaged_or_the_worst_or_summed() -> None:
     other = Reading(3_000_000, 500.0, 0.7, 1600, 3200, 80, ("hw slowdown", "hw power brake"), ())
     assert columns([BEFORE, BEFORE], [AFTER, other]) == {
         "gpu_utilisation": pytest.approx(0.6),
-        "power_w": 400.0,
+        "power_w": 200.0,
         "sm_clock_mhz": 1500,
         "sm_clock_fraction": 0.5,
         "temperature_c": 80,
@@ -425,7 +425,7 @@ def test_each_reason_stands_once_in_the_tables_order() -> None:
     ("column", "missing"),
     [
         ("gpu_utilisation", {"utilisation": None}),
-        ("power_w", {"power_w": None}),
+        ("power_w", {"energy_mj": None, "power_w": None}),
         ("sm_clock_mhz", {"sm_clock_mhz": None}),
         ("sm_clock_fraction", {"sm_clock_mhz": None}),
         ("sm_clock_fraction", {"max_sm_clock_mhz": None}),
@@ -450,7 +450,14 @@ def test_short_windows_have_no_energy(seconds: float, expected: float | None) ->
     result = columns(seconds=seconds)
     assert result["energy_j"] == expected
     assert result["samples_per_joule"] == (expected and 2.0)
-    assert result["power_w"] == 300.0
+    assert result["power_w"] == 6_000.0 / seconds
+
+
+@pytest.mark.parametrize(("seconds", "counter"), [(0.9, 7_000_000), (20.0, None), (20.0, 1_000_000)])
+def test_without_energy_over_a_second_the_power_is_that_of_the_last_reading(
+    seconds: float, counter: int | None
+) -> None:
+    assert columns(after=[replace(AFTER, energy_mj=counter, power_w=123.0)], seconds=seconds)["power_w"] == 123.0
 
 
 def test_oversubscribed_gpus_have_no_energy() -> None:

@@ -54,7 +54,8 @@ def _caption(trials: pd.DataFrame, otherwise: pd.DataFrame) -> str:
     seeds = plural(trials["seed"].nunique(), "seed")
     return (
         f"One line a training: {_which(trials)}; {seeds} each, {captions.global_batches(trials)}. "
-        f"Training time excludes evaluation.{differ}{captions.set_apart(trials)}"
+        "Training time excludes evaluation; the first epoch includes the warm-up of its first steps."
+        f"{differ}{captions.set_apart(trials)}"
     )
 
 
