@@ -95,7 +95,7 @@ def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fa
         chain.from_iterable(epoch_shares(SAMPLES, BATCH, SEED, e, share_rank, world_size) for e in range(epochs))
     )
     data, collate = Subset(workload.datasets()[0], range(SAMPLES)), getattr(workload, "collate", None)
-    stream = batches(data, shares, seed=SEED, device=CPU, options={}, collate=collate)
+    stream = batches(data, shares, seed=SEED, ranks=ranks, options={}, collate=collate)
     for share, batch in zip(shares, stream, strict=True):
         training.step(batch, share)
     flat: list[float] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,9 @@ def step_through(training: Training, ranks: Ranks, epochs: Iterable[int]) -> Non
     place = (ranks.rank, ranks.world_size)
     shares = list(chain.from_iterable(epoch_shares(SAMPLES, BATCH, SEED, epoch, *place) for epoch in epochs))
     count = training._cell.micro_batches
-    source = batches(Regression().datasets()[0], shares, seed=SEED, device=CPU, options={}, micro_batches=count)
-    for share, batch in zip(shares, source, strict=True):
-        training.step(batch, share)
+    source = batches(Regression().datasets()[0], shares, seed=SEED, ranks=ranks, options={}, micro_batches=count)
+    for share in shares:
+        training.step(islice(source, count) if count > 1 else next(source), share)
 
 
 def parameters_of(training: Training) -> list[float]:

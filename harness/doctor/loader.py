@@ -31,7 +31,7 @@ def observe(subject: Subject) -> float | None:
         subject.datasets[0],
         islice(shares, MOST + 1),
         seed=subject.seed,
-        device=subject.device,
+        ranks=ranks,
         options=cell.loader,
         collate=collate,
     )

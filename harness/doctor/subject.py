@@ -14,9 +14,10 @@ from torch import nn
 
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell
-from harness.train.loader import Share, batches, copier, endless_shares
+from harness.train.loader import Share, batches, endless_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+from harness.train.transfer import copier
 from harness.train.workloads import Workload
 
 if TYPE_CHECKING:
@@ -112,5 +113,5 @@ class Subject:
     def _batches(self, shares: Sequence[Share]) -> Iterator[object]:
         collate = getattr(self.workload, "collate", None)
         return batches(
-            self.datasets[0], shares, seed=self.seed, device=self.device, options={"pin_memory": False}, collate=collate
+            self.datasets[0], shares, seed=self.seed, ranks=self.ranks, options={"pin_memory": False}, collate=collate
         )

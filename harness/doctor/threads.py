@@ -12,6 +12,7 @@ from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.plan.cell import int_option
 from harness.plan.checks.finding import Finding
+from harness.plan.placement import place
 
 NAME = "threads"
 
@@ -40,7 +41,7 @@ def judge(seen: Sequence[Threads], case: Case) -> list[Finding]:
     if case.cell.oversubscribe:  # requested by the user, and a column of its rows
         return []
     by_node = [[rank for rank in seen if rank.node == node] for node in dict.fromkeys(r.node for r in seen)]
-    loaders_each = int_option(case.cell.loader, "workers", 0)
+    loaders_each = int_option(case.cell.loader, "workers", 0) * place(case.cell).devices_per_worker
     busiest = max(by_node, key=lambda ranks: sum(r.threads + loaders_each for r in ranks) / ranks[0].processors)
     threads = sum(rank.threads for rank in busiest)
     workers = loaders_each * len(busiest)

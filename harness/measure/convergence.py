@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import count
 from typing import Any
 
 import torch.distributed as dist
@@ -16,76 +16,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from harness.config.sections import Convergence
 from harness.measure.divergence import Divergence, earliest, first_in
-from harness.measure.phase_timers import marks_for
+from harness.measure.epoch_data import EpochData
+from harness.measure.phase_timers import epoch_marks
 from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, measure_window, synchronize
-from harness.plan.cell import Cell, int_option
+from harness.plan.cell import int_option
 from harness.plan.rows import WindowRow
-from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.checkpoint import CheckpointManager
-from harness.train.loader import Share, batches, copier, epoch_shares, evaluation_shares
 from harness.train.optimizers import WarmUp, fast_forward, make_schedule
 from harness.train.phases import Mark
-from harness.train.ranks import Ranks
 from harness.train.training import Training
-from harness.train.workloads import Collate, SizedDataset
 
-
-@dataclass(frozen=True)
-class EpochData:
-    """The data of a training on one rank, and how its batches are drawn. Raises SkipTrial if there is too little."""
-
-    cell: Cell
-    seed: int
-    ranks: Ranks
-    train: SizedDataset
-    validation: SizedDataset
-    collate: Collate | None = None
-
-    def __post_init__(self) -> None:
-        if self.cell.global_batch_size > self.samples:
-            reason = f"global batch {self.cell.global_batch_size} exceeds the {self.samples} training samples"
-            raise SkipTrial(SkipReason("too_few_samples", reason))
-
-    @property
-    def samples(self) -> int:
-        return len(self.train)
-
-    @property
-    def steps(self) -> int:
-        """Steps of one epoch."""
-        return math.ceil(self.samples / self.cell.global_batch_size)
-
-    def shares(self, epoch: int) -> Iterator[Share]:
-        """Return the rank's shares of one epoch, counted from 0."""
-        ranks = self.ranks
-        return epoch_shares(self.samples, self.cell.global_batch_size, self.seed, epoch, ranks.rank, ranks.world_size)
-
-    def training_batches(self, epochs: Iterable[int]) -> Iterator[object]:
-        """Return the batches of these epochs, from one loader: its worker processes live on."""
-        return self._batches(self.train, chain.from_iterable(map(self.shares, epochs)), self.cell.micro_batches)
-
-    def validation_batches(self) -> Iterator[tuple[Share, object]]:
-        """Return the rank's shares of the validation set with their batches, each sample exactly once."""
-        # a forward pass as large as in training: with accumulation there may be no room for more
-        batch = max(1, self.cell.global_batch_size // self.cell.micro_batches)
-        plan = (len(self.validation), batch, self.ranks.rank, self.ranks.world_size)
-        return zip(evaluation_shares(*plan), self._batches(self.validation, evaluation_shares(*plan)), strict=True)
-
-    def copier(self) -> Callable[[object], object]:
-        """Return a function that moves a batch to the rank's device."""
-        return copier(self.ranks.devices[0], self.cell.loader)
-
-    def _batches(self, dataset: SizedDataset, shares: Iterable[Share], micro_batches: int = 1) -> Iterator[object]:
-        return batches(
-            dataset,
-            shares,
-            seed=self.seed,
-            device=self.ranks.devices[0],
-            options=self.cell.loader,
-            collate=self.collate,
-            micro_batches=micro_batches,
-        )
+COLLECT_STEPS, COLLECT_ALL_STEPS = 50, 1000
+"""Steps between two collections of garbage in an epoch: of the young generations, and of all."""
 
 
 @dataclass
@@ -156,6 +99,23 @@ class Evaluator:
         return totals
 
 
+def _collecting(advance: Callable[[], None]) -> Callable[[], None]:
+    """Return ``advance`` that also collects garbage after every COLLECT_STEPS steps.
+
+    The automatic collector, which would start at another step on each rank, is off for the whole epoch, in which cycles
+    of a model's tensors would fill the memory.
+    """
+    numbers = count(1)
+
+    def advance_and_collect() -> None:
+        advance()
+        number = next(numbers)
+        if number % COLLECT_STEPS == 0:
+            gc.collect(2 if number % COLLECT_ALL_STEPS == 0 else 1)
+
+    return advance_and_collect
+
+
 @dataclass(frozen=True)
 class _EpochTotals:
     """One rank's epoch: seconds, and sums over its steps."""
@@ -189,9 +149,8 @@ class Epochs:
         schedule = make_schedule(self.training.optimizer, self.data.cell.schedule)
         self._resume(schedule)
         to_do = range(self.resumed_epoch, settings.epochs)
-        source = self.data.training_batches(to_do)
         for epoch in (number + 1 for number in to_do):
-            loss, rate = self._train(epoch, source, advance)
+            loss, rate = self._train(epoch, advance)
             self.rows.append(self._row(epoch, loss, rate, advance))
             if self.diverged:
                 return
@@ -200,9 +159,9 @@ class Epochs:
             self._save(epoch, last=epoch == settings.epochs)
             advance()
 
-    def _train(self, epoch: int, source: Iterator[object], advance: Callable[[], None]) -> tuple[float, float]:
+    def _train(self, epoch: int, advance: Callable[[], None]) -> tuple[float, float]:
         """Train one epoch; return its mean loss, and the learning rate of its last step."""
-        shares, steps = self.data.shares(epoch - 1), self.data.steps
+        shares, steps, parts = self.data.shares(epoch - 1), self.data.steps, self.data.cell.micro_batches
         self.ranks.barrier()
         with self._warm_up.rates_from((epoch - 1) * steps) as set_rate:
 
@@ -212,12 +171,13 @@ class Epochs:
 
             window = measure_window(
                 step,
-                source,
+                self.data.training_batches(epoch - 1),
                 copy=self._copy,
                 steps=steps,
-                marks=marks_for(self.ranks.devices, steps, micro_batches=self.data.cell.micro_batches),
+                marks=epoch_marks(self.ranks.devices, parts),
                 synchronize=lambda: synchronize(self.ranks.devices),
-                advance=advance,
+                advance=_collecting(advance),
+                micro_batches=parts,
             )
             rate = float(self.training.optimizer.param_groups[0]["lr"])
         return self._mean_loss(window, (epoch - 1) * steps), rate

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Share, batches, copier, endless_shares
+from harness.train.loader import Share, batches, endless_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+from harness.train.transfer import copier
 from harness.train.workloads import SizedDataset, Workload, collate_of
 
 STEPS = 3
@@ -72,17 +73,17 @@ def measure_update(
     if cell.global_batch_size > samples:
         reason = f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples"
         raise SkipTrial(SkipReason("too_few_samples", reason))
-    collate, device = collate_of(workload), ranks.devices[0]
+    collate = collate_of(workload)
 
     def stream(rank: int, world_size: int) -> Iterator[tuple[Share, object]]:
         shares = endless_shares(samples, cell.global_batch_size, seed, rank, world_size)
         own = list(islice(shares, STEPS))
-        return zip(own, batches(dataset, own, seed=seed, device=device, options={}, collate=collate), strict=True)
+        return zip(own, batches(dataset, own, seed=seed, ranks=ranks, options={}, collate=collate), strict=True)
 
     _, whole = next(iter(stream(0, 1)))
     training = Training(cell, Frozen(workload, whole), seed, ranks)
     start = _flat(training.model, keep=ranks.first)
-    copy = copier(device, {})
+    copy = copier(ranks.devices[0], {})
     drew = False
     for share, batch in stream(ranks.rank, ranks.world_size):
         with drawing() as drawn:

@@ -12,12 +12,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from harness.train.phases import COPIED, START, Mark, Phase
+from harness.train.phases import COPIED, START, STEP, Mark, Phase
 
 HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The phase between each point of a step and the next, on the host's clock."""
 DEVICE = ("idle", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The same on a GPU's stream: while the host waits for data and before the copy arrives, the stream is idle."""
+WAIT = ("wait", "rest")
+"""The same for a micro-batch if only its wait is marked."""
 PHASES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
 MAX_OVERHEAD = 0.0002
 """Largest part of a step that ``cost_s`` may be; beyond it the phases have windows of their own.
@@ -55,14 +57,15 @@ class HostTimer:
         self, clock: Callable[[], float] = time.perf_counter, *, detailed: bool = True, micro_batches: int = 1
     ) -> None:
         self._detailed = detailed
-        self._names = _repeated(HOST, micro_batches) if detailed else HOST[:2]
+        self._names = _repeated(HOST, micro_batches) if detailed else micro_batches * WAIT
         self._times: list[float] = []
         self.mark = (_every_point if detailed else _step_and_wait)(self._times, clock)
 
     def read(self) -> StepTimings:
         gaps = _gaps(self._times, len(self._names))
-        step_s, wait_s = gaps.sum(axis=1).tolist(), gaps[:, 0].tolist()
-        return StepTimings(step_s, wait_s, _by_phase(self._names, gaps) if self._detailed else {}, {})
+        waits = gaps[:, [name == "wait" for name in self._names]]
+        phases = _by_phase(self._names, gaps) if self._detailed else {}
+        return StepTimings(gaps.sum(axis=1).tolist(), waits.sum(axis=1).tolist(), phases, {})
 
 
 def _every_point(times: list[float], clock: Callable[[], float]) -> Mark:
@@ -76,7 +79,7 @@ def _every_point(times: list[float], clock: Callable[[], float]) -> Mark:
 
 
 def _step_and_wait(times: list[float], clock: Callable[[], float]) -> Mark:
-    """Return a mark that keeps START and FETCHED only."""
+    """Return a mark that keeps START, NEXT and FETCHED only."""
     append, limit = times.append, COPIED
 
     def mark(point: Phase) -> None:
@@ -94,6 +97,8 @@ class CudaTimer:
         self._detailed = detailed
         self._names = _repeated(DEVICE, micro_batches) if detailed else DEVICE[:1]
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(steps * len(self._names) + 1)]
+        for event in self._events:
+            event.record(self._stream)  # torch creates an event when it is first recorded: not in the window
         self._next = 0
         self._host = HostTimer(micro_batches=micro_batches)
 
@@ -114,6 +119,23 @@ class CudaTimer:
         return StepTimings(gaps.sum(axis=1).tolist(), host.wait_s, phases, host.phases)
 
 
+class BesideDevice:
+    """Timer by the host's clock beside a GPU: for windows of more steps than there should be events of in memory."""
+
+    def __init__(self, micro_batches: int = 1) -> None:
+        self._host = HostTimer(micro_batches=micro_batches)
+        self.mark = self._host.mark
+
+    def read(self) -> StepTimings:
+        host = self._host.read()
+        return StepTimings(host.step_s, host.wait_s, {}, host.phases)
+
+
+def epoch_marks(devices: Sequence[torch.device], micro_batches: int) -> Marks:
+    """Return the timer of a whole epoch: no events on a GPU, whose phases are then unknown and the host's known."""
+    return (BesideDevice if devices[0].type == "cuda" else HostTimer)(micro_batches=micro_batches)
+
+
 def marks_for(devices: Sequence[torch.device], steps: int, *, detailed: bool = True, micro_batches: int = 1) -> Marks:
     """Return the timer for the kind of the first device."""
     if devices[0].type == "cuda":
@@ -129,20 +151,20 @@ def phases_are_cheap(device: torch.device, micro_batches: int, step_s: float) ->
 @cache
 def cost_s(device: torch.device, count: int = 700) -> float:
     """Return the seconds that marking the phases of one step costs, beyond marking its start and its wait."""
-    points = tuple(Phase)
-    marks = marks_for((device,), count // len(points))
+    marks = marks_for((device,), count // len(STEP))
     start = time.perf_counter()
-    for _ in range(count // len(points)):
-        for point in points:
+    for _ in range(count // len(STEP)):
+        for point in STEP:
             marks.mark(point)
     per_mark = (time.perf_counter() - start) / count
-    return per_mark * (len(points) - 2)
+    return per_mark * (len(STEP) - 2)
 
 
 def _repeated(names: Sequence[str], micro_batches: int) -> tuple[str, ...]:
     """Return the phases between the points of a step with several forward and backward passes."""
-    first, last = names.index("forward"), names.index("backward") + 1
-    return (*names[:first], *(micro_batches * tuple(names[first:last])), *names[last:])
+    last = names.index("backward") + 1
+    further = (*names[:2], *names[names.index("forward") : last])
+    return (*names[:last], *((micro_batches - 1) * further), *names[last:])
 
 
 def _gaps(times: Sequence[float], per_step: int) -> np.ndarray:

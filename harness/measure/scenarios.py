@@ -12,8 +12,9 @@ from typing import Any
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
 from harness.measure import memory
-from harness.measure.convergence import EpochData, Epochs
+from harness.measure.convergence import Epochs
 from harness.measure.divergence import Divergence, earliest, first_in, outcome_columns
+from harness.measure.epoch_data import EpochData
 from harness.measure.equivalence import measure_update
 from harness.measure.explain import Explanation, explain
 from harness.measure.stepper import Stepper, TimedWindow, columns_of, joined, step_columns, window_rows

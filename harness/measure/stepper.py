@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Share, batches, copier, endless_shares, part_of, resident_batch
+from harness.train.loader import Share, batches, endless_shares, part_of, resident_batch
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 
 
@@ -52,13 +54,12 @@ class Stepper:
         training.set_first_rate()
         self.share = _full_share(dataset, cell, ranks)
         shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)
-        device = ranks.devices[0]
-        self.copy = copier(device, cell.loader)
+        self.copy = copier(ranks.devices[0], cell.loader)
         self.fetch: Iterator[object] = batches(
             dataset,
             shares,
             seed=seed,
-            device=device,
+            ranks=ranks,
             options=cell.loader,
             collate=collate,
             micro_batches=self.micro_batches,
@@ -69,14 +70,19 @@ class Stepper:
     def step(self) -> None:
         """Take one step outside any window."""
         start = time.perf_counter()
-        self.training.step(self.copy(next(self.fetch)), self.share)
+        batch = self._micro_batches() if self.micro_batches > 1 else self.copy(next(self.fetch))
+        self.training.step(batch, self.share)
         self._advance()
         self.spent_s += time.perf_counter() - start
 
     def one_batch(self) -> object:
         """Return a batch of one forward pass, on the device."""
-        batch = self.copy(next(self.fetch))
-        return batch[0] if self.micro_batches > 1 and isinstance(batch, tuple) else batch
+        first, *_ = self._micro_batches()
+        return first
+
+    def _micro_batches(self) -> Iterator[object]:
+        """Return the micro-batches of a step, each fetched and copied when it is asked for."""
+        return map(self.copy, islice(self.fetch, self.micro_batches))
 
     def window(self, kind: WindowKind, steps: int, *, detailed: bool = True) -> TimedWindow:
         """Measure a window; raise WorkloadError if the weights of loss() are not those of the batches."""
@@ -90,6 +96,7 @@ class Stepper:
             marks=marks_for(self.ranks.devices, steps, detailed=detailed, micro_batches=self.micro_batches),
             synchronize=lambda: synchronize(self.ranks.devices),
             advance=self._advance,
+            micro_batches=self.micro_batches,
         )
         self.spent_s += window.duration_s
         weight = sum(float(weight) for weight in window.weights)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.measure.phase_timers import Marks
 from harness.system.process import no_garbage_collection
-from harness.train.phases import COPIED, FETCHED, START, Mark
+from harness.train.phases import COPIED, FETCHED, NEXT, START, Mark
 
 Clock = Callable[[], float]
 Step = Callable[[object, Mark], tuple[Tensor, Tensor | float]]
-"""One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread."""
+"""One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread.
+
+With accumulation the batch is an iterator over its micro-batches.
+"""
+Copy = Callable[[object], object]
 
 
 @dataclass(frozen=True)
@@ -51,15 +56,18 @@ def measure_window(
     step: Step,
     fetch: Iterator[object],
     *,
-    copy: Callable[[object], object],
+    copy: Copy,
     steps: int,
     marks: Marks,
     synchronize: Callable[[], None],
     advance: Callable[[], None],
     clock: Clock = time.perf_counter,
+    micro_batches: int = 1,
 ) -> Window:
     """Take ``steps`` steps on batches that are fetched and copied. ``advance``, once a step, never waits."""
     losses, weights = [], []
+    if micro_batches > 1:
+        step, copy = _accumulating(step, fetch, copy, micro_batches)
     mark = marks.mark
     with no_garbage_collection():
         synchronize()
@@ -79,3 +87,27 @@ def measure_window(
         duration = clock() - start
     timings = marks.read()
     return Window(duration, timings.step_s, timings.wait_s, losses, weights, timings.phases, timings.host_phases)
+
+
+def _accumulating(step: Step, fetch: Iterator[object], copy: Copy, count: int) -> tuple[Step, Copy]:
+    """Return step and copy of a window whose steps take ``count`` micro-batches, none of which is kept here."""
+
+    def boxed(batch: object) -> object:
+        return [copy(batch)]
+
+    def accumulate(box: Any, mark: Mark) -> tuple[Tensor, Tensor | float]:
+        return step(_micro_batches(box, fetch, copy, mark, count), mark)
+
+    return accumulate, boxed
+
+
+def _micro_batches(box: list[object], fetch: Iterator[object], copy: Copy, mark: Mark, count: int) -> Iterator[object]:
+    """Yield the micro-batch in the box and further ones, each fetched when it is asked for, as the device computes."""
+    yield box.pop()
+    for _ in range(count - 1):
+        mark(NEXT)
+        batch = next(fetch)
+        mark(FETCHED)
+        batch = copy(batch)
+        mark(COPIED)
+        yield batch

@@ -1,9 +1,9 @@
-"""The samples of each rank in each step, the same for every strategy, and their way to the device."""
+"""The samples of each rank in each step, the same for every strategy, and their loading."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
 
@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from harness.plan.cell import Options, int_option
 from harness.system.process import die_with_parent
+from harness.train.ranks import Ranks
+from harness.train.transfer import pins
 from harness.train.workloads import Collate, SizedDataset
 
 Key = tuple[int, int]
@@ -95,9 +97,9 @@ class SeededDataset(Dataset[object]):
     def __getitems__(self, keys: Sequence[Key]) -> list[object]:
         before = _Generators()
         if not self._draws:
-            samples = [self.dataset[index] for _, index in keys]
+            unseeded = self._fetch([index for _, index in keys])
             if before.untouched():
-                return samples
+                return unseeded
             self._draws = True
         samples = []
         for epoch, index in keys:
@@ -105,6 +107,11 @@ class SeededDataset(Dataset[object]):
             samples.append(self.dataset[index])
         before.put_back()
         return samples
+
+    def _fetch(self, indices: list[int]) -> list[object]:
+        """Return these samples, in one call if the data set has a method for batches, as torch's loader does."""
+        together: Callable[[list[int]], list[object]] | None = getattr(self.dataset, "__getitems__", None)
+        return together(indices) if together else [self.dataset[index] for index in indices]
 
 
 class _Generators:
@@ -135,38 +142,45 @@ def _mix(seed: int, epoch: int, index: int) -> int:
     return (value ^ (value >> 31)) >> 1
 
 
-def batches(
-    dataset: SizedDataset,
-    shares: Iterable[Share],
-    *,
-    seed: int,
-    device: torch.device,
-    options: Options,
-    collate: Collate | None = None,
-    micro_batches: int = 1,
-) -> Iterator[object]:
-    """Yield the batches of these shares, on the host. ``options``: workers, pin_memory, prefetch_factor.
+class Batches:
+    """The batches of shares, on the host; the worker processes live on from one pass over shares to the next.
 
-    With several micro-batches, each share yields a tuple of them, as ``Training.step`` expects.
+    ``options``: workers of each device, pin_memory, prefetch_factor. A pass loads no batch of the pass after it. With
+    several micro-batches, each share yields them one by one.
     """
-    if micro_batches > 1:
-        shares = (part for share in shares for part in share.split(micro_batches))
-    workers = int_option(options, "workers", 0)
-    loader: DataLoader[object] = DataLoader(
-        SeededDataset(dataset, seed),
-        batch_sampler=_Keys(shares),
-        num_workers=workers,
-        pin_memory=_pins(device, options),
-        prefetch_factor=int_option(options, "prefetch_factor", 2) if workers else None,
-        collate_fn=collate,
-        # else each pass draws from the global generator, and a resumed training once more
-        generator=torch.Generator().manual_seed(_mix(seed, 0, 0)),
-        worker_init_fn=_end_with_trainer if workers else None,
-    )
-    if micro_batches == 1:
-        yield from loader
-    else:
-        yield from zip(*[iter(loader)] * micro_batches, strict=True)
+
+    def __init__(
+        self,
+        dataset: SizedDataset,
+        *,
+        seed: int,
+        ranks: Ranks,
+        options: Options,
+        collate: Collate | None = None,
+        micro_batches: int = 1,
+    ) -> None:
+        workers = int_option(options, "workers", 0) * len(ranks.devices)
+        self._micro_batches, self._keys = micro_batches, _Keys()
+        self._loader: DataLoader[object] = DataLoader(
+            SeededDataset(dataset, seed),
+            batch_sampler=self._keys,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=pins(ranks.devices[0], options),
+            prefetch_factor=int_option(options, "prefetch_factor", 2) if workers else None,
+            collate_fn=collate,
+            # else each pass draws from the global generator, and a resumed training once more; by rank, as NumPy's
+            # generators in the workers are seeded with it
+            generator=torch.Generator().manual_seed(_mix(seed, 0, ranks.rank)),
+            worker_init_fn=_end_with_trainer if workers else None,
+        )
+
+    def of(self, shares: Iterable[Share]) -> Iterator[object]:
+        """Yield the batches of these shares; the pass before must be over."""
+        if self._micro_batches > 1:
+            shares = (part for share in shares for part in share.split(self._micro_batches))
+        self._keys.shares = shares
+        yield from self._loader
 
 
 def _end_with_trainer(worker: int) -> None:
@@ -174,20 +188,19 @@ def _end_with_trainer(worker: int) -> None:
     die_with_parent()
 
 
-def copier(device: torch.device, options: Options) -> Callable[[object], object]:
-    """Return a function that moves a batch to the device; on a CPU the identity."""
-    if device.type == "cpu":
-        return _as_it_is
-    pinned = _pins(device, options)
-    return lambda batch: to_device(batch, device, non_blocking=pinned)
-
-
-def _as_it_is(batch: object) -> object:
-    return batch
-
-
-def _pins(device: torch.device, options: Options) -> bool:
-    return bool(options.get("pin_memory", True)) and device.type == "cuda"
+def batches(
+    dataset: SizedDataset,
+    shares: Iterable[Share],
+    *,
+    seed: int,
+    ranks: Ranks,
+    options: Options,
+    collate: Collate | None = None,
+    micro_batches: int = 1,
+) -> Iterator[object]:
+    """Return the batches of one pass over these shares."""
+    loader = Batches(dataset, seed=seed, ranks=ranks, options=options, collate=collate, micro_batches=micro_batches)
+    return loader.of(shares)
 
 
 def resident_batch(batch: object) -> Iterator[object]:
@@ -195,20 +208,11 @@ def resident_batch(batch: object) -> Iterator[object]:
     return repeat(batch)
 
 
-def to_device(batch: object, device: torch.device, *, non_blocking: bool) -> object:
-    """Return the batch with all its tensors on the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=non_blocking)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device, non_blocking=non_blocking) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(to_device(value, device, non_blocking=non_blocking) for value in batch)
-    return batch
-
-
 class _Keys(torch.utils.data.Sampler[list[Key]]):
-    def __init__(self, shares: Iterable[Share]) -> None:
-        self.shares = shares
+    """The keys of each batch, of the shares of the current pass."""
+
+    def __init__(self) -> None:
+        self.shares: Iterable[Share] = ()
 
     def __iter__(self) -> Iterator[list[Key]]:
         return (list(share.keys) for share in self.shares)

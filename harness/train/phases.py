@@ -9,23 +9,27 @@ from enum import IntEnum
 class Phase(IntEnum):
     """The points that a step passes, in this order, each named after what it begins or has finished.
 
-    The next step's START ends a step. With accumulation the forward pass of each further micro-batch begins with
-    CLEARED again, and ends with FORWARD: a phase's time is the sum over micro-batches.
+    The next step's START ends a step. With accumulation each further micro-batch begins with NEXT and passes FETCHED,
+    COPIED and FORWARD again: a phase's time is the sum over micro-batches.
     """
 
     START = 0
-    FETCHED = 1
-    COPIED = 2
-    CLEARED = 3
+    NEXT = 1
+    """The backward pass of a micro-batch that is not the step's last is done."""
+    FETCHED = 2
+    COPIED = 3
+    CLEARED = 4
     """Gradients are None: the forward pass begins."""
-    FORWARD = 4
-    BACKWARD = 5
+    FORWARD = 5
+    BACKWARD = 6
     """The backward passes of all micro-batches are done."""
-    OPTIMIZER = 6
+    OPTIMIZER = 7
 
 
 # read once: in Python 3.11 a lookup on an enum costs 30 ns more than one of a global name
-START, FETCHED, COPIED, CLEARED, FORWARD, BACKWARD, OPTIMIZER = Phase
+START, NEXT, FETCHED, COPIED, CLEARED, FORWARD, BACKWARD, OPTIMIZER = Phase
+STEP = (START, FETCHED, COPIED, CLEARED, FORWARD, BACKWARD, OPTIMIZER)
+"""The points of a step of one micro-batch."""
 
 Mark = Callable[[Phase], None]
 """Records that a step has passed a point; called inside timed windows, so it neither waits nor allocates much."""

@@ -65,8 +65,9 @@ class Training:
     def step(self, batch: object, share: Share, mark: Mark = _no_mark) -> tuple[Tensor, Tensor]:
         """Take an optimizer step; return the sum of this rank's losses and its weight, as detached tensors.
 
-        ``batch``: this rank's share, with accumulation a tuple of its micro-batches. ``mark`` is called at
-        each phase of the step from CLEARED on; CLEARED and FORWARD occur once a micro-batch.
+        ``batch``: this rank's share, with accumulation an iterable of its micro-batches, each of which is taken after
+        the backward pass of the one before. ``mark`` is called at each phase of the step from CLEARED on; FORWARD
+        occurs once a micro-batch.
 
         The gradient is that of (sum of all ranks' losses) / (sum of all ranks' weights). The strategies
         average over ranks, so each rank's loss is scaled by world size / global weight.
@@ -104,8 +105,6 @@ class Training:
         shares = share.split(self._cell.micro_batches)
         losses, weights = [], []
         for number, (batch, part) in enumerate(zip(batches, shares, strict=True)):
-            if number:
-                mark(CLEARED)
             with self.strategy.gradient_sync(self.model, enabled=number == len(shares) - 1):
                 loss, weight = self._backward(batch, part, mark)
             losses.append(loss)

@@ -298,6 +298,9 @@ def test_threads_beyond_the_processors() -> None:
     assert threads.judge([rank, rank], case()) == []
     (finding,) = threads.judge([rank, rank], case(loader={"workers": 2}))
     assert "4 loader workers" in finding.seen and "reduce loader.workers" in finding.advice
+    assert threads.judge([replace(rank, processors=5)], case(strategy="dp", loader={"workers": 1})) == []
+    (finding,) = threads.judge([replace(rank, processors=4)], case(strategy="dp", loader={"workers": 2}))
+    assert "1 computing threads and 4 loader workers" in finding.seen
     (finding,) = threads.judge([replace(rank, threads=8)] * 2, case())
     assert "16 computing threads" in finding.seen
     assert threads.judge([replace(rank, threads=8)] * 2, case(oversubscribe=True)) == []

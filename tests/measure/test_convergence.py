@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Convergence
-from harness.measure.convergence import EpochData, Epochs
+from harness.measure.convergence import COLLECT_STEPS, Epochs
+from harness.measure.epoch_data import EpochData
 from harness.plan.cell import Cell
 from harness.train.checkpoint import CheckpointManager, files
 from harness.train.ranks import Ranks
@@ -146,3 +148,28 @@ def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up() -> None:
     phases = ("wait", "copy", "forward", "backward", "optimizer", "rest")
     assert all(window[f"{phase}_s"] > 0 for phase in phases)
     assert 0.5 < sum(window[f"{phase}_s"] for phase in phases) / window["duration_s"] <= 1
+
+
+class Cyclic(Noisy):
+    """Each step leaves a cycle of references that holds a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.held = weakref.WeakSet[torch.Tensor]()
+        self.most = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        cycle: list[Any] = [held := torch.zeros(1)]
+        cycle.append(cycle)
+        self.held.add(held)
+        self.most = max(self.most, len(self.held))
+        return super().loss(model, batch)
+
+
+def test_garbage_of_an_epoch_is_collected_in_it() -> None:
+    samples = 2 * 4 * COLLECT_STEPS
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
+    cell, ranks, workload = replace(CELL, global_batch_size=2), Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)), Cyclic()
+    long = EpochData(cell, 3, ranks, TensorDataset(x, x.sum(dim=1, keepdim=True)), data())
+    Epochs(Training(cell, workload, 3, ranks), long).run(Convergence(epochs=1), lambda: None)
+    assert workload.most <= 2 * COLLECT_STEPS

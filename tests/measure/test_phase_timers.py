@@ -15,17 +15,22 @@ from harness.measure.phase_timers import (
     HostTimer,
     Marks,
     cost_s,
+    epoch_marks,
     marks_for,
     phases_are_cheap,
 )
-from harness.train.phases import Phase
+from harness.train.phases import STEP, Phase
+
+FURTHER = (Phase.NEXT, Phase.FETCHED, Phase.COPIED, Phase.FORWARD)
+THREE_PARTS = (*STEP[: STEP.index(Phase.BACKWARD)], *FURTHER, *FURTHER, Phase.BACKWARD, Phase.OPTIMIZER)
+"""The points of a step of three micro-batches."""
 
 
 def ticking(*, detailed: bool, steps: int = 2) -> HostTimer:
     clock = count(0.0, 1.0)
     marks = HostTimer(lambda: next(clock), detailed=detailed)
     for _ in range(steps):
-        for point in Phase:
+        for point in STEP:
             marks.mark(point)
     marks.mark(Phase.START)
     return marks
@@ -47,7 +52,7 @@ def test_without_detail_only_the_step_and_its_wait_are_marked() -> None:
 
 
 def test_every_gap_between_marks_has_a_name_on_both_clocks() -> None:
-    assert len(HOST) == len(DEVICE) == len(Phase)
+    assert len(HOST) == len(DEVICE) == len(STEP)
 
 
 def test_marking_costs_little_and_is_measured_once() -> None:
@@ -69,36 +74,40 @@ def test_with_accumulation_a_phase_is_the_sum_over_micro_batches() -> None:
     clock = count(0.0, 1.0)
     marks = HostTimer(lambda: next(clock), micro_batches=3)
     for _ in range(2):
-        for point in (0, 1, 2, 3, 4, 3, 4, 3, 4, 5, 6):
-            marks.mark(Phase(point))
+        for point in THREE_PARTS:
+            marks.mark(point)
     marks.mark(Phase.START)
     result = marks.read()
-    assert result.step_s == [11.0, 11.0]
-    assert result.wait_s == [1.0, 1.0]
-    assert result.phases == {"wait": 2.0, "copy": 2.0, "rest": 4.0, "forward": 6.0, "backward": 6.0, "optimizer": 2.0}
+    assert result.step_s == [15.0, 15.0]
+    assert result.wait_s == [3.0, 3.0]
+    assert result.phases == {"wait": 6.0, "copy": 6.0, "rest": 4.0, "forward": 6.0, "backward": 6.0, "optimizer": 2.0}
 
 
-def test_without_detail_accumulation_changes_nothing() -> None:
+def test_without_detail_each_micro_batch_waits() -> None:
     clock = count(0.0, 1.0)
-    marks = HostTimer(lambda: next(clock), detailed=False, micro_batches=2)
-    for point in (0, 1, 2, 3, 4, 3, 4, 5, 6, 0):
-        marks.mark(Phase(point))
-    assert marks.read().step_s == [2.0]
+    marks = HostTimer(lambda: next(clock), detailed=False, micro_batches=3)
+    for point in (*THREE_PARTS, Phase.START):
+        marks.mark(point)
+    result = marks.read()
+    assert (result.step_s, result.wait_s, result.phases) == ([6.0], [3.0], {})
 
 
 class Event:
-    """Stands for torch.cuda.Event: the stream comes to each one ten milliseconds after the one before."""
+    """Stands for torch.cuda.Event: the stream comes to each one ten milliseconds after the one before.
+
+    As torch's it is created at its first record.
+    """
 
     recorded = count(0)
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
         self.at: int | None = None
-        self.waited_for = False
+        self.exists = self.waited_for = False
 
     def record(self, stream: object) -> None:
-        assert stream == "the stream" and self.at is None, "an event is used once"
-        self.at = next(self.recorded)
+        assert stream == "the stream"
+        self.at, self.exists = next(self.recorded), True
 
     def synchronize(self) -> None:
         self.waited_for = True
@@ -118,7 +127,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 def marked(marks: Marks, steps: int) -> Marks:
     for _ in range(steps):
-        for point in Phase:
+        for point in STEP:
             marks.mark(point)
     marks.mark(Phase.START)
     return marks
@@ -131,6 +140,26 @@ def test_a_gpus_stream_is_partitioned_by_events_that_add_up_to_the_step(gpu: tor
     names = {"idle", "copy", "rest", "forward", "backward", "optimizer"}
     assert set(result.phases) == names and result.phases["rest"] == pytest.approx(0.06)
     assert set(result.host_phases) == names - {"idle"} | {"wait"}  # the host's own clock, beside it
+
+
+def test_events_exist_before_the_window(gpu: torch.device) -> None:
+    marks = marks_for((gpu,), 3)
+    assert isinstance(marks, CudaTimer) and all(event.exists for event in marks._events)  # type: ignore[attr-defined]
+
+
+def test_an_epoch_on_a_gpu_records_no_events(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cuda, "Event")
+    result = marked(epoch_marks((gpu,), 1), 3).read()
+    assert len(result.step_s) == 3 and result.phases == {}
+    assert set(result.host_phases) == {"wait", "copy", "rest", "forward", "backward", "optimizer"}
+
+
+def test_micro_batches_partition_a_gpus_stream_too(gpu: torch.device) -> None:
+    for detailed, seconds in ((True, 0.15), (False, 0.01)):
+        marks = marks_for((gpu,), 1, detailed=detailed, micro_batches=3)
+        for point in (*THREE_PARTS, Phase.START):
+            marks.mark(point)
+        assert marks.read().step_s == pytest.approx([seconds])
 
 
 def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> None:

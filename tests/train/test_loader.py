@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
 import time
-from itertools import islice
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import psutil
@@ -14,7 +17,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from harness.train import loader
 from harness.train.loader import (
+    Batches,
     SeededDataset,
     Share,
     batches,
@@ -23,10 +28,11 @@ from harness.train.loader import (
     epoch_shares,
     evaluation_shares,
     rank_share,
-    to_device,
 )
+from harness.train.ranks import Ranks
 
 CPU = torch.device("cpu")
+ONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
 
 
 class Numbers(Dataset[Any]):
@@ -112,12 +118,23 @@ def test_the_models_own_randomness_is_left_alone() -> None:
     assert (float(torch.rand(())), random.random()) == expected
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_worker_processes_give_the_same_batches(workers: int) -> None:
-    shares = list(epoch_shares(10, 4, seed=0, epoch=0, rank=0, world_size=1))
-    options = {"workers": workers, "pin_memory": False, "prefetch_factor": 2}
-    loaded = list(batches(Numbers(10), shares, seed=1, device=CPU, options=options))
-    plain = list(batches(Numbers(10), shares, seed=1, device=CPU, options={}))
+class ReadBy(Numbers):
+    """With each sample comes the process that read it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), os.getpid())
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_batches_and_stay_for_the_next_epoch() -> None:
+    epochs = [list(epoch_shares(10, 4, 0, epoch, rank=0, world_size=1)) for epoch in (0, 1)]
+    options = {"workers": 2, "pin_memory": False, "prefetch_factor": 2}
+    passes = Batches(ReadBy(10), seed=1, ranks=ONE, options=options)
+    loaded = [batch for shares in epochs for batch in passes.of(shares)]
+    plain = list(batches(Numbers(10), chain(*epochs), seed=1, ranks=ONE, options={}))
+    workers = {int(process) for *_, processes in loaded for process in processes}
+    assert len(workers) == 2 and os.getpid() not in workers
+    loaded = [batch[:-1] for batch in loaded]
     for left, right in zip(loaded, plain, strict=True):
         for one, two in zip(left, right, strict=True):
             torch.testing.assert_close(one, two)
@@ -125,15 +142,8 @@ def test_worker_processes_give_the_same_batches(workers: int) -> None:
 
 def test_a_workloads_own_collate_is_used() -> None:
     shares = epoch_shares(4, 2, seed=0, epoch=0, rank=0, world_size=1)
-    loaded = list(batches(Numbers(4), shares, seed=0, device=CPU, options={}, collate=len))
+    loaded = list(batches(Numbers(4), shares, seed=0, ranks=ONE, options={}, collate=len))
     assert loaded == [2, 2]
-
-
-def test_to_device_walks_through_mappings_and_sequences() -> None:
-    batch = {"x": torch.ones(2), "rest": (torch.zeros(1), ["text", torch.ones(1)])}
-    moved = to_device(batch, torch.device("meta"), non_blocking=False)
-    assert moved["x"].device.type == moved["rest"][0].device.type == moved["rest"][1][1].device.type == "meta"
-    assert moved["rest"][1][0] == "text"
 
 
 @pytest.mark.parametrize(("samples", "parts", "sizes"), [(6, 3, [2, 2, 2]), (5, 2, [2, 3]), (1, 3, [0, 0, 1])])
@@ -149,19 +159,19 @@ def test_an_empty_share_is_split_into_empty_ones() -> None:
     assert {part.samples for part in Share(((0, 3),), 0, 10).split(2)} == {0}
 
 
-def test_a_share_comes_as_its_micro_batches() -> None:
+def test_a_share_yields_its_micro_batches_one_by_one() -> None:
     shares = list(epoch_shares(10, 4, seed=0, epoch=0, rank=0, world_size=1))
-    whole = list(batches(Numbers(10), shares, seed=0, device=CPU, options={}))
-    parts = list(batches(Numbers(10), shares, seed=0, device=CPU, options={}, micro_batches=2))
-    assert [[len(part[0]) for part in step] for step in parts] == [[2, 2], [2, 2], [1, 1]]
-    for one, several in zip(whole, parts, strict=True):
+    whole = list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}))
+    parts = list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}, micro_batches=2))
+    assert [len(part[0]) for part in parts] == [2, 2, 2, 2, 1, 1]
+    for one, several in zip(whole, zip(parts[::2], parts[1::2], strict=True), strict=True):
         for column, pieces in zip(one, zip(*several, strict=True), strict=True):
             assert torch.equal(column, torch.cat(pieces))
 
 
 def test_fetching_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    list(batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1), seed=0, device=CPU, options={}))
+    list(batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1), seed=0, ranks=ONE, options={}))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -180,10 +190,70 @@ def test_a_data_set_that_draws_now_and_then_is_seeded_all_the_same() -> None:
     assert data.__getitems__([(0, 3)])[0] == expected
 
 
+class Fetched(Numbers):
+    """Has a method for batches, which counts its calls."""
+
+    calls = 0
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, float, float]]:
+        self.calls += 1
+        return [(index, 0.0, 0.0) for index in indices]
+
+
+def test_a_data_set_with_a_method_for_batches_is_read_by_it() -> None:
+    data = Fetched(10)
+    assert SeededDataset(data, seed=1).__getitems__([(0, 3), (0, 7)]) == [(3, 0.0, 0.0), (7, 0.0, 0.0)]
+    assert data.calls == 1
+
+
+class FetchedWithNoise(Numbers):
+    """Draws in its method for batches."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, float, float]]:
+        return [self[index] for index in indices]
+
+
+def test_a_method_for_batches_that_draws_is_seeded_sample_by_sample() -> None:
+    keys = [(0, 3), (1, 7)]
+    assert SeededDataset(FetchedWithNoise(10), 1).__getitems__(keys) == SeededDataset(Numbers(10), 1).__getitems__(keys)
+
+
+@pytest.fixture
+def loaders(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The settings of each loader that is made; none starts its workers."""
+    made: list[dict[str, Any]] = []
+
+    def make(dataset: Any, **settings: Any) -> Iterator[Any]:
+        made.append(settings)
+        return map(dataset.__getitems__, settings["batch_sampler"])
+
+    monkeypatch.setattr(loader, "DataLoader", make)
+    return made
+
+
+def test_each_device_of_a_rank_has_its_loader_workers(loaders: list[dict[str, Any]]) -> None:
+    dp = replace(ONE, devices=(CPU,) * 8)
+    for ranks, options in ((ONE, {"workers": 4}), (dp, {"workers": 4}), (dp, {})):
+        Batches(Numbers(8), seed=0, ranks=ranks, options=options)
+    assert [made["num_workers"] for made in loaders] == [4, 32, 0]
+    assert [made["persistent_workers"] for made in loaders] == [True, True, False]
+
+
+def test_workers_of_other_ranks_have_other_numpy_seeds_and_the_same_samples(loaders: list[dict[str, Any]]) -> None:
+    shares = list(epoch_shares(8, 4, seed=0, epoch=0, rank=0, world_size=1))
+    ranks = [replace(ONE, rank=rank, world_size=4) for rank in range(4)]
+    loaded = [list(batches(Numbers(8), shares, seed=3, ranks=each, options={"workers": 1})) for each in ranks]
+    assert all(each == loaded[0] for each in loaded)
+    # torch seeds the workers from one draw of this generator
+    draws = {torch.empty((), dtype=torch.int64).random_(generator=made["generator"]).item() for made in loaders}
+    assert len(draws) == 4
+
+
 HANGS = """
 import sys, time
 import torch
 from harness.train.loader import Share, batches
+from harness.train.ranks import Ranks
 
 class Hangs(torch.utils.data.Dataset):
     def __len__(self): return 8
@@ -192,7 +262,8 @@ class Hangs(torch.utils.data.Dataset):
         time.sleep(600)
 
 options = {"workers": 1}
-list(batches(Hangs(), [Share(((0, 0),), 1, 1)], seed=0, device=torch.device("cpu"), options=options))
+one = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+list(batches(Hangs(), [Share(((0, 0),), 1, 1)], seed=0, ranks=one, options=options))
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -24,10 +25,9 @@ def trained(cell: Cell, unit: str = "samples") -> tuple[torch.Tensor, float, Tra
     workload = Regression(unit)
     training = Training(cell, workload, SEED, ranks)
     shares = list(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
-    source = batches(
-        workload.datasets()[0], shares, seed=SEED, device=CPU, options={}, micro_batches=cell.micro_batches
-    )
-    steps = [training.step(batch, share) for batch, share in zip(source, shares, strict=True)]
+    parts = cell.micro_batches
+    source = batches(workload.datasets()[0], shares, seed=SEED, ranks=ranks, options={}, micro_batches=parts)
+    steps = [training.step(islice(source, parts) if parts > 1 else next(source), share) for share in shares]
     weight = sum(float(weight) for _, weight in steps)
     assert unit == "tokens" or weight == SAMPLES
     flat = torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
@@ -55,7 +55,7 @@ def test_a_clipped_step_is_as_long_as_its_norm_allows() -> None:
         stepped = Training(replace(one_step, training=training), Regression(), SEED, ranks)
         share = next(epoch_shares(SAMPLES, SAMPLES, SEED, 0, 0, 1))
         data = Regression().datasets()[0]
-        stepped.step(next(batches(data, [share], seed=SEED, device=CPU, options={})), share)
+        stepped.step(next(batches(data, [share], seed=SEED, ranks=ranks, options={})), share)
         return torch.cat([parameter.detach().flatten() for parameter in stepped.model.parameters()]) - before
 
     free = moved({})
@@ -84,12 +84,13 @@ def test_bf16_computes_in_bf16_while_training_and_evaluating_and_keeps_fp32_para
     seen: list[bool] = []
     cell = replace(CELL, precision=precision, training={"accumulation": accumulation})
     workload = Looks("samples")
-    training = Training(cell, workload, SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)))
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    training = Training(cell, workload, SEED, ranks)
     share = next(iter(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1)))
     data = workload.datasets()[0]
-    (batch,) = batches(data, [share], seed=SEED, device=CPU, options={}, micro_batches=accumulation)
-    training.step(batch, share)
-    (whole,) = batches(data, [share], seed=SEED, device=CPU, options={})
+    parts = list(batches(data, [share], seed=SEED, ranks=ranks, options={}, micro_batches=accumulation))
+    training.step(parts if accumulation > 1 else parts[0], share)
+    (whole,) = batches(data, [share], seed=SEED, ranks=ranks, options={})
     training.evaluate(whole, share)
     assert len(seen) == accumulation + 1 and set(seen) == {precision == "bf16"}
     assert {parameter.dtype for parameter in training.model.parameters()} == {torch.float32}
