@@ -135,7 +135,10 @@ StrategyOptions: type[_StrategySections] = create_model("StrategyOptions", __bas
 
 
 class Loader(Strict):
-    """Options of the data loader, the same for every strategy. A list is an axis."""
+    """Options of the data loader, the same for every strategy. A list is an axis.
+
+    ``workers``: worker processes of each device; dp, whose one process drives n devices, has n times as many.
+    """
 
     workers: Axis[Annotated[int, Field(ge=0, le=256)]] = (0,)
     pin_memory: Axis[bool] = (True,)
@@ -205,7 +208,9 @@ Blocks = Annotated[
 class Throughput(Strict):
     """Options of throughput trials: blocks, warm-up, and windows, each of at least n steps and t seconds.
 
-    The warm-up runs rounds of ``warmup_steps`` until their times are steady, at most ``warmup_rounds`` of them.
+    The warm-up runs rounds of ``warmup_steps`` until their times are steady, at most ``warmup_rounds`` of them. After
+    its first round it lasts at least ``warmup_seconds``: if unset 5 on GPUs, whose clocks take seconds to settle, and
+    none on CPUs.
     ``twin``: the base is measured twice in every block (A/A test), for the noise floor. ``explain``: the parts of the
     waterfall are measured too.
     """
@@ -213,6 +218,7 @@ class Throughput(Strict):
     blocks: Blocks = 6
     warmup_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
     warmup_rounds: Annotated[int, Field(ge=2, le=1000)] = 5
+    warmup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     windows: Annotated[int, Field(ge=1, le=1000)] = 3
     window_steps: Annotated[int, Field(ge=2, le=1_000_000)] = 50
     window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 5.0

@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from harness.config.sections import Throughput
 from harness.measure import load, phase_timers
 from harness.measure.gpu_readings import summarise
@@ -16,6 +18,8 @@ from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.telemetry import open_telemetry
 from harness.plan.rows import RankFacts
 
+CUDA_WARMUP_S = 5.0
+"""Least seconds of warm-up on GPUs: clocks and power limits settle over seconds, which may be thousands of steps."""
 PHASE_PART, LEAST_MARKED = 4, 3
 """A window that only marks phases has a timed window's steps divided by the first, and at least the second."""
 
@@ -75,23 +79,45 @@ class LoadMonitor:
 
 
 def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow], bool]:
-    """Take rounds of warm-up steps until rank 0 finds them steady; return them, and whether it did in time."""
-    rounds: list[TimedWindow] = []
-    for _ in range(settings.warmup_rounds):
-        rounds.append(stepper.window("warmup", settings.warmup_steps))
-        steady = stepper.ranks.first and is_steady([window.window.step_s for window in rounds])
-        if stepper.ranks.broadcast(steady):
-            return rounds, True
-    return rounds, False
+    """Take rounds of warm-up steps until rank 0 finds them steady; return them, and whether it did in time.
+
+    The second round lasts the least seconds, which do not count the first: that may be compilation.
+    """
+    ranks, rounds = stepper.ranks, list[TimedWindow]()
+    steps, left_s = settings.warmup_steps, _least_warmup_s(settings, ranks.devices[0])
+    while True:
+        rounds.append(stepper.window("warmup", steps))
+        window = rounds[-1].window
+        left_s -= window.duration_s if len(rounds) > 1 else 0.0
+        steady = ranks.first and is_steady([each.window.step_s for each in rounds])
+        ready = left_s <= 0 and (steady or len(rounds) >= settings.warmup_rounds)
+        steps = max(settings.warmup_steps, _steps_in(left_s, _pace(window.step_s)))
+        ready, steady, steps = ranks.broadcast((ready, steady, steps))
+        if ready:
+            return rounds, steady
+
+
+def _least_warmup_s(settings: Throughput, device: torch.device) -> float:
+    """Return the least seconds of warm-up after its first round."""
+    if settings.warmup_seconds is not None:
+        return settings.warmup_seconds
+    return CUDA_WARMUP_S if device.type == "cuda" else 0.0
 
 
 def window_length(settings: Throughput, pace_s: float) -> int:
     """Return the steps of a window: at least ``window_steps``, and ``window_seconds`` at the warm-up's pace."""
-    wanted = math.ceil(settings.window_seconds / pace_s) if pace_s > 0 else 0
-    return max(settings.window_steps, wanted)
+    return max(settings.window_steps, _steps_in(settings.window_seconds, pace_s))
+
+
+def _steps_in(seconds: float, pace_s: float) -> int:
+    """Return the steps that take these seconds at this pace; 0 if no time passes."""
+    return math.ceil(max(0.0, seconds) / pace_s) if pace_s > 0 else 0
 
 
 def _pace(step_s: Sequence[float]) -> float:
-    """Return the seconds of a step: the median of the second half of the last warm-up round."""
+    """Return the seconds of a step: the mean of the second half of the last warm-up round.
+
+    Not the median: several loader workers deliver in bursts, between which most steps wait for nothing.
+    """
     later = list(step_s)[len(step_s) // 2 :]
-    return statistics.median(later) if later else 0.0
+    return statistics.fmean(later) if later else 0.0

@@ -67,13 +67,14 @@ def test_warm_up_runs_in_rounds_up_to_its_limit_before_windows() -> None:
 @pytest.mark.parametrize("steady_after", [2, 3, None])
 def test_warm_up_continues_until_rank_0_stops_it(monkeypatch: pytest.MonkeyPatch, steady_after: int | None) -> None:
     """This rank's own steps do not count: what rank 0 tells does."""
-    result = iter([False] * ((steady_after or 99) - 1) + [True] * 9)
+    count = steady_after or FAST.warmup_rounds
+    result = iter([(number == count, bool(steady_after), FAST.warmup_steps) for number in range(1, count + 1)])
     stepper = stepper_for(CELL)
     monkeypatch.setattr(throughput, "is_steady", lambda rounds: not steady_after)  # the opposite
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: next(result))
     rounds, steady = throughput._warm_up(stepper, FAST)
     assert steady is bool(steady_after)
-    assert len(rounds) == (steady_after or FAST.warmup_rounds)
+    assert len(rounds) == count
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -82,10 +83,10 @@ def test_only_rank_0_decides_that_steps_are_steady(monkeypatch: pytest.MonkeyPat
     stepper = stepper_for(CELL)
     stepper.ranks = replace(stepper.ranks, rank=0 if first else 1)
     monkeypatch.setattr(throughput, "is_steady", lambda rounds: len(rounds) >= 2)
-    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: asked.append(value) or len(asked) == 2)
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: asked.append(value) or (len(asked) == 2, True, 3))
     monkeypatch.setattr(Ranks, "barrier", lambda ranks: None)
     throughput._warm_up(stepper, FAST)
-    assert asked == ([False, True] if first else [False, False])
+    assert [steady for _, steady, _ in asked] == ([False, True] if first else [False, False])
 
 
 def test_the_phases_of_a_window_add_up_to_its_steps() -> None:

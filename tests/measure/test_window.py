@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -112,6 +113,57 @@ def test_the_garbage_collector_is_restored_if_a_step_raises() -> None:
             advance=lambda: None,
         )
     assert gc.isenabled()
+
+
+def test_a_further_micro_batch_is_fetched_after_the_one_before_was_computed() -> None:
+    clock, log, alive = FakeClock(), [], weakref.WeakSet[torch.Tensor]()
+
+    def source() -> Iterator[torch.Tensor]:
+        for number in count():
+            clock.now += 0.5
+            log.append(f"fetch {number}")
+            yield torch.tensor(float(number))
+
+    def copied(batch: torch.Tensor) -> torch.Tensor:
+        alive.add(there := batch.clone())
+        return there
+
+    def step(batches: Any, mark: Any) -> tuple[torch.Tensor, int]:
+        for batch in batches:
+            clock.now += 2.0
+            log.append(f"compute {float(batch):g} of {len(alive)}")
+        return torch.zeros(()), 3
+
+    marks = HostTimer(clock, detailed=False, micro_batches=3)
+    window = measure_window(
+        step, source(), **IDLE | {"copy": copied}, steps=2, marks=marks, clock=clock, micro_batches=3
+    )
+    assert log[:6] == ["fetch 0", "compute 0 of 1", "fetch 1", "compute 1 of 1", "fetch 2", "compute 2 of 1"]
+    assert len(log) == 12, "a step takes its own micro-batches, no more"
+    assert window.step_s == pytest.approx([7.5, 7.5])
+    assert window.wait_s == pytest.approx([1.5, 1.5])
+
+
+def test_a_window_of_batches_that_come_in_bursts_lasts_its_seconds() -> None:
+    """Four workers, 0.1 s a batch each, 5 ms of computing: four batches every 0.1 s."""
+    clock = FakeClock()
+
+    def source() -> Iterator[int]:
+        started = clock.now
+        for number in count():
+            clock.now = max(clock.now, started + 0.1 * (1 + number // 4))
+            yield number
+
+    def step(batch: int, mark: Any) -> tuple[torch.Tensor, int]:
+        clock.now += 0.005
+        return torch.zeros(()), 1
+
+    def window(steps: int) -> Any:
+        return measure_window(step, batches, **IDLE, steps=steps, marks=HostTimer(clock, detailed=False), clock=clock)
+
+    batches = source()
+    steps = window_length(Throughput(window_steps=10, window_seconds=5.0), _pace(window(20).step_s))
+    assert window(steps).duration_s == pytest.approx(5.0, rel=0.3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""The warm-up of a throughput trial, with steps that take as long as the test says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.sections import Throughput
+from harness.measure.stepper import TimedWindow
+from harness.measure.throughput import CUDA_WARMUP_S, _warm_up
+from harness.measure.window import Window
+from harness.plan.rows import WindowKind
+from harness.train.ranks import Ranks
+
+ALONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+GPU = replace(ALONE, devices=(torch.device("cuda", 0),))
+SETTINGS = Throughput(warmup_steps=20, warmup_rounds=4)
+
+
+class Stepper:
+    """Its first round takes ``first_s`` a step, the others ``step_s``."""
+
+    def __init__(self, ranks: Ranks, step_s: float, first_s: float | None = None) -> None:
+        self.ranks, self.step_s, self.first_s = ranks, step_s, first_s or step_s
+        self.steps: list[int] = []
+
+    def window(self, kind: WindowKind, steps: int) -> TimedWindow:
+        step_s = self.step_s if self.steps else self.first_s
+        self.steps.append(steps)
+        return TimedWindow(kind, Window(step_s * steps, [step_s] * steps, [0.0] * steps, [], [], {}, {}), 0.0)
+
+
+def warmed_up(stepper: Stepper, settings: Throughput = SETTINGS) -> tuple[list[int], bool]:
+    """The steps of each round, and whether they became steady."""
+    given: Any = stepper
+    _, steady = _warm_up(given, settings)
+    return stepper.steps, steady
+
+
+def test_on_a_cpu_two_alike_rounds_are_enough() -> None:
+    assert warmed_up(Stepper(ALONE, 0.005)) == ([20, 20], True)
+    assert warmed_up(Stepper(ALONE, 0.005, first_s=0.5)) == ([20, 20, 20], True)
+
+
+def test_on_a_gpu_the_second_round_lasts_seconds() -> None:
+    assert warmed_up(Stepper(GPU, 0.005)) == ([20, 1000], True)
+    assert CUDA_WARMUP_S == 5.0
+
+
+def test_the_first_round_may_be_compilation_and_does_not_count() -> None:
+    """At its pace the least seconds are 20 steps; they are taken again until the seconds are over."""
+    steps, steady = warmed_up(Stepper(GPU, 0.005, first_s=1.0))
+    assert steps == [20, 20, 980] and steady
+    assert sum(steps[1:]) * 0.005 == pytest.approx(CUDA_WARMUP_S)
+
+
+def test_the_least_seconds_are_an_option_of_the_file() -> None:
+    longer = SETTINGS.model_copy(update={"warmup_seconds": 8.0})
+    assert warmed_up(Stepper(GPU, 0.005), longer) == ([20, 1600], True)
+    assert warmed_up(Stepper(ALONE, 0.005), longer) == ([20, 1600], True)
+    assert warmed_up(Stepper(GPU, 0.005), SETTINGS.model_copy(update={"warmup_seconds": 0.0})) == ([20, 20], True)
+
+
+def test_a_warm_up_that_never_becomes_steady_ends_after_its_rounds() -> None:
+    class Slowing(Stepper):
+        def window(self, kind: WindowKind, steps: int) -> TimedWindow:
+            self.step_s *= 1.5
+            return super().window(kind, steps)
+
+    steps, steady = warmed_up(Slowing(ALONE, 0.005))
+    assert steps == [20] * 4 and not steady
