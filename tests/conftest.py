@@ -32,7 +32,7 @@ def content() -> dict[str, Any]:
     return {"name": "test", "grid": {"per_device_batch_size": 32}}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_experiment() -> Callable[..., Experiment]:
     """An experiment from a grid and any other section, by default without diagnostic trials."""
 

@@ -54,10 +54,17 @@ def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.Mo
         {
             "name": "own",
             "workload": "my_workload:Regression",
-            "grid": {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 32},
+            "grid": {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 128},
             "workload_options": {"width": 16},
             "optimizer": {"name": "SGD", "lr": 0.001},
-            "throughput": {"blocks": 1, "warmup_steps": 2, "windows": 1, "window_steps": 5, "window_seconds": 0},
+            "throughput": {
+                "blocks": 1,
+                "warmup_steps": 2,
+                "warmup_rounds": 2,
+                "windows": 1,
+                "window_steps": 5,
+                "window_seconds": 0,
+            },
             "convergence": {"epochs": 2, "seeds": 0, "target": {"metric": "val_loss", "at_most": 4.0}},
         },
         source="own.yaml",
@@ -93,7 +100,8 @@ def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inv
     }
 
 
-def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path) -> None:
+def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.report.html.FIGURES", ())  # drawn from this folder in test_no_user_code
     example = Path(__file__).parents[1] / "results" / "example" / "scaling-2-cpu-cores"
     copy = tmp_path / "run"
     shutil.copytree(example, copy)

@@ -31,8 +31,4 @@ def csv_bytes(frame: pd.DataFrame) -> pa.Buffer:
 def _plain(column: pd.Series[Any]) -> list[Any]:
     if getattr(column.dtype, "na_value", None) is not pd.NA:
         return column.tolist()
-    known = column.notna()
-    if not known.any():
-        return [None] * len(column)
-    values = column.astype(object)
-    return (values if known.all() else values.where(known, None)).tolist()
+    return column.array.to_numpy(dtype=object, na_value=None).tolist()

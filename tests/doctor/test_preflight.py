@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import harness
 from harness.analysis.findings import static_findings
+from harness.cli.commands import app
 from harness.config.experiment import Experiment
 from harness.launch.inline import InlineLauncher
 from harness.plan.diagnostics import doctor_trials
@@ -25,12 +27,20 @@ from harness.run.execution import Execution
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]
-SHORT = {"blocks": 2, "warmup_steps": 2, "windows": 1, "window_steps": 3, "window_seconds": 0.0, "twin": False}
+SHORT = {
+    "blocks": 2,
+    "warmup_steps": 2,
+    "warmup_rounds": 2,
+    "windows": 1,
+    "window_steps": 3,
+    "window_seconds": 0.0,
+    "twin": False,
+}
 SGD = {"name": "SGD", "lr": 0.05}
 ROOT = Path(__file__).parents[2]
 
 
-def measured(make: Make, tmp_path: Path, workload: str, strategy: list[str]) -> tuple[Any, Any]:
+def measured(make: Make, tmp_path: Path, workload: str, strategy: list[str], blocks: int = 1) -> tuple[Any, Any]:
     """A run of a workload of these tests in this process; its plan and its folder."""
     grid = {"strategy": strategy, "devices": [1, 2], "per_device_batch_size": 32}
     experiment = make(
@@ -38,7 +48,7 @@ def measured(make: Make, tmp_path: Path, workload: str, strategy: list[str]) -> 
         workload=f"tests.doctor.faulty:{workload}",
         exclude=[{"strategy": "single", "devices": 2}, {"strategy": "dp", "devices": 1}],
         optimizer=SGD,
-        throughput={**SHORT, "explain": False},
+        throughput={**SHORT, "explain": False, "blocks": blocks},
         preflight=True,
     )
     plan = make_plan(experiment, laptop())
@@ -59,7 +69,7 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(make_experiment: Mak
 
 
 def test_cells_with_errors_are_not_measured(make_experiment: Make, tmp_path: Path) -> None:
-    plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"])
+    plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"], blocks=2)
     lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
     for block in (0, 1):  # in its own worker group, and in a later one
         dp = lines["dp", block, ""]
@@ -74,7 +84,11 @@ def test_cells_with_errors_are_not_measured(make_experiment: Make, tmp_path: Pat
 
 def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: Make, tmp_path: Path) -> None:
     grid = {"strategy": "dp", "devices": [2, 3], "global_batch_size": 64}
-    sections = {"workload": "tests.doctor.faulty:Healthy", "optimizer": SGD, "throughput": {**SHORT, "explain": False}}
+    sections = {
+        "workload": "tests.doctor.faulty:Healthy",
+        "optimizer": SGD,
+        "throughput": {**SHORT, "explain": False, "blocks": 1},
+    }
     experiment = make_experiment(grid, preflight=True, **sections)
     plan = make_plan(experiment, laptop())
     for name, kept in (("with", plan), ("without", without_doctor_trials(plan))):
@@ -168,7 +182,7 @@ def test_a_warning_forbids_nothing(make_experiment: Make, tmp_path: Path) -> Non
 
 
 def test_a_resumed_run_examines_refused_cells_again(make_experiment: Make, tmp_path: Path) -> None:
-    plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"])
+    plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"], blocks=2)
     before = len(folder.lines())
     again = Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None)
     again.run()
@@ -219,14 +233,18 @@ def test_doctor_trials_are_separated_from_the_others(make_experiment: Make) -> N
     assert doctor_trials([], seed=0) == []
 
 
-def doctor(folder: Path, workload: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """``python -m harness.doctor`` on a workload of these tests, ddp on 2 devices."""
+def experiment_file(folder: Path, workload: str) -> Path:
+    """An experiment on a workload of these tests, ddp on 2 and 3 devices."""
     file = folder / "experiment.yaml"
     file.write_text(
         f"name: test\nworkload: tests.doctor.faulty:{workload}\noptimizer: {{name: SGD, lr: 0.05}}\n"
         "grid: {strategy: [ddp], devices: [2, 3], global_batch_size: [64]}\ndevice: cpu\n"
     )
-    command = [sys.executable, "-m", "harness.doctor", str(file), *more]
+    return file
+
+
+def doctor(folder: Path, workload: str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness.doctor", str(experiment_file(folder, workload)), *more]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=240)
 
 
@@ -250,5 +268,6 @@ def test_the_doctor_exits_with_0_and_prints_measurements(tmp_path: Path) -> None
 
 
 def test_doctor_with_a_bad_file_is_one_error(tmp_path: Path) -> None:
-    done = doctor(tmp_path, "Nobody")
-    assert done.returncode == 2 and "Traceback" not in done.stderr and "Nobody" in done.stderr
+    file = experiment_file(tmp_path, "Nobody")
+    done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, ["doctor", str(file)])
+    assert done.exit_code == 2 and "Traceback" not in done.stderr and "Nobody" in done.stderr

@@ -23,7 +23,8 @@ FILE = """
 name: debug
 workload: WORKLOAD
 grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
-throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 2, window_seconds: 0.0, twin: false, explain: false}
+throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 2, window_seconds: 0.0,
+             twin: false, explain: false}
 equivalence: false
 preflight: false
 """

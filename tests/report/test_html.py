@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,15 +98,17 @@ NODE = {
 }
 
 
-@pytest.fixture
-def run_folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
+@pytest.fixture(scope="module")
+def recorded(make_experiment: Make, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run folder without a report."""
     experiment = make_experiment(
         {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]},
         throughput={"blocks": 2},
         convergence={"epochs": 2, "seeds": [0, 1], "target": {"metric": "val_accuracy", "at_least": 0.95}},
     )
     plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, "name: test # <b>as given</b>\n")
+    place = tmp_path_factory.mktemp("recorded")
+    folder = RunFolder.create(place, experiment, plan, "name: test # <b>as given</b>\n")
     folder.set_invocation(0, {"started_at": 1.7e9, "git_commit": "abcdef1234567890", "wall_s": 90.0})
     folder.add_environment({"group_id": "b0-g0", "invocation": 0, "whole_s": 30.0, "nodes": [NODE], "ranks": []})
     failing = next(trial.id for trial in plan.trials if trial.kind == "throughput" and trial.block == 1)
@@ -132,29 +137,65 @@ def run_folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
     return folder
 
 
-WITH_EVERY_FIGURE = (
-    "test_tables_figures_and_report_are_written",
-    "test_the_report_is_one_self_contained_file",
-    "test_printed_text_is_escaped",
-)
+@pytest.fixture
+def run_folder(recorded: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy of its own for a test that writes a report."""
+    return RunFolder(shutil.copytree(recorded.path, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def written(recorded: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The same with its report and every figure, for tests that read it."""
+    folder = RunFolder(shutil.copytree(recorded.path, tmp_path_factory.mktemp("written") / "run"))
+    with imports_blocked("torch", "torchvision", "ray"):
+        write_report(folder.path)
+    return folder
+
+
+class Blocked:
+    """A finder that refuses some packages."""
+
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self.packages = packages
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.split(".")[0] in self.packages:
+            raise ImportError(f"blocked: {name}")
+
+
+@contextmanager
+def imports_blocked(*packages: str) -> Iterator[None]:
+    """Make these packages fail to import, those too that this process has imported."""
+    imported = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] in packages}
+    finder = Blocked(packages)
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.modules.update(imported)
+
+
+@pytest.fixture
+def results(recorded: RunFolder) -> Results:
+    """Its results, whose tables a test may replace."""
+    return harness.load(recorded.path)
 
 
 @pytest.fixture(autouse=True)
-def one_figure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw one figure if the test does not look at figures: drawing them takes most of its time."""
-    if request.node.originalname not in WITH_EVERY_FIGURE:
-        monkeypatch.setattr("harness.report.html.FIGURES", (step_times,))
+def one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw one figure: drawing takes most of the time of a report. ``written`` comes before and has all."""
+    monkeypatch.setattr("harness.report.html.FIGURES", (step_times,))
 
 
-def test_tables_figures_and_report_are_written(run_folder: RunFolder) -> None:
-    write_report(run_folder.path)
+def test_tables_figures_and_report_are_written(written: RunFolder) -> None:
     for name in ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows"):
-        assert (run_folder.path / "tables" / f"{name}.csv").stat().st_size > 0
+        assert (written.path / "tables" / f"{name}.csv").stat().st_size > 0
     for name in ("throughput", "efficiency", "batch_sizes", "step_times", "convergence"):
         for kind in ("png", "svg"):
-            assert (run_folder.path / "figures" / f"{name}.{kind}").stat().st_size > 1000
+            assert (written.path / "figures" / f"{name}.{kind}").stat().st_size > 1000
     for name in ("steps", "epochs"):
-        assert (run_folder.path / f"{name}.parquet").exists()
+        assert (written.path / f"{name}.parquet").exists()
 
 
 @pytest.mark.parametrize(
@@ -212,26 +253,23 @@ def test_a_section_without_rows_is_left_out_or_is_a_sentence() -> None:
     assert (page.title, page.words) == ("Title", "None of them.")
 
 
-def test_the_report_is_one_self_contained_file(run_folder: RunFolder) -> None:
-    write_report(run_folder.path)
-    html = run_folder.report.read_text()
-    drawn = len(list(run_folder.figures.glob("*.png")))
+def test_the_report_is_one_self_contained_file(written: RunFolder) -> None:
+    html = written.report.read_text()
+    drawn = len(list(written.figures.glob("*.png")))
     assert html.count("data:image/png;base64,") == drawn > 4
     assert not re.findall(r"(?:src|href)=\"(?!data:)", html)
     assert "<script" not in html
 
 
-def test_printed_text_is_escaped(run_folder: RunFolder) -> None:
-    write_report(run_folder.path)
-    html = run_folder.report.read_text()
+def test_printed_text_is_escaped(written: RunFolder) -> None:
+    html = written.report.read_text()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "<i>bad</i>" not in html and "&lt;i&gt;bad&lt;/i&gt;" in html
     assert "<b>as given</b>" not in html
 
 
-def test_the_report_shows_configuration_measurements_and_failures(run_folder: RunFolder) -> None:
-    write_report(run_folder.path)
-    text = re.sub(r"<[^>]+>", " ", run_folder.report.read_text())
+def test_the_report_shows_configuration_measurements_and_failures(written: RunFolder) -> None:
+    text = re.sub(r"<[^>]+>", " ", written.report.read_text())
     for words in (
         "1 trial failed: 1 error",
         "weak scaling: the per-device batch is fixed",
@@ -258,6 +296,14 @@ def test_steps_that_cannot_be_written_are_an_error_although_the_tables_can(run_f
         write_report(run_folder.path)
 
 
+def test_no_table_or_figure_imports_torch_or_ray(written: RunFolder) -> None:
+    """Not while it is made either: ``written`` was made without them."""
+    with imports_blocked("torch"), pytest.raises(ImportError, match="blocked: torch"):
+        importlib.import_module("torch")
+    assert written.report.exists()
+
+
+@pytest.mark.slow
 def test_the_report_imports_neither_torch_nor_ray(run_folder: RunFolder) -> None:
     blocked = (
         "import sys\n"
@@ -275,8 +321,7 @@ def test_the_report_imports_neither_torch_nor_ray(run_folder: RunFolder) -> None
     assert run_folder.report.exists()
 
 
-def test_a_notebook_gets_dataframes(run_folder: RunFolder) -> None:
-    results = harness.load(run_folder.path)
+def test_a_notebook_gets_dataframes(results: Results) -> None:
     assert set(results.trials["outcome"]) == {"ok", "error", "skipped"}
     assert results.steps["step_s"].notna().all()
     assert results.epochs["epoch"].max() == 2
@@ -354,8 +399,7 @@ def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
     assert reported.endswith("1 of 1 exclude 1; 1 in 20 does by chance.")
 
 
-def test_the_time_of_checks_is_reported(run_folder: RunFolder) -> None:
-    results = write_report(run_folder.path)
+def test_the_time_of_checks_is_reported(results: Results) -> None:
     trials = TRIALS.frame(
         [{"trial_id": name, "purpose": purpose} for name, purpose in (("a", ""), ("b", "equivalence"), ("c", "doctor"))]
     )
@@ -398,9 +442,8 @@ def section_of(title: str) -> Section:
     [(3, "60 % (55 to 65 %)", "efficiency on 2 devices, n = 3"), (1, "60 %", "efficiency on 2 devices, one block")],
 )
 def test_the_efficiency_of_one_cell_has_its_interval_on_the_card(
-    run_folder: RunFolder, blocks: int, shown: str, label: str
+    results: Results, blocks: int, shown: str, label: str
 ) -> None:
-    results = write_report(run_folder.path)
     ends = {"efficiency_low": 0.55, "efficiency_high": 0.65} if blocks > 1 else {}
     row = {"efficiency": 0.6, "devices": 2, "base_devices": 1, "emulated": False, "oversubscribed": False}
     vars(results)["scaling"] = SCALING.frame([{**row, "blocks": blocks, **ends}])
@@ -408,8 +451,7 @@ def test_the_efficiency_of_one_cell_has_its_interval_on_the_card(
     assert (last["value"].replace("\N{NO-BREAK SPACE}", " "), last["label"]) == (shown, label)
 
 
-def test_cells_without_diagnostics_are_named_with_the_reason(run_folder: RunFolder) -> None:
-    results = write_report(run_folder.path)
+def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -> None:
     assert unexplained_table(results.trials).rows == ()
     trials = results.trials.copy()
     ok = trials.index[trials["outcome"] == "ok"][0]
@@ -419,8 +461,7 @@ def test_cells_without_diagnostics_are_named_with_the_reason(run_folder: RunFold
     assert row.cells[1] == "its communication cannot be taken away"
 
 
-def test_timed_windows_and_epochs_count_as_measured(run_folder: RunFolder) -> None:
-    results = write_report(run_folder.path)
+def test_timed_windows_and_epochs_count_as_measured(results: Results) -> None:
     ledger = pd.DataFrame(
         [
             {"level": "trial", "part": "windows", "seconds": 10.0},

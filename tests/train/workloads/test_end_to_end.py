@@ -31,7 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "padded_sequences": {"workload.longest": 32, "workload.text_bytes": 20_000},
     "language_model": {"workload.context": 16, "workload.text_bytes": 20_000},
 }
-FEW_STEPS = {"blocks": 1, "warmup_steps": 1, "windows": 1, "window_steps": 3, "window_seconds": 0}
+FEW_STEPS = {"blocks": 1, "warmup_steps": 1, "warmup_rounds": 2, "windows": 1, "window_steps": 3, "window_seconds": 0}
 METRICS = {
     "conv_stack": ("val_psnr", "PSNR"),
     "mlp": ("val_accuracy", "accuracy"),
@@ -79,14 +79,7 @@ def test_from_the_file_to_the_tables(workload: str, make_experiment: Make, tmp_p
         workload=workload,
         equivalence=True,
         optimizer={"name": "SGD", "lr": 0.01},
-        throughput={
-            "blocks": 1,
-            "warmup_steps": 1,
-            "windows": 1,
-            "window_steps": 3,
-            "window_seconds": 0,
-            "explain": True,
-        },
+        throughput={**FEW_STEPS, "explain": True},
         convergence={"epochs": 1, "seeds": 0, "target": {"metric": metric, "at_least": 0}},
     )
     plan = make_plan(experiment, laptop())
