@@ -20,7 +20,7 @@ from harness.analysis.pairs import noise, parity, versus
 from harness.analysis.phases import host_phases, ledger, phases
 from harness.analysis.ratios import scaling
 from harness.analysis.steps import StepTimes, step_times
-from harness.analysis.trials import cells, outcomes, ranks, trials, windows
+from harness.analysis.trials import cells, outcomes, peak_estimates, ranks, trials, windows
 from harness.analysis.waterfall import waterfall
 from harness.config.experiment import Experiment
 from harness.plan.environment import RunEnvironment
@@ -117,7 +117,7 @@ def _findings(results: Results) -> pd.DataFrame:
 
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "trials": _trials,
-    "cells": lambda r: cells(r.trials, r.step_times, r.pilot),
+    "cells": lambda r: cells(r.trials, r.step_times, r.pilot, peak_estimates(r.lines)),
     "scaling": lambda r: scaling(r.trials, r.rule, r.not_equivalent),
     "noise": lambda r: noise(r.trials, r.rule),
     "parity": lambda r: parity(r.trials, r.rule, r.not_equivalent),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -67,10 +68,25 @@ def _trial_row(line: Row) -> Row:
     }
 
 
-def cells(trials: pd.DataFrame, times: StepTimes, pilot: int | None = None) -> pd.DataFrame:
+def peak_estimates(lines: Lines) -> dict[str, int]:
+    """Return the doctor's estimates of peak memory by cell id, in bytes; the largest of several of a cell."""
+    found: dict[str, int] = {}
+    for line in lines:
+        for cell_id, peak in line["facts"].get("estimates", {}).items():
+            found[cell_id] = max(found.get(cell_id, 0), peak)
+    return found
+
+
+def cells(
+    trials: pd.DataFrame,
+    times: StepTimes,
+    pilot: int | None = None,
+    estimates: Mapping[str, int] = MappingProxyType({}),
+) -> pd.DataFrame:
     """Return one row a measured cell: its throughput over blocks, step times and peak memory.
 
     ``pilot``: the number of pilot blocks, if a rule set the number of blocks.
+    ``estimates``: those of peak memory, by cell id.
     """
     counted = measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
     step_p5_s, step_median_s, step_p95_s = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
@@ -90,6 +106,7 @@ def cells(trials: pd.DataFrame, times: StepTimes, pilot: int | None = None) -> p
                 "step_p95_s": step_p95_s.get(cell_id),
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
                 "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),
+                "estimated_peak_bytes": estimates.get(cell_id),
                 **_arithmetic(first, speed.value, _known(group, "measured_peak_flops_per_s")),
                 "doubts": tally(group),
             }

@@ -67,8 +67,9 @@ class StrategyTraits:
     ``most_devices``: None if there is no limit. ``calls_wrapper``: the loss must call the wrapped model, whose forward
     synchronises the devices. ``replicates``: forward copies the model to the devices and splits the batch with
     torch.chunk. ``shards_parameters``: each rank holds a part of every parameter. ``needs_every_gradient``: a parameter
-    without a gradient makes the next step fail. ``explained_by``: the measurement of its communication: windows
-    without gradient synchronisation ("removal"), a profile of ``profiled_parts`` ("profile"), or none.
+    without a gradient makes the next step fail. ``buckets_gradients``: gradients are copied into buckets of the same
+    size, unless its option gradient_as_bucket_view is set. ``explained_by``: the measurement of its communication:
+    windows without gradient synchronisation ("removal"), a profile of ``profiled_parts`` ("profile"), or none.
     ``wrapper_cost``: the wrapped model on one device is measured beside the bare one. ``options``: the keys of its
     section in the file. ``marker``: matplotlib's marker of its points.
     """
@@ -79,6 +80,7 @@ class StrategyTraits:
     replicates: bool = False
     shards_parameters: bool = False
     needs_every_gradient: bool = False
+    buckets_gradients: bool = False
     compiles: bool = True
     emulated_on_cpu: bool = False
     explained_by: Literal["", "removal", "profile"] = ""
@@ -113,6 +115,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
     "ddp": StrategyTraits(
         calls_wrapper=True,
         needs_every_gradient=True,
+        buckets_gradients=True,
         explained_by="removal",
         wrapper_cost=True,
         options=DdpOptions,

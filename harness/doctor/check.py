@@ -10,16 +10,27 @@ from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
+from harness.plan.rows import MemoryFacts
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A cell, and the real steps of every rank: empty before they are taken."""
+    """A cell as it is examined, and the real steps of every rank: empty before they are taken.
+
+    ``planned``: the planned cell, if it is examined with another batch or without compilation. ``memory``: the sizes of
+    the model; None if it cannot be built.
+    """
 
     cell: Cell
     steps: Sequence[Steps] = ()
+    planned: Cell | None = None
+    memory: MemoryFacts | None = None
+
+    @property
+    def planned_cell(self) -> Cell:
+        return self.planned or self.cell
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,8 @@ class Check(Generic[T]):
     """The observation is made after the real steps, by all ranks at the same time: it may call collectives."""
     needs_steps: bool = False
     """The observation is made by each rank alone, but judged after the real steps."""
+    needs_whole_model: bool = False
+    """The observation has the whole model on one device; it is left out if the model does not fit there."""
     stops: bool = False
     """After an error of this check no real step is taken."""
     redundant: Callable[[Sequence[Finding]], bool] | None = None

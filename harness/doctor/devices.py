@@ -76,14 +76,14 @@ def _main(tensors: Sequence[Tensor]) -> str:
 def observe(subject: Subject) -> Placement:
     """Run forward and loss once and record mismatches; without a GPU on the "meta" device, which computes nothing."""
     try:
-        torch.manual_seed(subject.seed)
-        model = subject.workload.build_model()
+        model = subject.built_model()
         batch = subject.first_samples(SMALL)
     except Exception as error:
         return Placement(by_name=_by_name(error))
-    stand_in = subject.device if subject.device.type == "cuda" else torch.device("meta")
+    real = subject.device.type == "cuda" and subject.whole_model_fits
+    stand_in = subject.device if real else torch.device("meta")
     hidden = hidden_tensors(model)  # .to() does not move them
-    model = model.to(stand_in)
+    model = subject.on_device(model) if real else model.to(stand_in)
     batch = tree_map(lambda leaf: leaf.to(stand_in) if isinstance(leaf, Tensor) else leaf, batch)
     by_name = ""
     with _module_stack(model) as where, DeviceMismatchMode(where) as watch:

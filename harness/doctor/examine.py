@@ -30,7 +30,7 @@ from harness.doctor.gate import SKIP_RULES, skip_rules
 from harness.doctor.subject import Subject, doctor_cell
 from harness.measure.scenarios import TrialContext
 from harness.plan.checks.finding import Finding
-from harness.plan.rows import TrialFacts
+from harness.plan.rows import MemoryFacts, TrialFacts
 from harness.plan.trial import TrialResult
 
 EXECUTION = "execution"
@@ -55,7 +55,7 @@ CHECKS: tuple[Check[Any], ...] = (
     collectives.CHECK,
 )
 """Every check, in the order in which they are observed and judged."""
-Seen = Mapping[str, Sequence[object]]
+Seen = Mapping[str, Sequence[Any]]
 """The observations of all ranks by the name of the check."""
 
 
@@ -65,11 +65,14 @@ class DoctorReport:
 
     findings: list[Finding] = field(default_factory=list)
     figures: dict[str, str] = field(default_factory=dict)
+    memory: MemoryFacts | None = None
+    """The sizes from which memory is estimated; None if the model cannot be built."""
 
     @property
     def facts(self) -> TrialFacts:
         """The facts of the trial's row."""
-        return {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
+        found: TrialFacts = {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
+        return {**found, "memory": self.memory} if self.memory else found
 
 
 class DoctorTrialFailed(Exception):
@@ -92,8 +95,9 @@ def run_doctor_trial(context: TrialContext) -> TrialResult:
         context.trial.seed,
         context.ranks,
         context.advance,
-        micro_batches=cell.micro_batches,
         epochs=context.experiment.convergence is not None,
+        planned=cell,
+        modes=memory.modes_of(cell, context.experiment),
     )
     with context.part("examination"):
         found = examine(subject)
@@ -104,15 +108,26 @@ def run_doctor_trial(context: TrialContext) -> TrialResult:
 
 def examine(subject: Subject) -> DoctorReport:
     """Run every check. Raises DoctorTrialFailed if the real steps, or a check after them, raise."""
-    found = DoctorReport()
+    sizes = memory.survey(subject)
+    subject = replace(subject, memory=sizes, whole_model_fits=memory.fits_on_one_device(sizes, subject.cell))
+    found = DoctorReport(memory=sizes)
+    if sizes and not subject.whole_model_fits:
+        found.findings.append(
+            memory.without_reference(sizes, subject.cell, [c.name for c in CHECKS if c.needs_whole_model])
+        )
     seen, failed = _observe_alone(subject)
-    stops = _judge_before_steps(found, seen, Case(subject.cell))
+    if sizes and memory.CHECK.name in seen:
+        found.memory = memory.with_activations(sizes, seen[memory.CHECK.name])
+    stops = _judge_before_steps(found, seen, Case(subject.cell, (), subject.planned, sizes))
     if failed and not any_error(found.findings):
         found.findings += _failed_alone(failed, real_steps_fail=_fails_in_steps(subject))
     if stops or (failed and any_error(found.findings)):
         return found
+    affordable = memory.at_affordable_batch(subject, found.memory)
+    if affordable is None:
+        return found
     try:
-        _take_steps_and_judge(subject, found, seen)
+        _take_steps_and_judge(affordable, found, seen)
     except Exception as error:
         raise DoctorTrialFailed(error, found) from error
     return found
@@ -128,7 +143,8 @@ class _Attempt:
 
 def _observe_alone(subject: Subject) -> tuple[Seen, dict[str, str]]:
     """Return the observations of all ranks, and the error of each check that raised, with its rank."""
-    own = {check.name: _attempt(check.observe, subject) for check in CHECKS if check.observe and not check.needs_peers}
+    checks = [check for check in CHECKS if subject.whole_model_fits or not check.needs_whole_model]
+    own = {check.name: _attempt(check.observe, subject) for check in checks if check.observe and not check.needs_peers}
     ranks = subject.ranks.gather(own)
     failed: dict[str, str] = {}
     for rank, attempts in enumerate(ranks):
@@ -160,6 +176,8 @@ def _judge_before_steps(found: DoctorReport, seen: Seen, case: Case) -> bool:
 
 def _fails_in_steps(subject: Subject) -> bool:
     """Return whether some rank fails in real steps on its own part of the batch, without the others."""
+    if not subject.whole_model_fits:
+        return False
     fails = False
     try:
         steps.observe_own_part(subject.fresh())
@@ -186,7 +204,8 @@ def _take_steps_and_judge(subject: Subject, found: DoctorReport, seen: Seen) -> 
         found.findings += unchanged  # in the wrapper it would fail with a less clear error
         return
     own = steps.observe(subject.fresh())
-    steps.add_single_device_losses(subject.fresh(), own)
+    if subject.whole_model_fits and memory.global_batch_fits(subject.memory, subject.cell):
+        steps.add_single_device_losses(subject.fresh(), own)
     subject = replace(subject, steps=tuple(subject.ranks.gather(own)))
     for check in CHECKS:
         if check.after_steps:
@@ -197,6 +216,7 @@ def _judge_after_steps(check: Check[Any], subject: Subject, found: DoctorReport,
     ranks, case = subject.ranks, Case(subject.cell, subject.steps)
     # the same answer on all ranks: else some would wait for the others in a collective
     redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))
+    redundant = redundant or (check.needs_whole_model and not subject.whole_model_fits)
     values: Sequence[object] | None
     if check.observe is None:
         values = subject.steps
@@ -216,7 +236,7 @@ def _judge_after_steps(check: Check[Any], subject: Subject, found: DoctorReport,
 
 def _unchanged_without_wrapper(subject: Subject) -> Sequence[Finding]:
     """Return findings on parameters that one device does not change: ddp would only report an unfinished reduction."""
-    if subject.ranks.world_size == 1:
+    if subject.ranks.world_size == 1 or not subject.whole_model_fits:
         return []
     own = steps.observe_own_part(subject.fresh())
     return parameters.unchanged(subject.ranks.gather(own), subject.cell)

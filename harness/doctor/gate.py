@@ -1,4 +1,4 @@
-"""Which cells are not measured after an error of the doctor in a cell of the same kind."""
+"""The cells that are skipped after an error of the doctor in a cell of the same kind."""
 
 from __future__ import annotations
 
@@ -6,22 +6,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.plan.cell import Cell
-from harness.plan.rows import FindingRow, SkipCode, TrialFacts
+from harness.plan.checks import memory
+from harness.plan.rows import FindingRow, MemoryFacts, TrialFacts
 from harness.plan.trial import SkipReason
 
-BY_BATCH = "memory"
-"""The check whose errors apply to the examined batch and larger ones; any other applies to every batch."""
 SKIP_RULES = "skip rules"
 """The key of ``TrialContext.cache`` under which a process keeps the rules for its later trials."""
 
 
 @dataclass(frozen=True)
 class SkipRule:
-    """Cells that are not measured. ``least_batch``: the smallest batch per device that the rule applies to."""
+    """Cells that are skipped: all with this key, or, with ``model``, those whose own estimate of memory is an error.
+
+    An estimate is in a cell's precision, compilation, batch, accumulation, optimizer and number of devices.
+    """
 
     workload_key: tuple[str, ...]
-    least_batch: int
     reason: SkipReason
+    model: MemoryFacts | None = None
+
+    def reason_for(self, cell: Cell) -> SkipReason | None:
+        """Return the reason to skip a cell; None if the rule does not apply to it."""
+        if cell.workload_key != self.workload_key:
+            return None
+        if self.model is None:
+            return self.reason
+        errors = [finding for finding in memory.judge(self.model, cell) if finding.severity == "error"]
+        return SkipReason("doctor_memory", f"preflight: {memory.NAME}: {errors[0].seen}") if errors else None
 
 
 def errors(facts: TrialFacts) -> Sequence[FindingRow]:
@@ -33,16 +44,22 @@ def skip_rules(examined: Cell, facts: TrialFacts) -> list[SkipRule]:
     """Return the rules that follow from the errors of a doctor trial."""
     found = []
     for finding in errors(facts):
-        least = (examined.per_device_batch_size or 0) if finding["check"] == BY_BATCH else 0
-        code: SkipCode = "doctor_memory" if finding["check"] == BY_BATCH else "doctor"
-        reason = SkipReason(code, f"preflight: {finding['check']}: {finding['seen']}")
-        found.append(SkipRule(examined.workload_key, least, reason))
+        model = facts.get("memory") if finding["check"] == memory.NAME else None
+        reason = SkipReason("doctor", f"preflight: {finding['check']}: {finding['seen']}")
+        found.append(SkipRule(examined.workload_key, reason, model))
     return found
 
 
 def skip_reason(found: Iterable[SkipRule], cell: Cell) -> SkipReason | None:
-    """Return the reason why a cell is not measured; None if no rule applies to it."""
-    batch = cell.per_device_batch_size or 0
-    return next(
-        (one.reason for one in found if one.workload_key == cell.workload_key and batch >= one.least_batch), None
-    )
+    """Return the reason why a cell is skipped; None if no rule applies to it."""
+    return next((reason for rule in found if (reason := rule.reason_for(cell))), None)
+
+
+def memory_estimates(examined: Cell, facts: TrialFacts, cells: Iterable[Cell]) -> dict[str, int]:
+    """Return the estimated peak memory of the cells of the examined kind, in bytes by cell id."""
+    model = facts.get("memory")
+    if model is None:
+        return {}
+    of_kind = (cell for cell in dict.fromkeys(cells) if cell.workload_key == examined.workload_key)
+    found = {cell.id: memory.estimate(model, cell) for cell in of_kind}
+    return {cell_id: peak for cell_id, peak in found.items() if peak is not None}

@@ -159,4 +159,4 @@ def _redundant(findings: Sequence[Finding]) -> bool:
     return any_error([finding for finding in findings if finding.check != divergence.NAME])
 
 
-CHECK = Check(NAME, observe, judge, needs_peers=True, redundant=_redundant)
+CHECK = Check(NAME, observe, judge, needs_peers=True, redundant=_redundant, needs_whole_model=True)

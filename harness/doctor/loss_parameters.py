@@ -53,4 +53,4 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
         waiting += [following for following, _ in node.next_functions]
 
 
-CHECK = Check("loss parameters", observe, judge, stops=True)
+CHECK = Check("loss parameters", observe, judge, stops=True, needs_whole_model=True)

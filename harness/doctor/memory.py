@@ -1,116 +1,209 @@
-"""Memory: the need of the cell, estimated from the tensors that two small batches keep for backward."""
+"""Memory: sizes of the model, and the tensors that two small batches keep for backward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from harness.config.experiment import Experiment
 from harness.doctor.check import Case, Check
-from harness.doctor.subject import Subject
+from harness.doctor.subject import Subject, at_smaller_batch
 from harness.plan.cell import Cell
+from harness.plan.checks import memory
 from harness.plan.checks.finding import Finding
-from harness.system.units import GIB, MIB
+from harness.plan.comparison import base_cell
+from harness.plan.rows import ActivationBytes, MemoryFacts
+from harness.system.units import GIB
+from harness.train.strategies.base import default_units
 
-NAME = "memory"
 FEW, MORE = 2, 4
-STATES = {"SGD": 1, "Adam": 2, "AdamW": 2, "RMSprop": 1, "Adagrad": 1}
-"""Most tensors of a parameter's size that an optimizer keeps; two for any other optimizer."""
+"""Samples of the two batches."""
+META = torch.device("meta")
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LIKE_COMPILED = "aot_eager_decomp_partition"
+"""The backend of torch.compile that selects saved tensors as the default one does, and generates no code."""
+Activations = Mapping[str, ActivationBytes]
 
 
-@dataclass(frozen=True)
-class Needs:
-    """The memory that one rank needs and has, in bytes, and its node."""
+def survey(subject: Subject) -> MemoryFacts | None:
+    """Return the sizes of the model, without activations, and the least memory of any rank; nothing is on a device.
 
-    parameters: int
-    fixed: int
-    """Activations that do not grow with the batch."""
-    per_sample: int
-    has: int
-    node: int
-    micro_batches: int
+    Every rank calls it. None if the model cannot be built.
+    """
+    try:
+        own = _sizes(subject.fresh())
+    except Exception:  # the checks, which build it too, report the error
+        own = None
+    ranks = subject.ranks.gather(own)
+    known = [sizes for sizes in ranks if sizes]
+    if len(known) < len(ranks):
+        return None
+    return {
+        **known[0],
+        "process_bytes": max(sizes["process_bytes"] for sizes in known),
+        "device_bytes": min(sizes["device_bytes"] for sizes in known),
+        "host_bytes": min(sizes["host_bytes"] for sizes in known),
+    }
 
 
-def observe(subject: Subject) -> Needs:
-    """Measure parameters and activations per sample, and read the memory of the device."""
-    model = subject.bare_model()
-    kept = [_kept(subject, model, count) for count in (FEW, MORE)]
-    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    return Needs(
-        parameters,
-        fixed=max(0, 2 * kept[0] - kept[1]),
-        per_sample=max(0, kept[1] - kept[0]) // (MORE - FEW),
-        has=_memory(subject.device),
-        node=subject.ranks.node_rank,
-        micro_batches=subject.micro_batches,
+def _sizes(subject: Subject) -> MemoryFacts:
+    resident = psutil.Process().memory_info().rss
+    host = psutil.virtual_memory().total
+    device = subject.device
+    on_cuda = device.type == "cuda"
+    model = subject.built_model()
+    parameters = list(model.parameters())
+    in_units: set[int] = set()
+    units = []
+    for unit in getattr(subject.workload, "shard_units", default_units)(model):
+        own = {id(p): p for p in unit.parameters() if id(p) not in in_units}
+        in_units |= own.keys()
+        units.append(_bytes(own.values()))
+    return {
+        "parameter_bytes": _bytes(parameters),
+        "trainable_bytes": _bytes(p for p in parameters if p.requires_grad),
+        "buffer_bytes": _bytes(model.buffers()),
+        "unit_bytes": max(units, default=0),
+        "root_bytes": _bytes(p for p in parameters if id(p) not in in_units),
+        "on_meta": any(p.is_meta for p in parameters),
+        "activations": {},
+        "process_bytes": resident,
+        "device_bytes": int(torch.cuda.get_device_properties(device).total_memory) if on_cuda else host,
+        "host_bytes": host,
+    }
+
+
+def fits_on_one_device(facts: MemoryFacts | None, cell: Cell) -> bool:
+    """Return whether parameters, gradients and optimizer state of the whole model fit on one device.
+
+    On a CPU, all ranks of a node have them at the same time.
+    """
+    if facts is None:
+        return True
+    need = memory.state_bytes(facts, base_cell(cell))
+    if cell.device == "cpu":
+        return memory.ranks_of_node(cell) * need <= memory.WARN * facts["host_bytes"]
+    return need <= memory.WARN * facts["device_bytes"]
+
+
+def global_batch_fits(facts: MemoryFacts | None, cell: Cell) -> bool:
+    """Return whether one device has the memory to train a global batch; ``facts``: with activations."""
+    if facts is None:
+        return True
+    at_once = base_cell(cell).at_global_batch_size(cell.global_batch_size)
+    return all(need.ratio <= memory.WARN for need in memory.needs(facts, at_once))
+
+
+def without_reference(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Finding:
+    """Return the note that the model is too large for the checks that have it whole on one device."""
+    need = memory.state_bytes(facts, base_cell(cell))
+    return Finding(
+        "single-device reference",
+        "note",
+        f"parameters, gradients and optimizer state of the whole model: about {need / GIB:.1f} GiB, too much for one "
+        "device",
+        f"no reference on one device, and no result of these checks: {', '.join(left_out)}",
+        "for these checks, examine a smaller model of the same code",
     )
 
 
-def judge(seen: Sequence[Needs], case: Case) -> list[Finding]:
-    cell = case.cell
-    shared = cell.device == "cpu"  # ranks on one node share its memory; each GPU has its own
-    needs: dict[int, int] = {}
-    there: dict[int, int] = {}
-    for number, rank in enumerate(seen):
-        place = rank.node if shared else number
-        needs[place] = needs.get(place, 0) + estimate(rank, cell)
-        there[place] = rank.has
-    tightest = max(needs, key=lambda place: needs[place] / there[place])
-    together, has = needs[tightest], there[tightest]
-    if together <= has:
-        return []
-    most = int(cell.per_device_batch_size * has / together) if cell.per_device_batch_size else 0
-    where = "the node" if shared else "a device"
-    parts = seen[0].micro_batches
-    kind = "micro-batch" if parts > 1 else "batch"
-    return [
-        Finding(
-            NAME,
-            "error",
-            f"a {kind} of {cell.per_device_batch_size} per device needs about {together / GIB:.1f} GiB "
-            f"({seen[0].per_sample / MIB:.2f} MiB of activations a sample); {where} has {has / GIB:.1f} GiB",
-            "it will run out of memory",
-            f"a batch of {most * parts} may fit; or accumulate gradients, use bf16, or shard with fsdp"
-            if most
-            else "a smaller model, or fsdp over more devices",
-        )
-    ]
+def modes_of(cell: Cell, experiment: Experiment) -> list[tuple[str, bool]]:
+    """Return precision and compilation of the experiment's cells, without repetitions; the cell's own is first."""
+    grids = [grid for grid in (experiment.grid, *experiment.cells) if grid]
+    pairs = [(precision, compiled) for grid in grids for precision in grid.precision for compiled in grid.compile]
+    own = [(cell.precision, False), (cell.precision, cell.compile)]
+    return [mode for mode in dict.fromkeys([*own, *pairs]) if cell.traits.compiles or not mode[1]]
 
 
-def estimate(rank: Needs, cell: Cell) -> int:
-    """Return the bytes of one rank: parameters, gradients, optimizer state, activations of its part of the batch."""
-    copies = 2 + STATES.get(str(cell.optimizer.get("name")), 2)
-    on_one_device = cell.traits.replicates and cell.device == "cpu"
-    samples = cell.global_batch_size if on_one_device else -(-cell.global_batch_size // cell.devices)
-    state = copies * rank.parameters // (cell.devices if cell.traits.shards_parameters else 1)
-    return int(state + rank.fixed + samples * rank.per_sample)
+def at_affordable_batch(subject: Subject, facts: MemoryFacts | None) -> Subject | None:
+    """Return the subject for real steps, at a smaller batch if its own may not fit; None if no batch may fit."""
+    if facts is None:
+        return subject
+    divisor = memory.affordable_divisor(facts, subject.cell)
+    if divisor is None:
+        return None
+    cell = at_smaller_batch(subject.cell, divisor) if divisor > 1 else subject.cell
+    return replace(subject, memory=facts, cell=cell)
 
 
-def _kept(subject: Subject, model: torch.nn.Module, samples: int) -> int:
-    """Return the bytes that the graph of one batch keeps without parameters, each storage once."""
-    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+def observe(subject: Subject) -> Activations:
+    """Measure the activations in each precision of the experiment; raise if the cell's own cannot be measured.
+
+    A model that does not fit on one device is measured on the meta device, if its operators can run there.
+    """
+    model = subject.bare_model() if subject.whole_model_fits else subject.built_model().to(META)
+    found: dict[str, ActivationBytes] = {}
+    modes = subject.modes or [(subject.cell.precision, False)]
+    for precision, compiled in sorted(modes, key=lambda mode: mode[1]):  # compilation changes the model
+        try:
+            few, more = (_kept(subject, model, count, precision, compiled=compiled) for count in (FEW, MORE))
+        except Exception:
+            if subject.whole_model_fits and (precision, compiled) == (subject.cell.precision, False):
+                raise
+            continue
+        found[memory.mode_of(precision, compiled=compiled)] = {
+            "fixed": max(0, 2 * few - more),
+            "per_sample": max(0, more - few) // (MORE - FEW),
+        }
+    return found
+
+
+def with_activations(facts: MemoryFacts, seen: Sequence[Activations]) -> MemoryFacts:
+    """Return the facts with the activations that every rank knows, the largest of any rank."""
+    modes = [mode for mode in seen[0] if all(mode in rank for rank in seen)]
+    largest = {mode: max((rank[mode] for rank in seen), key=lambda kept: kept["per_sample"]) for mode in modes}
+    return {**facts, "activations": largest}
+
+
+def judge(seen: Sequence[Activations], case: Case) -> list[Finding]:
+    return memory.judge(with_activations(case.memory, seen), case.planned_cell) if case.memory else []
+
+
+def _kept(subject: Subject, model: nn.Module, samples: int, precision: str, *, compiled: bool) -> int:
+    """Return the bytes that the graph of one batch keeps, each storage once, without parameters and buffers."""
+    batch = subject.first_samples(samples, None if subject.whole_model_fits else META)
+    in_precision: AbstractContextManager[object] = nullcontext()
+    if precision in LOW and subject.whole_model_fits:
+        in_precision = torch.autocast(subject.device.type, dtype=LOW[precision])
+    elif precision in LOW:  # the meta device has no autocast: model and batch are cast as a whole
+        model = copy.deepcopy(model).to(LOW[precision])
+        batch = tree_map(lambda leaf: leaf.to(LOW[precision]) if _is_floating(leaf) else leaf, batch)
+    if compiled:
+        torch.compiler.reset()
+        model.compile(backend=LIKE_COMPILED, dynamic=False)
+    own = {_storage(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if _storage(tensor) not in own:
+            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss, _ = subject.workload.loss(model, subject.first_samples(samples))
+    with in_precision, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss, _ = subject.workload.loss(model, batch)
         total = sum(kept.values())
         del loss
     return total
 
 
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return int(psutil.virtual_memory().total)
+def _is_floating(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
-CHECK = Check(NAME, observe, judge, stops=True)
+def _storage(tensor: Tensor) -> int:
+    """Return the identity of a tensor's storage; on the meta device every address is 0."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+CHECK = Check(memory.NAME, observe, judge, stops=True)

@@ -15,7 +15,8 @@ NAME = "randomness"
 
 def observe(subject: Subject) -> dict[str, str]:
     """Return a digest of each parameter as this rank builds it from the shared seed."""
-    return {name: digest_of(parameter) for name, parameter in subject.bare_model().named_parameters()}
+    model = subject.bare_model() if subject.whole_model_fits else subject.built_model()
+    return {name: digest_of(parameter) for name, parameter in model.named_parameters() if not parameter.is_meta}
 
 
 def judge(seen: Sequence[Mapping[str, str]], case: Case) -> list[Finding]:

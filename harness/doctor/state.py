@@ -92,4 +92,4 @@ def _same(before: object, after: object) -> bool:
     return isinstance(before, simple) and isinstance(after, simple) and before == after
 
 
-CHECK = Check(NAME, observe, judge)
+CHECK = Check(NAME, observe, judge, needs_whole_model=True)

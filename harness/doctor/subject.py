@@ -14,6 +14,7 @@ from torch import nn
 
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell
+from harness.plan.rows import MemoryFacts
 from harness.train.loader import Share, batches, endless_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -29,17 +30,19 @@ SMALL = 4
 
 def doctor_cell(cell: Cell) -> Cell:
     """Return the cell that the doctor trains: not compiled, a micro-batch a step at the whole batch's learning rate."""
-    parts = cell.micro_batches
     recipe = {name: value for name, value in cell.training.items() if name != "accumulation"}
-    if isinstance(base := cell.training.get("lr_base_batch_size"), int | float):
-        recipe["lr_base_batch_size"] = base / parts
+    return at_smaller_batch(replace(cell, compile=False, training=recipe), cell.micro_batches)
+
+
+def at_smaller_batch(cell: Cell, divisor: int) -> Cell:
+    """Return the cell with the batch divided, rounded down, at the same learning rate."""
+    recipe = dict(cell.training)
     share = cell.per_device_batch_size
+    batch = share // divisor * cell.devices if share else cell.global_batch_size // divisor
+    if isinstance(base := cell.training.get("lr_base_batch_size"), int | float):
+        recipe["lr_base_batch_size"] = base * batch / cell.global_batch_size
     return replace(
-        cell,
-        compile=False,
-        training=recipe,
-        per_device_batch_size=share // parts if share else None,
-        global_batch_size=cell.global_batch_size // parts,
+        cell, training=recipe, per_device_batch_size=share // divisor if share else None, global_batch_size=batch
     )
 
 
@@ -53,8 +56,14 @@ class Subject:
     seed: int
     ranks: Ranks
     advance: Callable[[], None] = lambda: None
-    micro_batches: int = 1
-    """Micro-batches a step in the training that the cell stands for."""
+    planned: Cell | None = None
+    """The planned cell, if it differs from the examined one."""
+    modes: Sequence[tuple[str, bool]] = ()
+    """Precision, and whether compiled, of the cells whose memory is estimated; empty: that of the cell."""
+    memory: MemoryFacts | None = None
+    """Sizes of the model; None if it cannot be built."""
+    whole_model_fits: bool = True
+    """One device has the memory to train the whole model."""
     epochs: bool = False
     """The cell is trained for whole epochs too."""
     steps: Sequence[Steps] = ()
@@ -77,11 +86,28 @@ class Subject:
         """A function that moves a batch to this rank's first device."""
         return copier(self.device, {})
 
-    def bare_model(self) -> nn.Module:
-        """Build the workload's model from the seed, on the device, without a wrapper."""
+    @property
+    def micro_batches(self) -> int:
+        """The micro-batches of a step in the training that the cell stands for."""
+        return self.planned.micro_batches if self.planned else 1
+
+    def built_model(self) -> nn.Module:
+        """Build the workload's model from the seed, on the host or on the meta device, as the workload does."""
         torch.manual_seed(self.seed)
         model: nn.Module = self.workload.build_model()
-        return model.to(self.device)
+        return model
+
+    def bare_model(self) -> nn.Module:
+        """Build the workload's model from the seed, on the device, without a wrapper."""
+        return self.on_device(self.built_model())
+
+    def on_device(self, model: nn.Module) -> nn.Module:
+        """Move a model to the device; one that is built on the meta device gets its initial values there."""
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            return model.to(self.device)
+        model = model.to_empty(device=self.device)
+        self.workload.init_weights(model)  # type: ignore[attr-defined]
+        return model
 
     def training(self, workload: Workload | None = None) -> Training:
         """Make the training of the cell, as a trial does."""
@@ -93,10 +119,10 @@ class Subject:
         ranks = replace(self.ranks, rank=0, world_size=1, local_rank=0, node_rank=0, devices=self.ranks.devices[:1])
         return Training(cell, workload or self.workload, self.seed, ranks)
 
-    def first_samples(self, count: int) -> object:
-        """Return a batch of the first samples, on the device."""
+    def first_samples(self, count: int, device: torch.device | None = None) -> object:
+        """Return a batch of the first samples, on the rank's device or on another one."""
         keys = tuple((0, index % self.training_samples) for index in range(count))
-        return self.to_device(next(self._batches([Share(keys, count, count)])))
+        return copier(device or self.device, {})(next(self._batches([Share(keys, count, count)])))
 
     def stream(self, steps: int, *, whole: bool = False) -> list[tuple[Share, object]]:
         """Return this rank's shares of the first steps with their batches; ``whole``: the global batches instead."""

@@ -134,6 +134,33 @@ class FindingRow(TypedDict):
     advice: str
 
 
+class ActivationBytes(TypedDict):
+    """Tensors that a forward pass keeps for backward, without parameters: a constant part, and one for each sample."""
+
+    fixed: int
+    per_sample: int
+
+
+class MemoryFacts(TypedDict):
+    """The sizes from which the peak memory of cells with one model is estimated, in bytes.
+
+    ``unit_bytes``: parameters of the largest unit that fsdp shards; ``root_bytes``: of those in no unit. ``on_meta``:
+    the model is built without memory. ``activations``: by precision, 'bf16', or 'bf16 compiled'. ``process_bytes``:
+    resident memory of a rank without the model. ``device_bytes``, ``host_bytes``: of the smallest device and node.
+    """
+
+    parameter_bytes: int
+    trainable_bytes: int
+    buffer_bytes: int
+    unit_bytes: int
+    root_bytes: int
+    on_meta: bool
+    activations: dict[str, ActivationBytes]
+    process_bytes: int
+    device_bytes: int
+    host_bytes: int
+
+
 class TrialFacts(TypedDict, total=False):
     """Further columns of a trial's row, each known for some kinds of trials only."""
 
@@ -158,6 +185,8 @@ class TrialFacts(TypedDict, total=False):
     ddp_exposed_s: float
     findings: list[FindingRow]
     figures: dict[str, str]
+    memory: MemoryFacts
+    estimates: dict[str, int]
 
 
 class TrialAxes(TypedDict):

@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 
+from harness.doctor.gate import memory_estimates
 from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
 from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances
@@ -126,6 +127,8 @@ class Execution:
             "group_id": group.id if group else None,
             "position": position,
         }
+        if estimates := memory_estimates(trial.cell, result.facts, (planned.cell for planned in self._plan.trials)):
+            result = replace(result, facts={**result.facts, "estimates": estimates})
         with deferred_interrupts():  # an interruption inside would leave a recorded trial without its event
             line = self._folder.append(trial, result, circumstances)
             self._attempts.add(trial.id, result.outcome)

@@ -258,3 +258,10 @@ def test_the_pilot_is_its_blocks_not_the_first_that_are_there() -> None:
     half = 12.7062 * abs(np.log(1.1)) / np.sqrt(2) / np.sqrt(4)  # t of one degree of freedom, s0 of blocks 0 and 2
     assert np.log(row["high"] / row["speedup"]) == pytest.approx(half, rel=1e-4)
     assert row["precise"] is False or row["precise"] == np.False_
+
+
+def test_estimates_of_peak_memory_by_cell_are_the_largest_of_its_kind() -> None:
+    lines = [line("single", block=b, purpose="doctor", kind="diagnostic") for b in range(3)]
+    for one, estimates in zip(lines, ({"a": 1, "b": 2}, {"a": 3}, None), strict=True):
+        one["facts"] = {"estimates": estimates} if estimates else {}
+    assert trial_tables.peak_estimates(lines) == {"a": 3, "b": 2}

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.doctor.gate import skip_reason, skip_rules
+from harness.doctor.gate import memory_estimates, skip_reason, skip_rules
 from harness.plan.cell import Cell
+from harness.system.units import GIB
+from tests.plan.checks.test_memory import kept, sizes
 
 EXAMINED = Cell("w", "digits", "small", "dp", "cuda", 2, 1, "weak", 64, 128)
 
@@ -25,9 +27,6 @@ def facts(check: str, severity: str = "error") -> dict[str, Any]:
         ("output shapes", {"devices": 4}, True),
         ("output shapes", {"strategy": "ddp"}, False),
         ("output shapes", {"model": "large"}, False),
-        ("memory", {}, True),
-        ("memory", {"per_device_batch_size": 128}, True),
-        ("memory", {"per_device_batch_size": 63}, False),
         ("GPU copies", {"device_ids": (1, 2)}, False),
     ],
 )
@@ -36,7 +35,38 @@ def test_a_cell_is_refused_for_findings_that_apply_to_it(
 ) -> None:
     reason = skip_reason(skip_rules(EXAMINED, facts(check)), replace(EXAMINED, **change))
     assert (reason and reason.text) == (f"preflight: {check}: something" if is_refused else None)
-    assert (reason and reason.code) == (("doctor_memory" if check == "memory" else "doctor") if is_refused else None)
+    assert (reason and reason.code) == ("doctor" if is_refused else None)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({}, True),
+        ({"per_device_batch_size": 128}, True),
+        ({"per_device_batch_size": 32}, False),
+        ({"training": {"accumulation": 2}}, False),
+        ({"precision": "bf16"}, False),
+        ({"compile": True}, False),  # its activations are not known
+        ({"optimizer": {"name": "SGD"}}, False),
+        ({"strategy": "single"}, False),
+    ],
+)
+def test_a_cell_is_refused_for_its_own_estimate(change: dict[str, Any], *, is_refused: bool) -> None:
+    # 1 + 1 + 2 + 1 (the replica's) GiB of state, and 64 samples of 1/32 GiB in fp32: 7 GiB
+    examined = replace(EXAMINED, optimizer={"name": "AdamW"})
+    model = sizes(activations={"fp32": kept(GIB // 32), "bf16": kept(GIB // 64)}, device_bytes=int(4.5 * GIB))
+    rules = skip_rules(examined, {**facts("memory"), "memory": model})
+    reason = skip_reason(rules, replace(examined, **change))
+    assert (reason and reason.code) == ("doctor_memory" if is_refused else None)
+    assert reason is None or "available: 4.5 GiB" in reason.text
+
+
+def test_estimates_of_the_cells_of_a_kind() -> None:
+    model = sizes(activations={"fp32": kept(GIB // 32)})
+    other, compiled = replace(EXAMINED, model="large"), replace(EXAMINED, compile=True)
+    found = memory_estimates(EXAMINED, {"memory": model}, [EXAMINED, EXAMINED, other, compiled])
+    assert found == {EXAMINED.id: 7 * GIB}  # 1 + 1 + 1, an optimizer that is not known 2, and 2
+    assert memory_estimates(EXAMINED, {}, [EXAMINED]) == {}
 
 
 def test_a_warning_refuses_nothing() -> None:

@@ -18,7 +18,6 @@ from harness.doctor import (
     divergence,
     gradients,
     loader,
-    memory,
     parameters,
     randomness,
     threads,
@@ -31,7 +30,6 @@ from harness.doctor.subject import Subject, doctor_cell
 from harness.plan.cell import Cell
 from harness.plan.checks import batches, links, versions
 from harness.plan.checks.finding import join_names
-from harness.system.units import GIB
 from harness.train.ranks import Ranks
 from tests.doctor.faulty import Healthy
 
@@ -237,7 +235,7 @@ def test_an_own_sampler_reports_unseen_samples() -> None:
     assert "750 samples are never used" in finding.means and "under dp" in finding.seen
 
 
-# -- the loader, memory, threads
+# -- the loader, threads
 
 
 def test_a_limiting_loader_is_reported_with_both_rates() -> None:
@@ -245,33 +243,6 @@ def test_a_limiting_loader_is_reported_with_both_rates() -> None:
     assert "workers: 100 samples/s" in finding.seen and "model alone: 1,000" in finding.seen
     assert loader.judge([0.0001], case(steps=[steps(step_s=0.064)])) == []
     assert loader.judge([None], case(steps=[steps(step_s=0.064)])) == []
-
-
-def memory_seen(**more: Any) -> memory.Needs:
-    made = memory.Needs(parameters=GIB, fixed=0, per_sample=GIB // 8, has=16 * GIB, node=0, micro_batches=1)
-    return replace(made, **more)
-
-
-def test_memory_on_a_cpu_is_shared_by_the_ranks_of_a_node() -> None:
-    # each of 2 ranks: 3 GiB of parameters, gradients and momentum, and 32 samples at 1/8 GiB
-    assert memory.estimate(memory_seen(), cell()) == 7 * GIB
-    assert memory.judge([memory_seen(), memory_seen()], case()) == []
-    (finding,) = memory.judge([memory_seen(has=10 * GIB)] * 2, case())
-    assert "14.0 GiB" in finding.seen and "has 10.0 GiB" in finding.seen and "a batch of 22 may fit" in finding.advice
-    assert memory.judge([memory_seen(has=10 * GIB), memory_seen(has=10 * GIB, node=1)], case()) == []
-    (finding,) = memory.judge([memory_seen(), memory_seen(has=6 * GIB, node=1)], case())  # the smallest node decides
-    assert "7.0 GiB" in finding.seen and "has 6.0 GiB" in finding.seen
-    (finding,) = memory.judge([memory_seen(has=10 * GIB, micro_batches=4)] * 2, case())
-    assert "a micro-batch of 32 per device" in finding.seen and "a batch of 88 may fit" in finding.advice
-    gpus = [memory_seen(), memory_seen(has=6 * GIB)]
-    (finding,) = memory.judge(gpus, Case(replace(cell(), device="cuda")))
-    assert "a device has 6.0 GiB" in finding.seen
-
-
-def test_memory_of_shards_and_replicas() -> None:
-    assert memory.estimate(memory_seen(), cell("fsdp")) == 3 * GIB // 2 + 4 * GIB
-    assert memory.estimate(memory_seen(), cell("dp")) == 3 * GIB + 8 * GIB
-    assert memory.estimate(memory_seen(), replace(cell(), optimizer={"name": "AdamW"})) == 8 * GIB
 
 
 def test_a_cell_is_examined_a_micro_batch_at_a_time_at_its_own_rate() -> None:

@@ -20,6 +20,7 @@ from harness.plan.diagnostics import doctor_trials
 from harness.plan.planner import make_plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
+from harness.report.tables.evidence import memory_table
 from harness.report.tables.findings import finding_location, findings_table
 from harness.run import pipeline
 from harness.run.events import Event
@@ -64,8 +65,12 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(make_experiment: Mak
     assert {line["outcome"] for line in lines} == {"ok"}
     purposes = [line["purpose"] for line in lines if line["group_id"].startswith("b0") and line["strategy"] == "dp"]
     assert purposes == ["doctor", ""]
-    assert harness.load(folder.path).findings.empty
+    results = harness.load(folder.path)
+    assert results.findings.empty
     assert pipeline._exit_code(folder, plan) == 0
+    assert results.cells["estimated_peak_bytes"].between(2**20, 2**36).all()
+    table = memory_table(results.cells, results.ranks, results.trials)
+    assert [heading.title for heading in table.columns][3:5] == ["peak", "estimated"] and table.rows
 
 
 def test_cells_with_errors_are_not_measured(make_experiment: Make, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from harness.plan.rows import FindingRow, RankRow, RecordedTrial, TrialFacts, WindowRow
 from harness.record.schema import FINDINGS, RANKS, TRIAL_COLUMNS, TRIALS, WINDOWS, Table
 
-NESTED = {"facts", "parts", "ranks", "windows", "findings", "figures"}
-"""Keys of a recorded line, or of its facts, that are stored in other tables."""
+NESTED = {"facts", "parts", "ranks", "windows", "findings", "figures", "memory", "estimates"}
+"""Keys of a recorded line, or of its facts, that are no columns of these tables."""
 COMPUTED = {
     "device_model",
     "throughput_per_s",

@@ -60,6 +60,9 @@ CELLS = Table(
         _c("step_p95_s", "Float64", "step time, 95th percentile of the timed steps", "s"),
         WAIT_FRACTION,
         _c("peak_memory_bytes", "Int64", "peak memory, largest over blocks and ranks", "bytes"),
+        _c(
+            "estimated_peak_bytes", "Int64", "the doctor's estimate of it; `<NA>` if the kind was not examined", "bytes"
+        ),
         PARAMETERS,
         _c("achieved_flops_per_s", "Float64", "model FLOPs per second of one device, forward and backward", "FLOP/s"),
         _c("flops_reason", "string", "reason if achieved_flops_per_s is `<NA>`"),

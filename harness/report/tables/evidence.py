@@ -135,11 +135,13 @@ def ledger_table(ledger: pd.DataFrame) -> TextTable:
 def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
     """Return peak memory of the rank with the most memory of each cell, and its known parts."""
     reserved: tuple[Column, ...] = (("reserved", "peak_reserved_bytes", size),)
+    estimated: tuple[Column, ...] = (("estimated", "estimated_peak_bytes", size),)
     columns: tuple[Column, ...] = (
         ("setting", "setting", words),
         ("strategy", shown_strategy, words),
         ("devices", "devices", flush_right),
         ("peak", "peak_memory_bytes", size),
+        *(estimated if cells["estimated_peak_bytes"].notna().any() else ()),
         *(reserved if ranks["peak_reserved_bytes"].notna().any() else ()),
         ("parameters", "parameter_bytes", size),
         ("gradients", "gradient_bytes", size),

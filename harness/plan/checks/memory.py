@@ -1,0 +1,191 @@
+"""Memory: the peak of a cell, estimated from the sizes of its model, against the memory of a device and of a node.
+
+The estimate is in the cell's precision, compilation, micro-batch, optimizer and strategy, so that one examination of a
+model judges all of its cells. Sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.plan.cell import Cell, Options
+from harness.plan.checks.finding import Finding
+from harness.plan.rows import ActivationBytes, MemoryFacts, Severity
+from harness.system.units import GIB, MIB
+
+NAME = "memory"
+WARN, REFUSE = 0.9, 1.5
+"""Fractions of the available memory: an estimate beyond the first is a warning, beyond the second an error."""
+HALF = ("bf16", "fp16")
+"""Precisions with activations, and under fsdp also unsharded parameters, of 2 bytes."""
+NOTHING_KEPT = ActivationBytes(fixed=0, per_sample=0)
+
+
+@dataclass(frozen=True)
+class Need:
+    """An estimated peak, and the memory that is there for it. ``place``: its name in messages."""
+
+    place: str
+    needed: int
+    available: int
+
+    @property
+    def ratio(self) -> float:
+        return self.needed / self.available
+
+
+def mode_of(precision: str, *, compiled: bool) -> str:
+    """Return the key of MemoryFacts.activations: 'bf16', or 'bf16 compiled'."""
+    return f"{precision} compiled" if compiled else precision
+
+
+def estimate(model: MemoryFacts, cell: Cell, samples: int | None = None) -> int | None:
+    """Return the estimated peak of the fullest device, or of a rank's process on a CPU.
+
+    None if the activations in the cell's precision and compilation are not known. ``samples``: samples of a micro-batch
+    of one device, if not the cell's own.
+    """
+    kept = model["activations"].get(mode_of(cell.precision, compiled=cell.compile))
+    return None if kept is None else _peak(model, cell, kept, micro_batch(cell) if samples is None else samples)
+
+
+def state_bytes(model: MemoryFacts, cell: Cell) -> int:
+    """Return the estimated peak without activations."""
+    return _peak(model, cell, NOTHING_KEPT, 0)
+
+
+def micro_batch(cell: Cell) -> int:
+    """Return the samples of one device in one micro-batch."""
+    share = cell.per_device_batch_size or -(-cell.global_batch_size // cell.devices)
+    return -(-share // cell.micro_batches)
+
+
+def needs(model: MemoryFacts, cell: Cell, samples: int | None = None) -> list[Need]:
+    """Return what a cell needs: of a device and of a node's host memory; on a CPU, the node's for all its ranks."""
+    ranks = ranks_of_node(cell)
+    peak = estimate(model, cell, samples)
+    if cell.device == "cpu":
+        return [] if peak is None else [Need("a node", ranks * peak, model["host_bytes"])]
+    built = 0 if model["on_meta"] else ranks * (model["parameter_bytes"] + model["buffer_bytes"])
+    on_host = [Need("the host memory of a node", built, model["host_bytes"])]
+    return on_host if peak is None else [Need("a device", peak, model["device_bytes"]), *on_host]
+
+
+def ranks_of_node(cell: Cell) -> int:
+    """Return the processes of a cell on one node."""
+    return 1 if cell.traits.one_process else -(-cell.devices // cell.nodes)
+
+
+def judge(model: MemoryFacts, cell: Cell) -> list[Finding]:
+    """Judge the tightest of a cell's needs."""
+    tightest = max(needs(model, cell), key=lambda need: need.ratio, default=None)
+    if tightest is None or tightest.ratio <= WARN:
+        return []
+    refused = tightest.ratio > REFUSE
+    severity: Severity = "error" if refused else "warning"
+    means = "not enough memory: such cells are skipped" if refused else "out of memory is likely, or close"
+    return [Finding(NAME, severity, _seen(model, cell, tightest), means, _advice(model, cell, tightest))]
+
+
+def affordable_divisor(model: MemoryFacts, cell: Cell) -> int | None:
+    """Return the divisor of the batch, a power of two, at which a cell has enough memory; None if it never has."""
+    divisor = 1
+    while any(need.ratio > WARN for need in needs(model, cell, -(-micro_batch(cell) // divisor))):
+        if divisor >= micro_batch(cell):
+            return None
+        divisor *= 2
+    return divisor
+
+
+def _seen(model: MemoryFacts, cell: Cell, need: Need) -> str:
+    kind = "micro-batch" if cell.micro_batches > 1 else "batch"
+    kept = model["activations"].get(mode_of(cell.precision, compiled=cell.compile), NOTHING_KEPT)
+    return (
+        f"estimated peak for {need.place}: {need.needed / GIB:.1f} GiB at a {kind} of {micro_batch(cell)} per device "
+        f"({kept['per_sample'] / MIB:.2f} MiB of activations a sample); available: {need.available / GIB:.1f} GiB"
+    )
+
+
+def _advice(model: MemoryFacts, cell: Cell, need: Need) -> str:
+    if cell.device == "cuda" and need.place != "a device":
+        return "build the model on the meta device and give the workload init_weights(model), or use fewer ranks a node"
+    size = micro_batch(cell)
+    at = {n: next(other.needed for other in needs(model, cell, n) if other.place == need.place) for n in (0, size)}
+    per_sample = (at[size] - at[0]) / size
+    most = int((WARN * need.available - at[0]) / per_sample) if per_sample else 0
+    if most < 1:
+        return "use a smaller model, or fsdp on more devices"
+    return f"use a batch of {most * cell.micro_batches}, gradient accumulation, bf16, or fsdp"
+
+
+def _peak(model: MemoryFacts, cell: Cell, kept: ActivationBytes, samples: int) -> int:
+    activations = kept["fixed"] + samples * kept["per_sample"]
+    process = model["process_bytes"] if cell.device == "cpu" else 0
+    if cell.traits.shards_parameters and cell.devices > 1:
+        return process + _sharded(model, cell, activations, kept["fixed"])
+    if cell.traits.replicates and cell.devices > 1:
+        return process + _replicated(model, cell, activations)
+    trainable = model["trainable_bytes"]
+    # DDP copies gradients into buckets of the same size, unless they are views of the buckets
+    copies = cell.traits.buckets_gradients and not cell.strategy_options.get("gradient_as_bucket_view")
+    state = _weights(model) + (1 + copies + optimizer_copies(cell.optimizer)) * trainable
+    return process + state + max(activations, _of_update(trainable, cell))
+
+
+def _replicated(model: MemoryFacts, cell: Cell, activations: int) -> int:
+    """Return the peak of dp's first device, which also has the gradients of its replica, not yet added up.
+
+    The emulation on a CPU has the copies, gradients and activations of all replicas in one process.
+    """
+    trainable = model["trainable_bytes"]
+    state = _weights(model) + (1 + optimizer_copies(cell.optimizer)) * trainable
+    if cell.device == "cpu":
+        replica = model["parameter_bytes"] + trainable + activations
+        return state + cell.devices * replica
+    return state + max(trainable + activations, _of_update(trainable, cell))
+
+
+def _sharded(model: MemoryFacts, cell: Cell, activations: int, fixed: int) -> int:
+    """Return the peak of a rank of fsdp: its shards, two gathered units (one ahead), and one unit's gradients.
+
+    The parameters in no unit stay gathered; so do all without reshard_after_forward. Gradients that accumulate over
+    micro-batches are not sharded before the last one.
+    """
+    options = cell.strategy_options
+    shards = cell.devices // cell.nodes if options.get("mesh") == "hybrid" else cell.devices
+    trainable, unit = model["trainable_bytes"], model["unit_bytes"]
+    state = (
+        model["buffer_bytes"]
+        + (model["parameter_bytes"] + (1 + optimizer_copies(cell.optimizer)) * trainable) // shards
+    )
+    by_policy = cell.precision in HALF and options.get("mixed_precision") != "autocast"
+    width = 0.5 if by_policy else 1.0
+    whole = options.get("reshard_after_forward") is False
+    gathered = model["parameter_bytes"] if whole else min(model["root_bytes"] + 2 * unit, model["parameter_bytes"])
+    gradients = (1 + width) * unit + (trainable if cell.micro_batches > 1 else 0)  # as computed, and to be reduced
+    # what does not grow with the batch is nearly all low-precision copies of weights, which the policy does not keep
+    kept = activations - (fixed if by_policy else 0)
+    return state + max(int(width * gathered + gradients) + kept, _of_update(trainable // shards, cell))
+
+
+def _weights(model: MemoryFacts) -> int:
+    return model["parameter_bytes"] + model["buffer_bytes"]
+
+
+def optimizer_copies(optimizer: Options) -> int:
+    """Return the number of tensors of a parameter's size that the optimizer keeps; 2 for one that is not known."""
+    name = optimizer.get("name")
+    if name == "SGD":
+        return int(bool(optimizer.get("momentum")))
+    if name == "RMSprop":
+        return 1 + bool(optimizer.get("momentum")) + bool(optimizer.get("centered"))
+    if name == "Adagrad":
+        return 1
+    return 2 + bool(optimizer.get("amsgrad"))
+
+
+def _of_update(trainable: int, cell: Cell) -> int:
+    """Return the temporary memory of the update: one tensor a parameter in torch's multi-tensor Adam, as on CUDA."""
+    by_tensor = cell.optimizer.get("fused") or cell.optimizer.get("foreach") is False
+    adam = str(cell.optimizer.get("name")).endswith(("Adam", "AdamW"))
+    return trainable if adam and cell.device == "cuda" and not by_tensor else 0

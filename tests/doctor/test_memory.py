@@ -1,0 +1,130 @@
+"""The measured sizes of a model, and the examination of one that does not fit on one device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.doctor import memory
+from harness.doctor.examine import examine
+from harness.doctor.subject import Subject
+from harness.plan.cell import Cell
+from harness.train.ranks import Ranks
+from tests.doctor.faulty import Healthy
+from tests.doctor.ranks import cell_for
+from tests.plan.checks.test_memory import cell, kept, sizes
+
+RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+
+
+class Wide(Healthy):
+    """A linear layer of 8 x 1000 and a tanh, whose output is kept: 4,000 bytes a sample, and 32 of the input."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 1000), nn.Tanh(), nn.Linear(1000, 1, bias=False))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return model(x).sum(), torch.tensor(float(len(y)))
+
+
+def subject(examined: Cell, **more: Any) -> Subject:
+    workload = Wide()
+    return Subject(examined, workload, workload.datasets(), 0, RANKS, **more)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_activations_are_measured_in_each_precision(*, fits: bool) -> None:
+    found = memory.observe(
+        subject(cell_for("single", 1), modes=[("fp32", False), ("bf16", False)], whole_model_fits=fits)
+    )
+    assert found["fp32"] == kept(4032)
+    assert found["bf16"]["per_sample"] == 2016
+    # autocast keeps a copy of the last weights in 2 bytes; on the meta device the model itself is cast
+    assert found["bf16"]["fixed"] == (2 * 1000 if fits else 0)
+
+
+@pytest.mark.slow
+def test_activations_of_a_compiled_model() -> None:
+    found = memory.observe(subject(cell_for("single", 1), modes=[("fp32", False), ("fp32", True)]))
+    assert 0 < found["fp32 compiled"]["per_sample"] <= found["fp32"]["per_sample"]
+
+
+def test_a_precision_that_the_cell_does_not_have_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("not implemented for this type")
+
+    monkeypatch.setattr(torch, "autocast", refuses)
+    examined = subject(cell_for("single", 1), modes=[("fp32", False), ("bf16", False)])
+    assert list(memory.observe(examined)) == ["fp32"]
+    with pytest.raises(RuntimeError, match="not implemented"):
+        memory.observe(replace(examined, cell=replace(examined.cell, precision="bf16")))
+
+
+def test_sizes_are_surveyed_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subject, "bare_model", None)
+    found = memory.survey(subject(cell_for("fsdp", 1)))
+    assert found
+    assert (found["parameter_bytes"], found["trainable_bytes"], found["buffer_bytes"]) == (40_000, 40_000, 0)
+    assert (found["unit_bytes"], found["root_bytes"], found["on_meta"]) == (36_000, 0, False)
+
+
+def test_a_model_without_a_build_has_no_sizes() -> None:
+    class Broken(Wide):
+        def build_model(self) -> nn.Module:
+            raise RuntimeError("no such layer")
+
+    workload = Broken()
+    assert memory.survey(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS)) is None
+
+
+@pytest.mark.parametrize(
+    ("examined", "available", "fits"),
+    [
+        (cell("fsdp", optimizer={"name": "AdamW"}), 6, True),  # the update of one device: 1 + 1 + 2 + 1 GiB
+        (cell("fsdp", optimizer={"name": "AdamW"}), 5, False),
+        (cell("fsdp"), 5, True),
+        (cell("fsdp", device="cpu", devices=2), 5, True),
+        (cell("fsdp", device="cpu", devices=4), 5, False),  # 2 GiB on each of four ranks of one node
+    ],
+)
+def test_the_whole_model_on_one_device(examined: Cell, available: int, *, fits: bool) -> None:
+    model = sizes(device_bytes=available * 2**30, host_bytes=available * 2**30)
+    assert memory.fits_on_one_device(model, examined) is fits
+
+
+def test_a_model_larger_than_one_device_is_examined_without_being_whole_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the whole model on one device")
+
+    for method in ("bare_model", "single_device_training"):
+        monkeypatch.setattr(Subject, method, whole)
+    monkeypatch.setattr(memory, "fits_on_one_device", lambda facts, cell: False)
+    workload = Healthy()
+    ranks = replace(RANKS, devices=RANKS.devices * 2)
+    found = examine(Subject(cell_for("dp", 2), workload, workload.datasets(), 0, ranks))
+    finding = found.findings[0]
+    assert {other.check for other in found.findings[1:]} <= {"threads", "loader throughput"}  # of this machine
+    assert (finding.check, finding.severity) == ("single-device reference", "note")
+    assert "loss parameters" in finding.means and "gradient scaling" in finding.means
+    assert found.memory and found.memory["activations"]["fp32"]["per_sample"] > 0
+
+
+def test_real_steps_are_at_a_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = subject(cell("ddp", training={"lr_scaling": "linear", "lr_base_batch_size": 16}))
+    smaller = memory.at_affordable_batch(examined, sizes(device_bytes=5 * 2**30))
+    assert smaller and (smaller.cell.per_device_batch_size, smaller.cell.global_batch_size) == (8, 16)
+    assert smaller.cell.lr_factor == examined.cell.lr_factor == 4.0
+    assert memory.at_affordable_batch(examined, sizes(device_bytes=2 * 2**30)) is None
+    unchanged = memory.at_affordable_batch(examined, sizes())
+    assert unchanged and unchanged.cell == examined.cell
+
+
+def test_the_reference_of_a_global_batch_needs_its_memory() -> None:
+    examined = cell("ddp", devices=8)  # 256 samples: 1 + 1 + 32 GiB on one device
+    assert memory.global_batch_fits(sizes(), examined)
+    assert not memory.global_batch_fits(sizes(device_bytes=30 * 2**30), examined)
