@@ -27,6 +27,14 @@ _PRODUCTS = re.compile(
 )
 """Names of operators that are no mere pass over their elements: counted by a formula, or missing from the count."""
 
+_ATEN = torch.ops.aten
+_ON_CPU: Mapping[Any, Formula] = {  # torch 2.11 lacks these; the arguments are those of the GPU's kernel
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[_ATEN._scaled_dot_product_flash_attention],
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _ATEN._scaled_dot_product_flash_attention_backward
+    ],
+}
+
 
 @dataclass(frozen=True)
 class Flops:
@@ -97,7 +105,7 @@ class _CountAudit(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = getattr(func, "overloadpacket", func)  # a higher-order operator has no overloads
-        if packet in flop_registry:
+        if packet in flop_registry or packet in _ON_CPU:
             # backward itself runs without grad mode; forward work that it repeats runs with it
             self.repeated |= self.in_backward and torch.is_grad_enabled()
         elif getattr(func, "namespace", None) not in _NATIVE or _PRODUCTS.search(str(packet)):
@@ -109,10 +117,11 @@ def _own_formulas() -> dict[object, Formula]:
     """Return formulas that replace torch's where those count more than model FLOPs."""
     attention = {
         packet: _without_scores(formula, query=1 if str(packet).startswith("aten.") else 0)
-        for packet, formula in flop_registry.items()
+        for packet, formula in {**_ON_CPU, **flop_registry}.items()
         if re.match(r"(aten\.|flex_)\w*attention\w*_backward", str(packet))
     }
-    return {torch.ops.aten.convolution_backward: _convolution_backward, **attention}
+    own = {packet: _raw(formula) for packet, formula in _ON_CPU.items()}
+    return {**own, _ATEN.convolution_backward: _convolution_backward, **attention}
 
 
 def _convolution_backward(
@@ -150,7 +159,16 @@ def _without_scores(formula: Formula, *, query: int) -> Formula:
         kept, all_five = 2 * query_size + 2 * value_size, 3 * query_size + 2 * value_size
         return formula(*args, **kwargs) * kept // all_five
 
-    counted._get_raw = True  # type: ignore[attr-defined]  # tensors, not their shapes: as torch marks its own
+    return _raw(counted)
+
+
+def _raw(formula: Formula) -> Formula:
+    """Return a formula that is given tensors, not their shapes, marked as torch marks its own."""
+
+    def counted(*args: Any, **kwargs: Any) -> int:
+        return formula(*args, **kwargs)
+
+    counted._get_raw = True  # type: ignore[attr-defined]
     return counted
 
 

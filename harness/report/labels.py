@@ -31,15 +31,15 @@ def settings(frame: pd.DataFrame, *, batch: bool = True) -> pd.Series[str]:
 
     The batch is always named, unless ``batch`` is False.
     """
-    parts = pd.DataFrame(index=frame.index)
+    parts: list[list[str]] = [[""] * len(frame)]
     for axis in SETTING_AXES:
         if axis in frame and axis not in ("per_device_batch_size", "scaling") and frame[axis].nunique(dropna=False) > 1:
-            parts[axis] = [_named(axis, value) for value in frame[axis]]
+            parts.append([_named(axis, value) for value in frame[axis]])
     if batch:
-        parts["batch"] = [_batch(row) for row in rows_of(frame[BATCH_AXES])]
+        parts.append([_batch(row) for row in rows_of(frame[BATCH_AXES])])
     for name, values in spread_options(frame).items():
-        parts[str(name)] = ["" if value is None else f"{name}={value}" for value in values]
-    joined = [", ".join(part for part in row if part) for row in parts.itertuples(index=False)]
+        parts.append(["" if value is None else f"{name}={value}" for value in values])
+    joined = [", ".join(part for part in row if part) for row in zip(*parts, strict=True)]
     return pd.Series(joined, index=frame.index, dtype="str")
 
 
