@@ -7,6 +7,9 @@ A process says the median of its ratios: what other work interrupts says nothing
 Where its code and data come to lie in memory is the same for all of its windows, so that processes differ by more than
 the windows of one: it is done again in fresh ones. Shown is their geometric mean with its 95 % interval (t on the
 logarithms). The upper end for the step time is to be at most 1.01. Takes about twelve minutes.
+
+With ``--device cuda`` the host runs ahead of the GPU, so that only whole windows, from one synchronisation to the next,
+have a time: both ratios are then theirs.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from torch.utils.data import TensorDataset
 from harness.analysis.stats import Estimate, geometric_mean
 from harness.measure.phase_timers import phases_are_cheap
 from harness.measure.stepper import Stepper
+from harness.measure.window import synchronize
 from harness.plan.cell import Cell
 from harness.system.process import no_garbage_collection
 from harness.train.ranks import Ranks
@@ -41,7 +45,6 @@ from harness.train.training import Training
 from harness.train.workloads.image_classification import ImageClassification
 from tests.benchmarks.figures import write_figures
 
-CPU = torch.device("cpu")
 TARGET = 1.01
 
 
@@ -82,34 +85,47 @@ class Timed:
 def bare_loop(stepper: Stepper, workload: Any, batch_size: int, steps: int) -> Timed:
     """So many steps, as one writes them without a harness who wants to know how long each takes."""
     model, optimizer, fetch = stepper.training.model, stepper.training.optimizer, stepper.fetch
+    (device,) = stepper.ranks.devices
+    on_gpu = device.type == "cuda"
     with no_garbage_collection():
+        synchronize([device])
         times = [time.perf_counter()]
         for _ in range(steps):
-            batch = next(fetch)
+            batch: Any = next(fetch)
+            if on_gpu:
+                batch = [tensor.to(device, non_blocking=True) for tensor in batch]
             optimizer.zero_grad(set_to_none=True)
             loss, _ = workload.loss(model, batch)
             (loss / batch_size).backward()
             optimizer.step()
             times.append(time.perf_counter())
-    return Timed(statistics.median(end - start for start, end in pairwise(times)), (times[-1] - times[0]) / steps)
+        synchronize([device])
+        mean_s = (time.perf_counter() - times[0]) / steps
+    return _timed(device, [end - start for start, end in pairwise(times)], mean_s)
+
+
+def _timed(device: torch.device, step_s: Sequence[float], mean_s: float) -> Timed:
+    """The times of a window; on a GPU its single steps have none that both loops can read at the same cost."""
+    return Timed(statistics.median(step_s) if device.type == "cpu" else mean_s, mean_s)
 
 
 def harness_loop(stepper: Stepper, steps: int, detailed: bool) -> Timed:
     """As many in one of the harness's windows."""
     window = stepper.window("timed", steps, detailed=detailed).window
-    return Timed(statistics.median(window.step_s), window.duration_s / steps)
+    return _timed(stepper.ranks.devices[0], window.step_s, window.duration_s / steps)
 
 
-def compare(name: str, strategy: str, pairs: int, window_s: float) -> list[tuple[Timed, Timed]]:
+def compare(name: str, strategy: str, pairs: int, window_s: float, device: torch.device) -> list[tuple[Timed, Timed]]:
     """So many pairs of windows: the harness's, the bare loop's."""
     workload, batch = WORKLOADS[name](), BATCHES[name]
-    cell = Cell("w", None, None, strategy, "cpu", 1, 1, "weak", batch, batch, optimizer={"name": "SGD", "lr": 0.001})
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    optimizer = {"name": "SGD", "lr": 0.001}
+    cell = Cell("w", None, None, strategy, device.type, 1, 1, "weak", batch, batch, optimizer=optimizer)
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (device,))
     training = Training(cell, workload, 0, ranks)
     stepper = Stepper(training, workload.datasets()[0], cell, 0, ranks, collate=None, advance=lambda: None)
     bare_loop(stepper, workload, batch, 20)
     pace_s = bare_loop(stepper, workload, batch, 50).mean_s
-    steps, detailed = max(5, math.ceil(window_s / pace_s)), phases_are_cheap(CPU, 1, pace_s)
+    steps, detailed = max(5, math.ceil(window_s / pace_s)), phases_are_cheap(device, 1, pace_s)
     ours, bare = [], []
     for number in range(pairs):
         first_bare = number % 2 == 0  # each goes first as often
@@ -121,14 +137,15 @@ def compare(name: str, strategy: str, pairs: int, window_s: float) -> list[tuple
     return list(zip(ours, bare, strict=True))
 
 
-def one_process(models: Sequence[str], pairs: int, window_s: float) -> list[dict[str, Any]]:
+def one_process(models: Sequence[str], pairs: int, window_s: float, device: torch.device) -> list[dict[str, Any]]:
     """A row for each model and strategy: the bare step's seconds, and the ratios for a step and for a window."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     rows = []
     for name in models:
         for strategy in ("single", "ddp"):
-            seen = compare(name, strategy, pairs, window_s)
+            seen = compare(name, strategy, pairs, window_s, device)
             rows.append(
                 {
                     "model": name,
@@ -153,14 +170,17 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=100, help="pairs of windows for each line in each process")
     parser.add_argument("--window", type=float, default=0.1, help="seconds of a window")
     parser.add_argument("--models", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="write the figures of every process to this file too")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        sys.stdout.write(json.dumps(one_process(asked.models, asked.pairs, asked.window)))
+        device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
+        sys.stdout.write(json.dumps(one_process(asked.models, asked.pairs, asked.window, device)))
         return 0
     command = [sys.executable, "-m", "tests.benchmarks.overhead", "--one"]
     command += ["--pairs", str(asked.pairs), "--window", str(asked.window), "--models", *asked.models]
+    command += ["--device", asked.device]
     result = [
         json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
         for _ in range(asked.processes)

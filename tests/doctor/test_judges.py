@@ -305,14 +305,6 @@ def test_failing_copies_between_a_pair_block_the_cell() -> None:
     assert "NCCL_P2P_DISABLE has no effect on dp" in finding.advice and "IOMMU" in finding.advice
 
 
-@pytest.mark.gpu
-def test_copies_between_the_gpus_of_this_machine_arrive() -> None:
-    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    host_and_gpus = [CPU, *gpus]
-    assert copies.corrupt_pairs(host_and_gpus, copies.SIZES, 2, lambda tensor, to: tensor.to(to)) == []
-    assert copies.corrupt_pairs(gpus, copies.SIZES, 2, copies.directly) == []
-
-
 def group(**more: Any) -> collectives.Exchange:
     return replace(collectives.Exchange([], 1e-4, bucket=2**20, bucket_s=1e-3, own_s=0.001, host="a"), **more)
 

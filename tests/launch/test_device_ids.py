@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
-import harness
 from harness.analysis.ratios import scaling
 from harness.cli.commands import parse_only
 from harness.config.experiment import Experiment, parse_experiment
 from harness.errors import ExperimentError
 from harness.launch.protocol import process_variables
 from harness.launch.rank import devices_of, gpus_by_number
-from harness.launch.ray import cluster
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell
 from harness.plan.feasibility import reason_to_skip
@@ -28,10 +25,8 @@ from harness.plan.inventory import Inventory, Machine, Node
 from harness.plan.placement import Placement, place
 from harness.plan.planner import Plan, filter_plan, make_plan
 from harness.plan.trial import WorkerGroup
-from harness.record.folder import RunFolder
 from harness.record.jsonl import _skip_code
 from harness.report.labels import shown_devices
-from harness.run.execution import Execution
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line
 
@@ -246,14 +241,6 @@ def test_each_worker_takes_its_own_of_the_named(monkeypatch: pytest.MonkeyPatch)
     assert devices_of(dp, 0, gpus) == (torch.device("cuda:1"), torch.device("cuda:2"))
 
 
-@pytest.mark.gpu
-def test_a_gpu_has_a_pci_address() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
-    everyone = list(range(torch.cuda.device_count()))
-    assert sorted(device.index for device in gpus_by_number(everyone)) == everyone
-
-
 def test_numbers_are_those_of_nvidia_smi() -> None:
     assert process_variables(group(place(CELL)), 4)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "CUDA_DEVICE_ORDER" not in process_variables(group(Placement(1, 2, 1)), 4)
@@ -290,34 +277,3 @@ def test_pairs_are_rows_of_their_own_with_their_link(make_experiment: Make) -> N
         "2 (GPU 0,1: NV12)",
         "2 (GPU 0,2: SYS)",
     ]
-
-
-# --- for real
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_named_gpus_are_those_that_are_used(tmp_path: Path, make_experiment: Make) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two NVIDIA GPUs")
-    from harness.launch.ray.launcher import RayLauncher
-
-    experiment = make_experiment(
-        {"model": "resnet8", "strategy": ["dp", "ddp"], "device_ids": [[1, 0], [1]], "per_device_batch_size": 8},
-        throughput={"blocks": 1, "warmup_steps": 2, "windows": 1, "window_steps": 4, "window_seconds": 0.0},
-    )
-    with cluster.start_embedded(cluster.local_inventory()) as ready:
-        plan = make_plan(experiment, ready.inventory)
-        folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
-        launcher = RayLauncher(ready, experiment, plan.machine)
-        Execution(plan, folder, launcher, lambda event: None).run()
-        launcher.close()
-    results = harness.load(folder.path)
-    assert set(results.trials["outcome"]) == {"ok"}
-    used = results.ranks.merge(results.trials[["trial_id", "strategy", "device_ids", "link"]], on="trial_id")
-    dp = used[(used["strategy"] == "dp") & (used["device_ids"] == "1,0")]
-    assert dp["devices"].tolist() == ["cuda:1, cuda:0"]
-    ddp = used[(used["strategy"] == "ddp") & (used["device_ids"] == "1,0")].sort_values("rank")
-    assert ddp["devices"].tolist() == ["cuda:1", "cuda:0"]
-    assert set(used[used["device_ids"] == "1"]["devices"]) == {"cuda:1"}
-    assert used[used["device_ids"] == "1,0"]["link"].notna().all()

@@ -1,0 +1,74 @@
+"""The claims, one line each: what the harness says of GPUs, and the function that puts it to the test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim about the harness on GPUs.
+
+    ``function``: ``module:function`` in tests/gpu, called with the device and ``arguments`` in a process of its own,
+    which is killed after ``limit_s`` seconds. ``gpus``: how many it needs; ``cpu``: whether it has a meaning on a CPU.
+    ``alone``: no other claim may run beside it, since it times steps or fills the memory.
+    """
+
+    name: str
+    function: str
+    arguments: tuple[str, ...] = ()
+    limit_s: float = 60.0
+    gpus: int = 1
+    cpu: bool = True
+    alone: bool = False
+
+
+CLAIMS: tuple[Claim, ...] = (
+    # devices
+    Claim("GPUs have numbers", "hardware:pci_addresses", cpu=False),
+    Claim("copies arrive", "hardware:copies_arrive", cpu=False),
+    Claim("batches of every kind move", "hardware:batches_move"),
+    Claim("packed LSTM: no false fault", "hardware:lstm_devices"),
+    Claim("FLOPs as on a CPU", "hardware:flops_agree"),
+    # numbers
+    Claim("fp32 is not TF32", "precision:tf32", cpu=False),
+    Claim("dtypes: single, bf16", "precision:dtypes", ("single", "bf16")),
+    Claim("dtypes: dp, bf16", "precision:dtypes", ("dp", "bf16")),
+    Claim("dtypes: ddp, bf16", "precision:dtypes", ("ddp", "bf16")),
+    Claim("dtypes: fsdp, bf16", "precision:dtypes", ("fsdp", "bf16")),
+    Claim("dtypes: single, fp16", "precision:dtypes", ("single", "fp16"), cpu=False),
+    Claim("dtypes: dp, fp16", "precision:dtypes", ("dp", "fp16"), cpu=False),
+    Claim("dtypes: ddp, fp16", "precision:dtypes", ("ddp", "fp16"), cpu=False),
+    Claim("dtypes: fsdp, fp16", "precision:dtypes", ("fsdp", "fp16"), cpu=False),
+    Claim("ddp, two ranks on one GPU", "ranks:shared_gpu", ("ddp",), limit_s=90),
+    Claim("fsdp, two ranks on one GPU", "ranks:shared_gpu", ("fsdp",), limit_s=90),
+    Claim("compile over fully_shard", "ranks:compiled_shards", limit_s=150),
+    Claim("NCCL's monitor, FileStore", "ranks:heartbeat", cpu=False, limit_s=70),
+    # memory
+    Claim("fsdp shards before it moves", "memory:fsdp_shards_first", cpu=False),
+    # clocks, one claim at a time from here on
+    Claim("events against wall clock", "clocks:events_and_wall", alone=True),
+    Claim("phases against steps", "clocks:phases_and_steps", alone=True),
+    Claim("NVML's energy", "clocks:energy", cpu=False, alone=True),
+    # speed
+    Claim("peak of products", "hardware:peak_products", alone=True),
+    Claim("overhead of a step", "speed:overhead", limit_s=150, alone=True),
+    Claim("ResNet-50 against by hand", "speed:resnet50", limit_s=100, alone=True),
+    Claim("ddp after a profile", "profiling:after_a_profile", ("0",), alone=True),
+    Claim("the same, CUPTI taken down", "profiling:after_a_profile", ("1",), alone=True),
+    Claim("the profiler sees kernels", "profiling:kernels_are_seen", cpu=False, alone=True),
+    # failures
+    Claim("a full GPU's cuBLAS is oom", "memory:cublas_on_a_full_gpu", cpu=False, alone=True),
+    Claim("oom and recovery, torchrun", "runs:out_of_memory", ("torchrun",), limit_s=120, alone=True),
+    Claim("oom and recovery, Ray", "runs:out_of_memory", ("ray",), limit_s=120, alone=True),
+    # several GPUs
+    Claim("named GPUs are used", "runs:named_gpus", limit_s=180, gpus=2, cpu=False, alone=True),
+)
+
+
+def named(names: list[str]) -> list[Claim]:
+    """Return the claims whose names contain one of these texts, all without any; raise ValueError if one has none."""
+    for name in names:
+        if not any(name in claim.name for claim in CLAIMS):
+            raise ValueError(f"--only: got {name!r}; no claim's name contains this; --list shows the names")
+    return [claim for claim in CLAIMS if not names or any(name in claim.name for name in names)]

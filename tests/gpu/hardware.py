@@ -1,0 +1,127 @@
+"""Claims about devices: numbers, copies, batches of every kind, FLOPs and the measured peak."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils._pytree import tree_leaves
+
+from harness.doctor import copies, devices
+from harness.doctor.subject import Subject
+from harness.launch.rank import gpus_by_number
+from harness.measure.flops import count_flops
+from harness.measure.matmul_peak import measured_peak
+from harness.train import workloads
+from harness.train.transfer import to_device
+from harness.train.workloads.image_classification import ImageClassification
+from tests.gpu.setting import cell_of, need_cuda, one_rank
+from tests.gpu.verdict import Verdict, judged
+
+CPU = torch.device("cpu")
+LEFT_OVER = 64 * 2**20
+"""Bytes that a library may keep as its own workspace."""
+
+
+def pci_addresses(device: torch.device) -> Verdict:
+    """Every GPU has a PCI address, by which it is numbered as nvidia-smi does."""
+    need_cuda(device)
+    everyone = list(range(torch.cuda.device_count()))
+    found = [gpu.index for gpu in gpus_by_number(everyone)]
+    return judged(sorted(found) == everyone, f"by address: {', '.join(map(str, found))}")
+
+
+def copies_arrive(device: torch.device) -> Verdict:
+    """Copies between the host and the GPUs, and from GPU to GPU, are identical bit for bit."""
+    need_cuda(device)
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    moved = copies.corrupt_pairs([CPU, *gpus], copies.SIZES, 2, lambda tensor, to: tensor.to(to))
+    direct = copies.corrupt_pairs(gpus, copies.SIZES, 2, copies.directly)
+    text = f"{len(gpus)} GPUs and the host" + (f"; corrupt: {[*moved, *direct]}" if moved or direct else "")
+    return judged(not moved and not direct, text)
+
+
+class WithTo:
+    """An object that is no tensor and has .to(), as a graph batch of PyG."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> WithTo:
+        return WithTo(self.x.to(device, non_blocking=non_blocking))
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+def batches_move(device: torch.device) -> Verdict:
+    """Batches of every kind that collate functions return reach the device, and keep their type."""
+    x = torch.arange(6.0)
+    batches: dict[str, Any] = {
+        "tensor": x,
+        "list": [x, x],
+        "tuple": (x, "text"),
+        "dict": {"x": x},
+        "namedtuple": Pair(x, x),
+        "UserDict": UserDict(x=x),
+        "PackedSequence": pack_sequence([x[:3], x[:2]]),
+        "object with to()": WithTo(x),
+    }
+    wrong = []
+    for name, batch in batches.items():
+        try:
+            moved = to_device(batch, device, non_blocking=False)
+        except Exception as error:
+            wrong.append(f"{name}: {type(error).__name__}")
+            continue
+        if type(moved) is not type(batch) or any(tensor.device != device for tensor in _tensors(moved)):
+            wrong.append(name)
+    return judged(not wrong, f"{len(batches)} kinds" + (f"; not moved: {', '.join(wrong)}" if wrong else ""))
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, PackedSequence):
+        return [batch.data]
+    if isinstance(batch, WithTo):
+        return [batch.x]
+    plain = dict(batch) if isinstance(batch, UserDict) else batch
+    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
+
+
+def lstm_devices(device: torch.device) -> Verdict:
+    """The doctor's check of devices finds no fault in cuDNN's packed LSTM."""
+    grid = {"data": "stdlib", "model": "small", "per_device_batch_size": 16}
+    options = {"longest": 64, "text_bytes": 20_000}
+    cell = cell_of(device, grid, workload="padded_sequences", workload_options=options)
+    workload = workloads.build(cell)
+    subject = Subject(cell, workload, workload.datasets(), 0, one_rank(device))
+    seen = devices.observe(subject)
+    return judged(seen.mismatch is None and not seen.by_name, "no fault is found" if not seen.mismatch else str(seen))
+
+
+def flops_agree(device: torch.device) -> Verdict:
+    """FLOPs counted on the device are those counted on the CPU; the count leaves generator and memory as they were."""
+    workload = ImageClassification(model="resnet8", width=4)
+    images = (torch.randn(2, 3, 16, 16), torch.tensor([0, 1]))
+    torch.ones(1, device=device)
+    cuda = device.type == "cuda"
+    state = torch.cuda.get_rng_state(device) if cuda else torch.get_rng_state()
+    allocated = torch.cuda.memory_allocated(device) if cuda else 0
+    here = count_flops(workload, tuple(tensor.to(device) for tensor in images), device)
+    same_state = torch.equal(torch.cuda.get_rng_state(device) if cuda else torch.get_rng_state(), state)
+    freed = not cuda or torch.cuda.memory_allocated(device) <= allocated + LEFT_OVER
+    there = count_flops(workload, images, CPU)
+    text = f"{here.per_unit or 0:.3g} here, {there.per_unit or 0:.3g} on the CPU"
+    return judged(here == there and here.per_unit is not None and same_state and freed, text)
+
+
+def peak_products(device: torch.device) -> Verdict:
+    """The measured peak of every precision is positive, and its memory is given back."""
+    reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    names = ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32",)
+    peaks = {name: measured_peak(device, name, seconds=0.1) / 1e12 for name in names}
+    kept = torch.cuda.memory_reserved(device) - reserved if device.type == "cuda" else 0
+    text = ", ".join(f"{name} {peak:.4g}" for name, peak in peaks.items()) + f" TFLOP/s; kept {kept / 2**20:.0f} MiB"
+    return judged(all(peak > 0 for peak in peaks.values()) and kept <= LEFT_OVER, text, **peaks)

@@ -1,0 +1,92 @@
+"""Claims about memory: peaks of steps and of construction, shards before moves, a full device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from harness.launch.worker import outcome_of
+from harness.train.ranks import Ranks
+from harness.train.training import Training
+from tests.gpu.setting import cell_of, need_cuda
+from tests.gpu.verdict import Verdict, judged
+
+WIDTH, LAYERS = 4096, 8
+BYTES = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
+"""Bytes of the parameters of Tall: 0.5 GiB."""
+RANKS = 8
+
+
+class Tall:
+    """A stack of wide linear layers, whose memory is nearly all parameters."""
+
+    unit = "samples"
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+    def datasets(self) -> tuple[Any, Any]:
+        data = TensorDataset(torch.zeros(64, WIDTH))
+        return data, data
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        total = model(batch[0]).square().mean(dim=1).sum()
+        return total, torch.full((), len(batch[0]), device=total.device)
+
+
+@contextmanager
+def fake_group(size: int) -> Iterator[None]:
+    """Open a process group of ``size`` ranks of which only rank 0 exists; its collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def fsdp_shards_first(device: torch.device) -> Verdict:
+    """Building a model under fsdp takes a rank's shards and one unit on the device, never the whole model."""
+    need_cuda(device)
+    cell = cell_of(device, {"strategy": "fsdp", "per_device_batch_size": 8}, devices=RANKS, workload="mlp")
+    torch.cuda.set_device(device)
+    with fake_group(RANKS):
+        torch.zeros(1, device=device)
+        torch.cuda.reset_peak_memory_stats(device)
+        ranks = Ranks(0, RANKS, 0, 0, "here", "127.0.0.1", (device,))
+        training = Training(cell, Tall(), 0, ranks)
+        peak = torch.cuda.max_memory_allocated(device)
+        kept = torch.cuda.memory_allocated(device)
+        del training
+    bound = 1.25 * BYTES / RANKS + 2 * BYTES / LAYERS
+    text = f"peak {peak / BYTES:.2f} of the model at 8 ranks, afterwards {kept / BYTES:.2f}; bound {bound / BYTES:.2f}"
+    return judged(peak <= bound, text, peak_bytes=float(peak), kept_bytes=float(kept), model_bytes=float(BYTES))
+
+
+def cublas_on_a_full_gpu(device: torch.device) -> Verdict:
+    """An error of a library that finds the GPU full is out of memory, whatever its text."""
+    need_cuda(device)
+    a = torch.ones(64, 64, device=device)
+    taken = []
+    size = 2**30
+    while size >= 2**20:
+        try:
+            taken.append(torch.empty(size, dtype=torch.uint8, device=device))
+        except torch.OutOfMemoryError:
+            size //= 2
+    try:
+        torch.mm(a, a)  # creates cuBLAS's handle and its workspace
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        outcome, text = outcome_of(error), " ".join(str(error).split())[:80]
+        return judged(outcome == "oom", f"outcome {outcome}: {text}")
+    finally:
+        taken.clear()
+    return judged(True, "the product found room: cuBLAS needed no more memory")

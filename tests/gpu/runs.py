@@ -1,0 +1,120 @@
+"""Claims about whole runs: out of memory in a worker group and the recovery, the GPUs that are named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from tests.gpu.modules import requirement_of
+from tests.gpu.setting import need_cuda
+from tests.gpu.verdict import NotRun, Verdict, judged
+
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+TIMED = """
+throughput:
+  {blocks: 2, warmup_steps: 3, windows: 1, window_steps: 3, window_seconds: 0.0, twin: false, explain: false}
+equivalence: false
+preflight: false
+"""
+HUNGRY = """
+name: hungry
+workload: hungry:Hungry
+device: DEVICE
+launcher: LAUNCHER
+grid:
+  strategy: [single]
+  per_device_batch_size: [32]
+  workload.blocks: [1, 100_000]
+limits: {trial: 60s, prune_oom: false}
+"""
+NAMED = """
+name: named
+device: cuda
+grid: {model: [resnet8], strategy: [dp, ddp], device_ids: [[1, 0], [1]], per_device_batch_size: 8}
+"""
+WORKLOAD = '''
+"""A workload that takes memory block by block, as activations do."""
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Hungry:
+    unit = "samples"
+
+    def __init__(self, blocks: int = 1) -> None:
+        self.blocks = blocks
+
+    def build_model(self):
+        return nn.Linear(8, 1)
+
+    def datasets(self):
+        data = TensorDataset(torch.randn(320, 8))
+        return data, data
+
+    def loss(self, model, batch):
+        (x,) = batch
+        if x.device.type == "cuda":  # until the device is full
+            taken = [torch.ones(2**28, device=x.device) for _ in range(self.blocks)]
+        else:  # at once more than the system can give, so that the host is not filled
+            taken = [torch.empty(self.blocks * 2**28, device=x.device)]
+        return model(x).square().sum() + 0 * taken[-1][0].detach(), torch.tensor(len(x))
+'''
+
+
+@contextmanager
+def harness_run(text: str, workload: str = "") -> Iterator[Path]:
+    """Run an experiment with ``python -m harness.run``; yield its run folder. ``workload``: the module hungry."""
+    if importlib.util.find_spec("ray") is None:  # the command imports Ray whichever launcher is asked for
+        raise NotRun(f"needs {requirement_of('ray')}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "hungry.py").write_text(workload)
+        file = folder / "experiment.yaml"
+        file.write_text(text + TIMED)
+        command = [sys.executable, "-m", "harness.run", str(file), "--output", str(folder / "out"), "--quiet"]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        sys.stdout.write(done.stdout[-8000:])
+        runs = list((folder / "out").glob("*/*"))
+        if len(runs) != 1:
+            raise RuntimeError(f"harness.run made no run; exit code {done.returncode}")
+        yield runs[0]
+
+
+def out_of_memory(device: torch.device, launcher: str) -> Verdict:
+    """A trial that fills the device is a row "oom"; the next one, in fresh processes, is measured."""
+    before = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    with harness_run(HUNGRY.replace("DEVICE", device.type).replace("LAUNCHER", launcher), WORKLOAD) as folder:
+        lines = (folder / "trials.jsonl").read_text().splitlines()  # in the order in which the trials ended
+    outcomes = [json.loads(line)["outcome"] for line in lines]
+    after_first = outcomes[outcomes.index("oom") :] if "oom" in outcomes else []
+    held = before - torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    good = sorted(outcomes) == ["ok", "ok", "oom", "oom"] and "ok" in after_first and held < GIB
+    return judged(good, f"outcomes {', '.join(outcomes)}; memory kept afterwards {max(0, held) / GIB:.2f} GiB")
+
+
+def named_gpus(device: torch.device) -> Verdict:
+    """The GPUs that a cell names are those that its ranks use, in that order, and their link is known."""
+    need_cuda(device)
+    import harness
+
+    with harness_run(NAMED) as folder:
+        results = harness.load(folder)
+    used = results.ranks.merge(results.trials[["trial_id", "strategy", "device_ids", "link", "outcome"]], on="trial_id")
+    used = used.sort_values(["trial_id", "rank"])
+    both = used[used["device_ids"] == "1,0"]
+    dp = set(both[both["strategy"] == "dp"]["devices"])
+    ddp = [tuple(rows["devices"]) for _, rows in both[both["strategy"] == "ddp"].groupby("trial_id")]
+    one = set(used[used["device_ids"] == "1"]["devices"])
+    good = dp == {"cuda:1, cuda:0"} and set(ddp) == {("cuda:1", "cuda:0")} and one == {"cuda:1"}
+    good = good and bool(both["link"].notna().all()) and set(results.trials["outcome"]) == {"ok"}
+    return judged(good, f"[1,0]: dp {sorted(dp)}, ddp {sorted(set(ddp))}; [1]: {sorted(one)}")

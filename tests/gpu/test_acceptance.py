@@ -1,0 +1,185 @@
+"""The acceptance: its table, its processes, missing modules, and all of it on a CPU."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.gpu import __main__ as command
+from tests.gpu import modules, one, runner, table
+from tests.gpu.claims import CLAIMS, Claim, named
+from tests.gpu.runner import Done, Machine, run_all, run_one
+from tests.gpu.verdict import NotRun, Verdict, judged
+
+CLAIM = Claim("a claim", "own:claim", limit_s=10.0)
+
+
+def forever() -> float:
+    return time.monotonic() + 1000
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_each_claim_has_a_function_that_takes_its_arguments(claim: Claim) -> None:
+    module, _, name = claim.function.partition(":")
+    function = getattr(importlib.import_module(f"tests.gpu.{module}"), name)
+    inspect.signature(function).bind("device", *claim.arguments)
+    assert function.__doc__ and len(claim.name) < table.NAME
+
+
+def test_each_claim_has_a_name_of_its_own_by_which_it_is_selected() -> None:
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+    assert {claim.name for claim in named(["fsdp, bf16", "energy"])} == {"dtypes: fsdp, bf16", "NVML's energy"}
+    assert named([]) == list(CLAIMS)
+    with pytest.raises(ValueError, match="--only: got 'energie'"):
+        named(["energie"])
+
+
+def own_claim(monkeypatch: pytest.MonkeyPatch, function: Any) -> Verdict:
+    monkeypatch.setitem(sys.modules, "tests.gpu.own", SimpleNamespace(claim=function))
+    return one.verdict_of(CLAIM, "cpu")
+
+
+def test_the_verdict_of_a_claim_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(error: Exception) -> Any:
+        def claim(device: object) -> Verdict:
+            raise error
+
+        return claim
+
+    assert own_claim(monkeypatch, lambda device: judged(True, "fine")).status == "pass"
+    assert own_claim(monkeypatch, fails(NotRun("needs 2 GPUs"))) == Verdict("not run", "needs 2 GPUs")
+    assert own_claim(monkeypatch, fails(RuntimeError("no\nroom"))) == Verdict("FAIL", "RuntimeError: no room")
+    missing = ModuleNotFoundError("No module named 'ray.train'", name="ray.train")
+    assert re.fullmatch(r"needs ray==2\.60\.\d+", own_claim(monkeypatch, fails(missing)).text)
+    with pytest.raises(ModuleNotFoundError):  # a mistake in the tests themselves is no missing requirement
+        own_claim(monkeypatch, fails(ModuleNotFoundError("No module named 'harness.x'", name="harness.x")))
+
+
+ENDS = {
+    "import os; os.abort()": "killed by signal 6",
+    "raise SystemExit(3)": "left with exit code 3",
+    "import time; time.sleep(60)": "killed after 1 s",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ENDS)
+def test_a_crash_or_a_hang_costs_one_line(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(runner, "command_of", lambda claim, device, file: [sys.executable, "-c", code])
+    done = run_one(replace(CLAIM, limit_s=1.0 if "sleep" in code else 30.0), "cpu", forever())
+    assert done.verdict == Verdict("FAIL", ENDS[code])
+    assert done.seconds < 30
+
+
+def test_claims_that_time_steps_run_alone_and_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def start(claim: Claim, device: str, until: float) -> Done:
+        started.append(claim.name)
+        return Done(claim, judged(True, ""), 0.0)
+
+    monkeypatch.setattr(runner, "run_one", start)
+    claims = [replace(CLAIM, name=name, alone="timed" in name) for name in ("timed 1", "a", "timed 2", "b")]
+    done = list(run_all(claims, Machine("cuda", 1, beside=2), forever()))
+    assert len(done) == 4 and set(started[:2]) == {"a", "b"} and started[2:] == ["timed 1", "timed 2"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "claim", "reason"),
+    [
+        (Machine("cpu", 0), replace(CLAIM, cpu=False), "needs a GPU"),
+        (Machine("cpu", 0), replace(CLAIM, cpu=False, gpus=2), "needs 2 GPUs"),
+        (Machine("cuda", 1), replace(CLAIM, gpus=2), "needs 2 GPUs"),
+    ],
+)
+def test_a_claim_that_needs_other_devices_is_not_run(machine: Machine, claim: Claim, reason: str) -> None:
+    (done,) = run_all([claim], machine, forever())
+    assert done.verdict == Verdict("not run", reason)
+
+
+def test_no_claim_is_started_after_the_time_limit() -> None:
+    (done,) = run_all([CLAIM], Machine("cuda", 1), time.monotonic() + 1.0)
+    assert done.verdict == Verdict("not run", "the time is up (--minutes)")
+
+
+def test_the_table_has_80_columns_and_the_files_hold_every_claim(tmp_path: Path) -> None:
+    texts = ["short", "many words " * 30, "x" * 200]
+    done = [
+        Done(replace(CLAIM, name=f"claim {i} " + "y" * 30), judged(i > 0, text), 3.0) for i, text in enumerate(texts)
+    ]
+    lines = "\n".join([table.HEADING, *map(table.lines_of, done)]).splitlines()
+    assert max(map(len, lines)) <= 80 and "many words" in "".join(lines)
+    assert table.summary(done) == "2 pass, 1 FAIL"
+    table.write(tmp_path / "new", {"GPUs": "1"}, done)
+    content = json.loads((tmp_path / "new" / "acceptance.json").read_text())
+    assert [row["status"] for row in content["claims"]] == ["FAIL", "pass", "pass"]
+    assert (tmp_path / "new" / "acceptance.md").read_text().count("| pass |") == 2
+
+
+def test_known_good_versions_meet_the_bounds_and_name_all_that_they_need() -> None:
+    known = modules.known_good(modules.KNOWN_GOOD.read_text())
+    pyproject = modules.PYPROJECT.read_text()
+    for name in modules.required():
+        (bound,) = re.findall(rf'"{name}(?:\[\w+\])?>=([\d.]+)"', pyproject, re.IGNORECASE)
+        numbers = [tuple(map(int, re.findall(r"\d+", version))) for version in (known[name].version, bound)]
+        assert numbers[0] >= numbers[1], f"{name}: {known[name].version} is below {bound}"
+    assert {needed for each in known.values() for needed in each.needs} <= known.keys()
+
+
+def test_missing_modules_are_named_with_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = modules.distribution
+
+    def without(name: str) -> Any:
+        if name in ("pydantic", "pydantic-core", "ray", "jsonschema"):
+            raise PackageNotFoundError(name)
+        return there(name)
+
+    assert modules.missing() == []
+    monkeypatch.setattr(modules, "distribution", without)
+    assert [name.partition("==")[0] for name in modules.missing()] == ["jsonschema", "pydantic", "pydantic-core", "ray"]
+    assert all(re.fullmatch(r"[\w-]+==\d[\w.]+", name) for name in modules.missing())
+
+
+def test_a_machine_without_a_gpu_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert command.main([]) == 2
+    assert capsys.readouterr().err == "--device cuda: torch sees no GPU here; allowed: --device cpu\n"
+
+
+@pytest.mark.slow
+def test_the_acceptance_on_a_cpu(tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "--output", str(tmp_path), "--minutes", "9"]
+    done = subprocess.run(asked, cwd=runner.ROOT, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout[-6000:]
+    rows = json.loads((tmp_path / "acceptance.json").read_text())["claims"]
+    by_status: dict[str, set[str]] = {}
+    for row in rows:
+        by_status.setdefault(row["status"], set()).add(row["claim"])
+    assert by_status["pass"] | by_status["measured"] == {claim.name for claim in CLAIMS if claim.cpu}
+    assert by_status["not run"] == {claim.name for claim in CLAIMS if not claim.cpu}
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_the_claim_holds_on_a_gpu(claim: Claim) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    (done,) = run_all([claim], Machine("cuda", torch.cuda.device_count()), forever())
+    assert done.verdict.status != "FAIL", f"{done.verdict.text}\n{done.output[-4000:]}"
