@@ -42,8 +42,8 @@ class ConfiguredFault:
     def _misbehave(self) -> None:
         if self.behaviour == "raises":
             raise ValueError("a bad sample")
-        if self.behaviour == "hangs":
-            time.sleep(3600)
+        while self.behaviour == "hangs":  # busy, and without a collective; one that sleeps is in faulty_workload.py
+            time.sleep(0.001)
         if self.behaviour == "dies":
             os._exit(9)
 
