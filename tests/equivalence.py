@@ -15,6 +15,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
 from harness.train.loader import Share, batches, epoch_shares
 from harness.train.ranks import Ranks
+from harness.train.token_weights import local_part
 from harness.train.training import Training
 from harness.train.workloads.conv_stack import ConvStack
 from harness.train.workloads.image_classification import ImageClassification
@@ -103,6 +104,87 @@ def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fa
         whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         flat += whole.detach().flatten().double().tolist()
     return flat
+
+
+class OnMeta(Regression):
+    """The same model, built on the meta device."""
+
+    def build_model(self) -> nn.Module:
+        with torch.device("meta"):
+            return super().build_model()
+
+    def init_weights(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.normal_(module.bias, std=0.1)
+
+
+def train_otherwise(strategy: str, rank: int, world_size: int, workload: Regression, **change: Any) -> Training:
+    """A training after one epoch."""
+    cell = replace(Cell("w", None, None, strategy, "cpu", world_size, 1, "strong", None, BATCH), **change)
+    cell = replace(cell, optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9})
+    training = Training(cell, workload, SEED, Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,)))
+    shares = list(epoch_shares(SAMPLES, BATCH, SEED, 0, rank, world_size))
+    ranks = training._ranks
+    stream = batches(workload.datasets()[0], shares, seed=SEED, ranks=ranks, options={})
+    for share, batch in zip(shares, stream, strict=True):
+        training.step(batch, share)
+    return training
+
+
+def parameters_of(training: Training) -> list[float]:
+    whole = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in training.model.parameters())
+    return torch.cat([p.detach().flatten() for p in whole]).tolist()
+
+
+def scales_after_an_overflow(strategy: str, rank: int, world_size: int) -> list[float]:
+    """The loss scale on each rank after a step in which one number of one rank's gradients, or shards, is infinite."""
+    training = train_otherwise(strategy, rank, world_size, Regression(), precision="fp16")
+    update = training._scaled_update
+
+    def overflow(scaler: torch.amp.GradScaler) -> None:
+        gradient = next(p.grad for p in training.model.parameters() if p.grad is not None)
+        if rank == world_size - 1:
+            local_part(gradient).view(-1)[0] = torch.inf
+        elif strategy != "fsdp":  # ranks of ddp hold the same gradients
+            gradient.view(-1)[0] = torch.inf
+        update(scaler)
+
+    training._scaled_update = overflow  # type: ignore[method-assign]
+    share = next(epoch_shares(SAMPLES, BATCH, SEED, 1, rank, world_size))
+    ranks = training._ranks
+    training.step(next(batches(Regression().datasets()[0], [share], seed=SEED, ranks=ranks, options={})), share)
+    scale = training.loss_scale()
+    assert scale
+    return training._ranks.gather(scale.scale)
+
+
+OTHERWISE: dict[str, tuple[type[Regression], dict[str, Any]]] = {
+    "fp32": (Regression, {}),
+    "bf16": (Regression, {"precision": "bf16"}),
+    "fp16": (Regression, {"precision": "fp16"}),
+    "meta": (OnMeta, {}),
+}
+"""Trainings beside the plain one, by name: workload and change of the cell."""
+
+
+def trained_otherwise(rank: int, world_size: int) -> dict[tuple[str, int, str, str], Any]:
+    """Every strategy with each of OTHERWISE, ddp with each hook, fsdp by autocast, and scales after an overflow."""
+    found: dict[tuple[str, int, str, str], Any] = {}
+    for strategy in SEVERAL if world_size > 1 else ["single", *SEVERAL]:
+        for name, (workload, change) in OTHERWISE.items():
+            training = train_otherwise(strategy, rank, world_size, workload(), **change)
+            found[strategy, world_size, "otherwise", name] = parameters_of(training)
+        if strategy != "single":
+            found[strategy, world_size, "otherwise", "scales"] = scales_after_an_overflow(strategy, rank, world_size)
+    for hook in ("bf16_compress", "fp16_compress"):
+        training = train_otherwise("ddp", rank, world_size, Regression(), strategy_options={"comm_hook": hook})
+        found["ddp", world_size, "otherwise", hook] = parameters_of(training)
+    options = {"mixed_precision": "autocast"}
+    training = train_otherwise("fsdp", rank, world_size, Regression(), precision="bf16", strategy_options=options)
+    found["fsdp", world_size, "otherwise", "autocast"] = parameters_of(training)
+    return found
 
 
 def results(rank: int, world_size: int) -> dict[tuple[str, int, str, str], Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import StrategyTraits
 from harness.train.optimizers import find_class
-from harness.train.strategies.base import Strategy, Units
+from harness.train.strategies.base import Strategy, WrapContext
 
 
 class Zero1(Strategy):
@@ -21,13 +21,10 @@ class Zero1(Strategy):
 
     traits = StrategyTraits(calls_wrapper=True, needs_every_gradient=True)
 
-    def wrap(
-        self, model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
-    ) -> nn.Module:
-        device = devices[0]
-        return DistributedDataParallel(
-            model.to(device), device_ids=[device] if device.type == "cuda" else None, **options
-        )
+    def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
+        device = context.devices[0]
+        ids = [device] if device.type == "cuda" else None
+        return DistributedDataParallel(model.to(device), device_ids=ids, **context.options)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = model.module
@@ -47,9 +44,7 @@ class Zero1(Strategy):
 class Unsynchronised(Zero1):
     """Does not exchange gradients: each rank trains on its own."""
 
-    def wrap(
-        self, model: nn.Module, devices: Sequence[torch.device], options: Mapping[str, Any], units: Units
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
         return nn.Sequential(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:

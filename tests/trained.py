@@ -13,6 +13,7 @@ from tests.worlds import rank_main
 def main(rank: int, world_size: int, out: Path) -> None:
     """Both tests' trainings: starting a process costs more than they do."""
     plain = equivalence.results(rank, world_size)
+    plain |= equivalence.trained_otherwise(rank, world_size)
     found = plain | recipe_ranks.results(rank, world_size, out.parent / "checkpoints")
     if rank == 0:
         torch.save(found, out)

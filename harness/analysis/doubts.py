@@ -36,6 +36,10 @@ def _unsteady(trial: Evidence) -> bool:
     return trial.steady is False
 
 
+def _skipped_updates(trial: Evidence) -> bool:
+    return trial.skipped_updates > 0
+
+
 def _wide_spread(trial: Evidence) -> bool:
     return trial.spread is not None and trial.spread > WIDE_SPREAD
 
@@ -94,6 +98,10 @@ DOUBTS: Mapping[str, Doubt] = {
         f"round's trend, agreed within {100 * STEADY_CHANGE:.0f} % (or within their noise, up to "
         f"{100 * STEADY_NOISE:.0f} %)",
         own=_unsteady,
+    ),
+    "skipped updates": Doubt(
+        "in fp16, the loss scale skipped the update of one or more timed steps, which took less time than others",
+        own=_skipped_updates,
     ),
     "wide spread": Doubt(
         f"the interquartile range of the timed steps exceeds {100 * WIDE_SPREAD:.0f} % of their median",

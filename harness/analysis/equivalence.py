@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,8 @@ from harness.record.schema import AXES, EQUIVALENCE
 MAX_DIFFERENCE = 0.01
 """The largest relative difference of two updates that rounding is given; a wrong share or scale gives 0.1 and more."""
 
-Updates = Mapping[str, npt.NDArray[np.float64]]
-"""The change of the parameters, folded into sums, by cell id."""
+REDUCED_DIFFERENCE = 0.05
+"""The same for steps in bf16 or fp16, and for gradients that are exchanged in 16 bits."""
 
 
 def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
@@ -25,18 +26,29 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     updates are the sum of the same few steps from the same start on the same global batches, folded alike.
     """
     checked = trials[trials["purpose"] == "equivalence"].drop_duplicates("trial_id", keep="last")
-    by_trial = {key: part.sort_values("bucket")["update"] for key, part in checks.groupby(["trial_id", "attempt"])}
-    updates = {
-        row["cell_id"]: np.asarray(by_trial[row["trial_id"], row["attempt"]], dtype=float)
-        for row in checked.to_dict("records")
-        if row["outcome"] == "ok" and (row["trial_id"], row["attempt"]) in by_trial
-    }
-    failed = {row["cell_id"]: f"{row['outcome']}: {row['reason']}" for row in checked.to_dict("records")}
+    records = checked.to_dict("records")
+    ok = {(row["trial_id"], row["attempt"]): str(row["cell_id"]) for row in records if row["outcome"] == "ok"}
+    updates: dict[tuple[str, str], npt.NDArray[np.float64]] = {}
+    precision = checks["computed_in"].fillna("fp32")
+    for (trial_id, attempt, computed_in), part in checks.groupby(["trial_id", "attempt", precision]):
+        if cell_id := ok.get((trial_id, attempt)):
+            updates[cell_id, str(computed_in)] = np.asarray(part.sort_values("bucket")["update"], dtype=float)
+    failed = {row["cell_id"]: f"{row['outcome']}: {row['reason']}" for row in records}
     rows = []
-    for row in checked[checked["cell_id"] != checked["base_id"]].to_dict("records"):
+    for row in records:
+        if row["cell_id"] == row["base_id"]:
+            continue
         named = {axis: row[axis] for axis in ("cell_id", "base_id", *AXES)}
-        rows.append({**named, **_verdict(row["cell_id"], row["base_id"], updates, failed)})
+        for computed_in in dict.fromkeys(("fp32", row["precision"])):
+            verdict = _verdict(row["cell_id"], row["base_id"], computed_in, _bound(row, computed_in), updates, failed)
+            rows.append({**named, "computed_in": computed_in, **verdict})
     return EQUIVALENCE.frame(sorted(rows, key=order))
+
+
+def _bound(row: Mapping[Hashable, Any], computed_in: str) -> float:
+    """Return the largest difference that rounding is given."""
+    compressed = (row["options"] or {}).get("ddp.comm_hook", "none") != "none"
+    return REDUCED_DIFFERENCE if compressed or computed_in != "fp32" else MAX_DIFFERENCE
 
 
 def not_equivalent(equivalence: pd.DataFrame) -> dict[str, str]:
@@ -46,16 +58,27 @@ def not_equivalent(equivalence: pd.DataFrame) -> dict[str, str]:
 
 
 def _verdict(
-    cell_id: str, base_id: str, updates: Mapping[str, npt.NDArray[np.float64]], failed: Mapping[str, str]
+    cell_id: str,
+    base_id: str,
+    computed_in: str,
+    bound: float,
+    updates: Mapping[tuple[str, str], npt.NDArray[np.float64]],
+    failed: Mapping[str, str],
 ) -> Values:
     for name, which in (("the check", cell_id), ("one device's check", base_id)):
-        if which not in updates:
+        if (which, computed_in) not in updates:
             return {"reason": f"unknown: {name} ended as {failed.get(which, 'nothing: it was not run')}"}
-    own, alone = updates[cell_id], updates[base_id]
+    own, alone = updates[cell_id, computed_in], updates[base_id, computed_in]
     norm = float(np.linalg.norm(alone))
     if norm == 0:
         return {"reason": "unknown: one device's parameters did not change"}
     difference = float(np.linalg.norm(own - alone)) / norm
-    reason = f"not equivalent to one device: its update differs by {100 * difference:.3g} %"
-    equivalent = difference <= MAX_DIFFERENCE
-    return {"difference": difference, "equivalent": equivalent, "reason": None if equivalent else reason}
+    where = "" if computed_in == "fp32" else f" in {computed_in}"
+    reason = f"not equivalent to one device: its update{where} differs by {100 * difference:.3g} %"
+    equivalent = difference <= bound
+    return {
+        "difference": difference,
+        "bound": bound,
+        "equivalent": equivalent,
+        "reason": None if equivalent else reason,
+    }

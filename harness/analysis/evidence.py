@@ -52,6 +52,7 @@ class Evidence:
     ranks: Rows
     nodes: str | None
     inline: bool = False
+    skipped_updates: int = 0
 
     def values(self, name: str) -> set[Any]:
         """Return the known values of a column over the trial's ranks."""
@@ -78,6 +79,7 @@ def gather_evidence(
             by_trial.get(key_of(row), []),
             nodes.get((row["group_id"], row["invocation"])),
             inline=bool(pd.notna(row["inline"]) and row["inline"]),
+            skipped_updates=0 if pd.isna(row["skipped_updates"]) else int(row["skipped_updates"]),
         )
         for row in records(trials)
     }

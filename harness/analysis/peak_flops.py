@@ -38,11 +38,11 @@ class Peak:
 _A100_FIGURES = {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12}
 
 _TABLE: dict[str, tuple[str, dict[str, float]]] = {
-    "Tesla V100-SXM2-16GB": (_V100, {"fp32": 15.7e12}),
-    "Tesla V100-SXM2-32GB": (_V100, {"fp32": 15.7e12}),
-    "Tesla V100-PCIE-16GB": (_V100, {"fp32": 14e12}),
-    "Tesla V100-PCIE-32GB": (_V100, {"fp32": 14e12}),
-    "Tesla T4": (_T4, {"fp32": 8.1e12}),
+    "Tesla V100-SXM2-16GB": (_V100, {"fp32": 15.7e12, "fp16": 125e12}),
+    "Tesla V100-SXM2-32GB": (_V100, {"fp32": 15.7e12, "fp16": 125e12}),
+    "Tesla V100-PCIE-16GB": (_V100, {"fp32": 14e12, "fp16": 112e12}),
+    "Tesla V100-PCIE-32GB": (_V100, {"fp32": 14e12, "fp16": 112e12}),
+    "Tesla T4": (_T4, {"fp32": 8.1e12, "fp16": 65e12}),
     "NVIDIA A100-SXM4-40GB": (_A100, _A100_FIGURES),
     "NVIDIA A100-SXM4-80GB": (_A100, _A100_FIGURES),
     "NVIDIA A100-PCIE-40GB": (_A100, _A100_FIGURES),
@@ -66,10 +66,12 @@ From the H100 on, NVIDIA publishes tensor-core figures with sparsity; here they 
 
 
 def peak_flops(device_model: str, precision: str) -> Peak | None:
-    """Return the dense peak of a GPU in "fp32" (TF32 off), "tf32" or "bf16"; None for an unknown GPU or precision.
+    """Return the dense peak of a GPU in "fp32" (TF32 off), "tf32", "bf16" or "fp16"; None if it is unknown.
 
     ``device_model``: ``torch.cuda.get_device_properties().name``. None also if the GPU has no such unit: bf16 and
     TF32 on a V100 or a T4.
     """
     source, figures = _TABLE.get(device_model, ("", {}))
-    return Peak(figures[precision], source) if precision in figures else None
+    # from the A100 on, the sources give one figure for both dtypes of 16 bits
+    named = "bf16" if precision == "fp16" and "fp16" not in figures else precision
+    return Peak(figures[named], source) if named in figures else None

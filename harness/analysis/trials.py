@@ -55,6 +55,7 @@ def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
 def _trial_row(line: Row) -> Row:
     row = {name: value for name, value in line.items() if name not in ("windows", "ranks", "facts", "parts")}
     peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
+    builds = [rank["build_peak_bytes"] for rank in line["ranks"] if rank.get("build_peak_bytes") is not None]
     first = [window for window in line["windows"] if window["rank"] == 0]
     steps = {kind: sum(w["steps"] for w in first if w["window_kind"] == kind) for kind in ("timed", "warmup")}
     return {
@@ -63,6 +64,7 @@ def _trial_row(line: Row) -> Row:
         "device_model": line["ranks"][0].get("device_model") if line["ranks"] else None,
         "throughput_per_s": throughput(line["windows"]),
         "peak_memory_bytes": max(peaks, default=None),
+        "build_peak_bytes": max(builds, default=None),
         "timed_steps": steps["timed"] or None,
         "warmup_steps": steps["warmup"] or None,
     }

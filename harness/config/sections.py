@@ -36,7 +36,7 @@ from harness.config.values import (
 )
 from harness.errors import nearest
 
-PrecisionName = Literal["fp32", "tf32", "bf16"]
+PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 LauncherName = Literal["ray", "torchrun"]
 LrScaling = Literal["none", "linear", "sqrt"]
 
@@ -153,6 +153,8 @@ class TrainingOptions(Strict):
     elements.
     ``lr_scaling``: the learning rate is multiplied by k (linear: Goyal et al. 2017, arXiv 1706.02677) or by the
     square root of k (sqrt: Krizhevsky 2014, arXiv 1404.5997), where k = global batch / ``lr_base_batch_size``.
+    ``channels_last``: weights and inputs of convolutions are stored channels last; under fsdp inputs only, since
+    fully_shard keeps shards contiguous. ``cudnn_benchmark``: cuDNN times its algorithms for each new shape.
     ``warmup_epochs``: epochs over which the rate rises, step by step, from the rate in the file to the scaled rate.
     """
 
@@ -162,6 +164,8 @@ class TrainingOptions(Strict):
     lr_scaling: Axis[LrScaling] = ("none",)
     lr_base_batch_size: Axis[Batch | None] = (None,)
     warmup_epochs: Axis[Annotated[int, Field(ge=0, le=100_000)]] = (0,)
+    channels_last: Axis[bool] = (False,)
+    cudnn_benchmark: Axis[bool] = (False,)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

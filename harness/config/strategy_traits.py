@@ -28,21 +28,40 @@ class NoOptions(Strict):
     """The section of a strategy without options."""
 
 
-class DdpOptions(Strict):
-    """Arguments of DistributedDataParallel, with its defaults. A list is an axis."""
+class ProcessOptions(Strict):
+    """Options of a strategy with a process a device. A list is an axis.
+
+    ``backend``: of the processes' collectives; auto is nccl on GPUs, gloo on CPU slots and on shared GPUs.
+    """
+
+    backend: Axis[Literal["auto", "nccl", "gloo"]] = ("auto",)
+    sync_batch_norm: Axis[bool] = (False,)
+
+
+class DdpOptions(ProcessOptions):
+    """Arguments of DistributedDataParallel, with its defaults. A list is an axis.
+
+    ``comm_hook``: gradients are exchanged in float32 (none), or rounded to bfloat16 or float16 before.
+    """
 
     bucket_cap_mb: Axis[Annotated[int, Field(ge=1, le=100_000)]] = (25,)
     gradient_as_bucket_view: Axis[bool] = (False,)
     static_graph: Axis[bool] = (False,)
     find_unused_parameters: Axis[bool] = (False,)
-    sync_batch_norm: Axis[bool] = (False,)
+    comm_hook: Axis[Literal["none", "bf16_compress", "fp16_compress"]] = ("none",)
 
 
-class FsdpOptions(Strict):
-    """Arguments of fully_shard, with its defaults. A list is an axis."""
+class FsdpOptions(ProcessOptions):
+    """Arguments of fully_shard, with its defaults. A list is an axis.
 
-    reshard_after_forward: Axis[bool] = (True,)
-    sync_batch_norm: Axis[bool] = (False,)
+    ``reshard_after_forward``: null is torch's default, all units but the root. ``mixed_precision``: under bf16 and fp16
+    parameters are gathered in that dtype (policy), or in float32 and cast by autocast (autocast). ``mesh``: parameters
+    are sharded over all ranks (flat), or over those of a node and replicated between nodes (hybrid: HSDP).
+    """
+
+    reshard_after_forward: Axis[bool | None] = (None,)
+    mixed_precision: Axis[Literal["policy", "autocast"]] = ("policy",)
+    mesh: Axis[Literal["flat", "hybrid"]] = ("flat",)
 
 
 @dataclass(frozen=True)

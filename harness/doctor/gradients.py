@@ -14,6 +14,7 @@ from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
+from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
 from harness.train.training import Training
 
@@ -55,7 +56,7 @@ def observe(subject: Subject) -> Products:
         return Products()
     try:
         expected, _ = _gradients(subject.single_device_training(frozen), subject.stream(1, whole=True)[0])
-    except torch.OutOfMemoryError:  # the global batch does not fit on one device: no comparison
+    except (torch.OutOfMemoryError, SkipTrial):  # the global batch does not fit on one device: no comparison
         return Products()
     subject.advance()
     products: dict[str, tuple[float, float, float]] = {}

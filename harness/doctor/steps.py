@@ -13,7 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from harness.doctor.digest import digest_of
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
-from harness.train.training import Training, local_part
+from harness.plan.trial import SkipTrial
+from harness.train.token_weights import local_part
+from harness.train.training import Training
 
 STEPS = 4
 
@@ -62,6 +64,7 @@ def observe_own_part(subject: Subject) -> Steps:
 
 def _observed(subject: Subject, training: Training) -> Steps:
     training.set_first_rate()
+    training.expect_few_steps()
     seen = Steps(wrapped_by_itself=_own_wrapper(training), lr=float(training.optimizer.param_groups[0]["lr"]))
     seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     batches = subject.stream(STEPS)
@@ -104,11 +107,12 @@ def add_single_device_losses(subject: Subject, seen: Steps) -> None:
     try:
         training = subject.single_device_training()
         training.set_first_rate()
+        training.expect_few_steps()
         for share, batch in subject.stream(STEPS, whole=True):
             loss, weight = training.step(batch, share)
             seen.single_device_losses.append(float(loss) / max(float(weight), 1.0))
             subject.advance()
-    except torch.OutOfMemoryError:  # the global batch does not fit on one device: no comparison
+    except (torch.OutOfMemoryError, SkipTrial):  # the global batch does not fit on one device: no comparison
         seen.single_device_losses.clear()
 
 

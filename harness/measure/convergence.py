@@ -23,7 +23,7 @@ from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import int_option
 from harness.plan.rows import WindowRow
 from harness.train.checkpoint import CheckpointManager
-from harness.train.optimizers import WarmUp, fast_forward, make_schedule
+from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule
 from harness.train.phases import Mark
 from harness.train.training import Training
 
@@ -142,11 +142,15 @@ class Epochs:
         self.clock = TrainingClock()
         self.rows: list[dict[str, float]] = []
         self.resumed_epoch = 0
+        self._each_step: LRScheduler | None = None
+        """The schedule, if it advances at each step."""
         self.diverged: Divergence | None = None
 
     def run(self, settings: Convergence, advance: Callable[[], None]) -> None:
         """Train and evaluate epoch by epoch; stop early if the training diverges."""
-        schedule = make_schedule(self.training.optimizer, self.data.cell.schedule)
+        options = self.data.cell.schedule
+        schedule = make_schedule(self.training.optimizer, options)
+        self._each_step = schedule if by_step(options) else None
         self._resume(schedule)
         to_do = range(self.resumed_epoch, settings.epochs)
         for epoch in (number + 1 for number in to_do):
@@ -154,7 +158,7 @@ class Epochs:
             self.rows.append(self._row(epoch, loss, rate, advance))
             if self.diverged:
                 return
-            if schedule:
+            if schedule and schedule is not self._each_step:
                 schedule.step()
             self._save(epoch, last=epoch == settings.epochs)
             advance()
@@ -163,7 +167,7 @@ class Epochs:
         """Train one epoch; return its mean loss, and the learning rate of its last step."""
         shares, steps, parts = self.data.shares(epoch - 1), self.data.steps, self.data.cell.micro_batches
         self.ranks.barrier()
-        with self._warm_up.rates_from((epoch - 1) * steps) as set_rate:
+        with self._warm_up.rates_from((epoch - 1) * steps, self._each_step) as set_rate:
 
             def step(batch: object, mark: Mark) -> tuple[Tensor, Tensor]:
                 set_rate()
@@ -204,7 +208,8 @@ class Epochs:
         """Save a checkpoint. The order of the data follows from the seed and the epoch: the sampler's state."""
         if self.checkpoints:
             sampler = {"seed": self.data.seed, "epoch": epoch}
-            values = {"sampler": sampler, "schedule": {"steps": epoch}, "rows": self.rows}
+            steps = epoch * self.data.steps if self._each_step else epoch
+            values = {"sampler": sampler, "schedule": {"steps": steps}, "rows": self.rows}
             with self.clock.part("checkpoints"):
                 self.checkpoints.save(epoch, values, last=last)
 

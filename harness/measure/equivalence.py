@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share, batches, endless_shares
+from harness.train.model import build_model
+from harness.train.precision import REDUCED
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
@@ -50,7 +52,7 @@ class Frozen:
         return getattr(self._workload, name)
 
     def build_model(self) -> nn.Module:
-        model: nn.Module = self._workload.build_model()
+        model = build_model(self._workload)
         norms = [module for module in model.modules() if isinstance(module, NORMS)]
         if norms:
             for module in norms:
@@ -63,6 +65,17 @@ class Frozen:
                 part.train()
                 part.dropout = 0.0
         return model
+
+
+def measure_updates(
+    cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks, advance: Callable[[], None]
+) -> dict[str, Update]:
+    """Return the update in fp32, and in the cell's precision if that computes in 16 bits; raise SkipTrial."""
+    precisions = dict.fromkeys(("fp32", cell.precision if cell.precision in REDUCED else "fp32"))
+    return {
+        name: measure_update(replace(cell, precision=name), workload, dataset, seed, ranks, advance)
+        for name in precisions
+    }
 
 
 def measure_update(
@@ -82,6 +95,7 @@ def measure_update(
 
     _, whole = next(iter(stream(0, 1)))
     training = Training(cell, Frozen(workload, whole), seed, ranks)
+    training.expect_few_steps()
     start = _flat(training.model, keep=ranks.first)
     copy = copier(ranks.devices[0], {})
     drew = False

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from harness.train.model import build_model, too_large
 from harness.train.workloads import Workload
 
 Formula = Callable[..., int]
@@ -70,7 +71,10 @@ def first_samples(batch: object, count: int) -> object:
 
 
 def _count(workload: Workload, batch: object, device: torch.device) -> Flops:
-    model = workload.build_model().to(device)
+    model = build_model(workload)
+    if reason := too_large(model, device):
+        return Flops(None, reason)
+    model = model.to(device)
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         return Flops(None, "SyncBatchNorm waits for all ranks, and one alone counts")
     if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):

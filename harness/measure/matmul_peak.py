@@ -15,8 +15,8 @@ from harness.measure.window import Clock, synchronize
 Matrices = tuple[Tensor, Tensor, Tensor]
 """Two square factors and the output of their product."""
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
-CUDA_ROWS = {"fp32": 4096, "tf32": 8192, "bf16": 8192}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CUDA_ROWS = {"fp32": 4096, "tf32": 8192, "bf16": 8192, "fp16": 8192}
 """A product takes a few ms: with a shorter one the launch overhead would show."""
 FEWEST_ROWS, MOST_ROWS, LONG_S = 256, 4096, 0.005
 """On a CPU the first is doubled until a product takes ``LONG_S`` or has the second."""

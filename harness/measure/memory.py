@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from harness.plan.rows import RankFacts
-from harness.train.training import Training, local_part
+from harness.train.token_weights import local_part
+from harness.train.training import Training
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")

@@ -15,8 +15,9 @@ from harness.measure import memory
 from harness.measure.convergence import Epochs
 from harness.measure.divergence import Divergence, earliest, first_in, outcome_columns
 from harness.measure.epoch_data import EpochData
-from harness.measure.equivalence import measure_update
+from harness.measure.equivalence import measure_updates
 from harness.measure.explain import Explanation, explain
+from harness.measure.loss_scale import ScaleDiverged
 from harness.measure.stepper import Stepper, TimedWindow, columns_of, joined, step_columns, window_rows
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
 from harness.plan.rows import RankFacts, RankRow
@@ -62,26 +63,32 @@ class TrialContext:
 
 @dataclass(frozen=True)
 class Setup:
-    """A trial's training, built on this rank. ``fresh_peak``: whether peak memory counts from before the build."""
+    """A trial's training, built on this rank. ``fresh_peak``: whether peak memory counts from after the build.
+
+    ``build_peak_bytes``: the peak of the construction; None if it is not known.
+    """
 
     workload: Workload
     datasets: Datasets
     training: Training
     fresh_peak: bool
+    build_peak_bytes: int | None
 
     def memory(self, ranks: Ranks) -> RankFacts:
         """Return the rank's columns of memory: its peak, if that is the trial's own, and the training's state."""
-        return {**(memory.peak(ranks.devices) if self.fresh_peak else {}), **memory.of_state(self.training)}
+        peak = memory.peak(ranks.devices) if self.fresh_peak else RankFacts()
+        return {**peak, "build_peak_bytes": self.build_peak_bytes, **memory.of_state(self.training)}
 
 
 def _build(context: TrialContext) -> Setup:
     trial, ranks = context.trial, context.ranks
     with context.part("build"):
         workload, datasets = context.workload()
-    fresh_peak = memory.reset_peak(ranks.devices)
+    fresh = memory.reset_peak(ranks.devices)
     with context.part("build"):
         training = Training(trial.cell, workload, trial.seed, ranks)
-    return Setup(workload, datasets, training, fresh_peak)
+    build_peak_bytes = memory.peak(ranks.devices)["peak_memory_bytes"] if fresh else None
+    return Setup(workload, datasets, training, memory.reset_peak(ranks.devices), build_peak_bytes)
 
 
 def throughput(context: TrialContext) -> TrialResult:
@@ -90,7 +97,10 @@ def throughput(context: TrialContext) -> TrialResult:
     assert settings
     setup = _build(context)
     stepper = _stepper(context, setup)
-    speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribe)
+    try:
+        speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribe)
+    except ScaleDiverged as error:
+        return _unscaled(context, setup, str(error), stepper.spent_s)
     context.rank_facts |= {**setup.memory(context.ranks), **speed.load}
     explanation = _explanation(context, settings, stepper, speed, setup.workload)
     windows = (*speed.windows, *explanation.windows)
@@ -138,6 +148,21 @@ def _seconds_by_part(windows: Sequence[TimedWindow]) -> dict[str, float]:
     return {part: sum(w.window.duration_s for w in windows if w.kind == kind) for part, kind in kinds.items()}
 
 
+def _unscaled(context: TrialContext, setup: Setup, reason: str, steps_s: float) -> TrialResult:
+    """Return the result of a training in fp16 whose warm-up found no loss scale."""
+    context.rank_facts |= setup.memory(context.ranks)
+    training = setup.training
+    return TrialResult(
+        context.trial.id,
+        "diverged",
+        reason,
+        unit=setup.workload.unit,
+        parameters=training.parameters,
+        steps_s=steps_s,
+        facts=training.facts,
+    )
+
+
 def _throughput_result(
     context: TrialContext,
     setup: Setup,
@@ -148,7 +173,7 @@ def _throughput_result(
 ) -> TrialResult:
     """Assemble the result of all ranks' windows and steps."""
     ranks, training = context.ranks, setup.training
-    facts = {"steady": speed.steady, "effective_lr": training.effective_lr, **explained}
+    facts = {"steady": speed.steady, **training.facts, **speed.facts, **explained}
     gathered = ranks.gather((window_rows(ranks.rank, windows), step_columns(ranks.rank, windows)))
     diverged = earliest(first_in(steps["loss"], rank) for rank, (_, steps) in enumerate(gathered))
     return TrialResult(
@@ -175,7 +200,7 @@ def convergence(context: TrialContext) -> TrialResult:
     spent = epochs.clock.spent
     context.parts |= {part: seconds for part, seconds in spent.items() if checkpoints or part != "checkpoints"}
     context.rank_facts |= setup.memory(ranks)
-    facts = {"effective_lr": setup.training.effective_lr, "resumed_epoch": epochs.resumed_epoch or None}
+    facts = {**setup.training.facts, "resumed_epoch": epochs.resumed_epoch or None}
     return TrialResult(
         trial.id,
         **outcome_columns(epochs.diverged, facts),
@@ -197,19 +222,20 @@ def _checkpoints(context: TrialContext, training: Training) -> CheckpointManager
 
 def equivalence(context: TrialContext) -> TrialResult:
     """Take the steps of an equivalence check."""
+    trial = context.trial
     with context.part("build"):
         workload, datasets = context.workload()
     with context.part("check"):
-        update = measure_update(
-            context.trial.cell, workload, datasets[0], context.trial.seed, context.ranks, context.advance
-        )
+        updates = measure_updates(trial.cell, workload, datasets[0], trial.seed, context.ranks, context.advance)
+    finite = all(update.finite for update in updates.values())
+    rows = [(name, *row) for name, update in updates.items() for row in enumerate(update.sketch)]
     return TrialResult(
-        context.trial.id,
-        **outcome_columns(None if update.finite else Divergence(0), {}),
+        trial.id,
+        **outcome_columns(None if finite else Divergence(0), {}),
         unit=workload.unit,
-        parameters=update.parameters,
+        parameters=updates["fp32"].parameters,
         steps_s=context.parts["check"],
-        checks={"bucket": list(range(len(update.sketch))), "update": update.sketch},
+        checks=dict(zip(("computed_in", "bucket", "update"), map(list, zip(*rows, strict=True)), strict=True)),
     )
 
 

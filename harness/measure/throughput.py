@@ -6,17 +6,18 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from harness.config.sections import Throughput
 from harness.measure import load, phase_timers
 from harness.measure.gpu_readings import summarise
+from harness.measure.loss_scale import rounds_until_unskipped, scale_columns
 from harness.measure.steady_state import is_steady
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.telemetry import open_telemetry
-from harness.plan.rows import RankFacts
+from harness.plan.rows import RankFacts, TrialFacts
 
 CUDA_WARMUP_S = 5.0
 """Least seconds of warm-up on GPUs: clocks and power limits settle over seconds, which may be thousands of steps."""
@@ -28,7 +29,8 @@ PHASE_PART, LEAST_MARKED = 4, 3
 class ThroughputMeasurement:
     """One rank's windows, and the load around the timed ones.
 
-    ``finite`` is False if the training diverged, ``steady`` if the warm-up reached its limit.
+    ``finite`` is False if the training diverged, ``steady`` if the warm-up reached its limit. ``facts``: the loss
+    scale of fp16, and the updates that it skipped.
     """
 
     windows: tuple[TimedWindow, ...]
@@ -36,6 +38,7 @@ class ThroughputMeasurement:
     finite: bool
     steady: bool
     load: RankFacts
+    facts: TrialFacts = field(default_factory=TrialFacts)
 
 
 def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool = False) -> ThroughputMeasurement:
@@ -45,16 +48,19 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     """
     ranks = stepper.ranks
     rounds, steady = _warm_up(stepper, settings)
+    rounds += rounds_until_unskipped(stepper, settings.warmup_steps, sum(each.window.steps for each in rounds))
     pace_s = _pace(rounds[-1].window.step_s)
     detailed = phase_timers.phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
+    scale = stepper.training.loss_scale()
     monitor = LoadMonitor(stepper, shared)
     timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]
     used = monitor.columns(timed)
+    facts = scale_columns(scale, stepper.training.loss_scale(), steps * settings.windows)
     finite = stepper.training.finite(list(timed[-1].window.losses))
     flags = ranks.sum([float(finite)])
     marked = () if detailed else (stepper.window("phases", max(LEAST_MARKED, -(-steps // PHASE_PART))),)
-    return ThroughputMeasurement((*rounds, *timed, *marked), steps, flags[0] == ranks.world_size, steady, used)
+    return ThroughputMeasurement((*rounds, *timed, *marked), steps, flags[0] == ranks.world_size, steady, used, facts)
 
 
 class LoadMonitor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal
@@ -15,6 +15,29 @@ from harness.config.values import PlainValue
 
 Options = Mapping[str, PlainValue]
 Scaling = Literal["weak", "strong"]
+EARLIER: Mapping[str, PlainValue] = {
+    "training.channels_last": False,
+    "training.cudnn_benchmark": False,
+    "optimizer.fused": None,
+    "optimizer.foreach": None,
+    "schedule.interval": "epoch",
+    "ddp.comm_hook": "none",
+    "ddp.backend": "auto",
+    "fsdp.backend": "auto",
+    "fsdp.mesh": "flat",
+}
+"""Options that earlier versions lacked, each with the value that keeps their behaviour.
+
+A cell holds such an option only if its value is another one: its id is that of the earlier version.
+"""
+SHARED_SECTIONS = {
+    "workload": "workload_options",
+    "optimizer": "optimizer",
+    "schedule": "schedule",
+    "training": "training",
+    "loader": "loader",
+}
+"""The sections of options that every strategy has, each with the field of a cell that holds it."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +78,15 @@ class Cell:
         """The first 12 hexadecimal digits of the SHA-256 of the content, defaults included."""
         # dataclasses.asdict() would copy every value
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        if self.meanings:
+            plain["meanings"] = [meaning.name for meaning in self.meanings]
         content = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    @property
+    def meanings(self) -> tuple[Meaning, ...]:
+        """The changes of meaning that apply to the cell."""
+        return tuple(meaning for meaning in MEANINGS if meaning.applies(self))
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -64,14 +94,8 @@ class Cell:
     @property
     def options(self) -> dict[str, PlainValue]:
         """The options by axis name: ``{'optimizer.lr': 0.1, 'ddp.bucket_cap_mb': 25, ...}``."""
-        sections = {
-            self.strategy: self.strategy_options,
-            "workload": self.workload_options,
-            "optimizer": self.optimizer,
-            "schedule": self.schedule,
-            "training": self.training,
-            "loader": self.loader,
-        }
+        shared: dict[str, Options] = {name: getattr(self, field_name) for name, field_name in SHARED_SECTIONS.items()}
+        sections = {self.strategy: self.strategy_options, **shared}
         return {f"{name}.{key}": value for name, options in sections.items() for key, value in options.items()}
 
     @property
@@ -83,6 +107,11 @@ class Cell:
     def emulated(self) -> bool:
         """Whether the strategy is emulated on CPU, as dp is: good for equivalence, not for speed."""
         return self.traits.emulated_on_cpu and self.device == "cpu"
+
+    @property
+    def backend(self) -> str:
+        """The backend of its processes' collectives as the file asks for it: auto, nccl or gloo."""
+        return str(self.strategy_options.get("backend", "auto"))
 
     @property
     def micro_batches(self) -> int:
@@ -102,7 +131,10 @@ class Cell:
 
     def axis(self, name: str) -> PlainValue:
         """Return the cell's value on an axis, named as in the experiment file; None if it has no such option."""
-        value: PlainValue = self.options.get(name) if "." in name else getattr(self, name)
+        if "." in name:
+            known = name.partition(".")[0] in (self.strategy, *SHARED_SECTIONS)
+            return self.options.get(name, EARLIER.get(name) if known else None)
+        value: PlainValue = getattr(self, name)
         return value
 
     @property
@@ -136,6 +168,49 @@ class Cell:
         launcher = self.launcher if self.launcher != "ray" else None
         parts = [f"{self.strategy} x{self.devices}{nodes}{which}", self.model, batch, self.precision, launcher]
         return " · ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A change of what a cell of the same content does: part of the id of the cells to which it applies.
+
+    ``name``: a short word, never used again. ``text``: what changed, for the error of a resumed older run.
+    """
+
+    name: str
+    text: str
+    applies: Callable[[Cell], bool]
+
+
+MEANINGS = (
+    Meaning(
+        "fsdp-2",
+        "fsdp keeps the root's parameters after forward and gathers bf16 parameters in bf16, as torch's defaults do; "
+        "its units are whole blocks",
+        lambda cell: cell.strategy == "fsdp",
+    ),
+    Meaning(
+        "bf16-2",
+        "bf16 autocasts inside the model's forward pass, also on the devices of dp, and computes the loss in float32",
+        lambda cell: cell.precision == "bf16",
+    ),
+    Meaning(
+        "dp-workers-2",
+        "loader.workers are a device's in every strategy, so that dp has as many as ddp",
+        lambda cell: cell.strategy == "dp" and cell.devices > 1 and int_option(cell.loader, "workers", 0) > 0,
+    ),
+)
+"""The changes of meaning since the first recorded run; an id depends on those that apply to its cell."""
+
+
+def without_earlier(section: str, options: Options) -> Options:
+    """Return the options without those that have the value of an earlier version, which lacked them."""
+    kept = {name: value for name, value in options.items() if not _is_earlier(f"{section}.{name}", value)}
+    return kept
+
+
+def _is_earlier(name: str, value: PlainValue) -> bool:
+    return name in EARLIER and EARLIER[name] == value
 
 
 def int_option(options: Options, name: str, default: int) -> int:

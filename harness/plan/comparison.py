@@ -5,7 +5,7 @@ Ratios are taken between trials of one block and invocation, so the partners of 
     base                single device, bare model, same batch held fixed      speedup, efficiency
     single-device cell  bare model at the same per-device batch               waterfall
     wrapped cell        same strategy on one device, same per-device batch    waterfall
-    equivalence cell    a few fp32 steps, against its own base                whether a ratio is allowed
+    equivalence cell    a few steps, against its own base                     whether a ratio is allowed
     family              cells that differ in their devices alone              stands in for a base that failed
     launchers           the cell under Ray and under torchrun                 parity
     strategies          cells that differ in their strategy alone             versus
@@ -26,6 +26,7 @@ from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.cell import Cell, share_of
 from harness.plan.rows import PartnerIds, SetIds
 
+REDUCED_PRECISIONS = ("bf16", "fp16")
 LAUNCHERS = ("ray", "torchrun")
 CELL_AXES = (
     "workload",
@@ -94,7 +95,10 @@ def _on_one_device(cell: Cell, *, bare: bool) -> Cell:
 
 
 def equivalence_cell(cell: Cell, batch: int) -> Cell:
-    """Return the cell whose few steps show that this one trains as one device does; ``batch`` is the global one."""
+    """Return the cell whose few steps show that this one trains as one device does; ``batch`` is the global one.
+
+    The steps are taken in fp32, and again in bf16 or fp16 if the cell trains in it.
+    """
     # of the training options those that a small batch can have: others would split it, or shrink the step
     kept = {name: value for name, value in cell.training.items() if name.startswith("clip_")}
     return replace(
@@ -103,7 +107,7 @@ def equivalence_cell(cell: Cell, batch: int) -> Cell:
         scaling="strong",
         per_device_batch_size=share_of(batch, cell.devices),
         global_batch_size=batch,
-        precision="fp32",
+        precision=cell.precision if cell.precision in REDUCED_PRECISIONS else "fp32",
         compile=False,
         loader={},
         schedule={},

@@ -118,6 +118,17 @@ def _needs_cuda(cell: Cell, machine: Machine) -> SkipReason | None:
     return None
 
 
+def _collectives_work(cell: Cell, machine: Machine) -> SkipReason | None:
+    """Forbid backends that cannot connect the processes, and a mesh of nodes on one node."""
+    if cell.backend == "nccl" and machine.device != "cuda":
+        return SkipReason("needs_cuda", f"{cell.strategy}.backend nccl connects GPUs; CPU slots use gloo")
+    if cell.backend == "nccl" and cell.oversubscribe:
+        return SkipReason("shared_device", f"{cell.strategy}.backend nccl rejects ranks that share a GPU")
+    if cell.strategy_options.get("mesh") == "hybrid" and cell.nodes == 1 and cell.devices > 1:
+        return SkipReason("one_node", "fsdp.mesh hybrid shards inside nodes and replicates between them: one is flat")
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _strategy_applies,
     _launcher_applies,
@@ -128,4 +139,5 @@ RULES: tuple[Rule, ...] = (
     _micro_batches_divide,
     _compiles,
     _needs_cuda,
+    _collectives_work,
 )

@@ -148,10 +148,10 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     placements = {cell: place(cell) for cell in {trial.cell for trial in trials}}
     for block, in_block in groupby(trials, key=lambda t: t.block):
         order = random.Random(f"{seed}:{block}")
-        by_placement: dict[tuple[Placement, bool, str, bool], list[Trial]] = {}
+        by_placement: dict[tuple[Placement, bool, str, str, bool], list[Trial]] = {}
         for trial in in_block:
             cell = trial.cell
-            key = (placements[cell], cell.oversubscribe, cell.launcher, trial.purpose == "twin")
+            key = (placements[cell], cell.oversubscribe, cell.launcher, cell.backend, trial.purpose == "twin")
             by_placement.setdefault(key, []).append(trial)
         keys = sorted(by_placement)
         order.shuffle(keys)
@@ -160,10 +160,12 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             order.shuffle(members)
             # diagnostic checks first, epochs last: a failed or slow training costs no timed window of its block
             members.sort(key=_turn)
-            placement, oversubscribe, launcher, _ = key
+            placement, oversubscribe, launcher, backend, _ = key
             group_id = f"b{block}-g{position}"
             device = members[0].cell.device
-            groups.append(WorkerGroup(group_id, block, placement, device, oversubscribe, tuple(members), launcher))
+            groups.append(
+                WorkerGroup(group_id, block, placement, device, oversubscribe, tuple(members), launcher, backend)
+            )
     return tuple(groups)
 
 

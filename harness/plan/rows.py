@@ -32,6 +32,9 @@ SkipCode = Literal[
     "strategy_compile",
     "no_compiler",
     "needs_cuda",
+    "shared_device",
+    "one_node",
+    "model_too_large",
     "too_few_samples",
     "random_evaluation",
     "doctor",
@@ -83,6 +86,7 @@ class RankFacts(TypedDict, total=False):
     """The measured columns of one rank: memory, processor load, NVML's readings; None if a value is not known."""
 
     peak_memory_bytes: int | None
+    build_peak_bytes: int | None
     peak_reserved_bytes: int | None
     allocated_by_device: str | None
     reserved_by_device: str | None
@@ -168,6 +172,10 @@ class TrialFacts(TypedDict, total=False):
     inline: bool
     steady: bool
     effective_lr: float
+    dtypes: str
+    shard_units: int
+    loss_scale: float
+    skipped_updates: int
     resumed_epoch: int | None
     diverged_step: int | None
     freed_s: float

@@ -63,11 +63,14 @@ class WorkerGroup:
     oversubscribe: bool
     trials: tuple[Trial, ...]
     launcher: str = "ray"
+    asked_backend: str = "auto"
+    """The option ``backend`` of the trials' strategy; plan/feasibility.py skips a backend that cannot work."""
 
     @property
     def backend(self) -> str:
         """gloo for CPU slots and for ranks that share a GPU, which NCCL rejects; else NCCL, with gloo for CPU."""
-        return "cpu:gloo,cuda:nccl" if self.device == "cuda" and not self.oversubscribe else "gloo"
+        nccl = self.device == "cuda" and not self.oversubscribe and self.asked_backend != "gloo"
+        return "cpu:gloo,cuda:nccl" if nccl else "gloo"
 
     def __str__(self) -> str:
         return str(self.placement) + (f" by {self.launcher}" if self.launcher != "ray" else "")

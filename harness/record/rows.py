@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.plan.cell import Cell, format_gpu_ids
+from harness.plan.cell import MEANINGS, Cell, format_gpu_ids
 from harness.plan.comparison import partner_ids, set_ids
 from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, RecordedTrial, TrialAxes, TrialColumns
@@ -123,6 +123,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
             {"id": g.id, "block": g.block, "placement": str(g), "trials": [t.id for t in g.trials]} for g in plan.groups
         ],
         "cells": {trial.cell.id: trial.cell.label for trial in plan.trials},
+        "meanings": [meaning.name for meaning in MEANINGS],
         "skipped": [
             {**trial_columns(skip.trial), "reason": skip.reason, "skip_code": skip.skip_code} for skip in plan.skips
         ],

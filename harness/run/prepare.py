@@ -17,7 +17,7 @@ from harness.plan.checks import versions
 from harness.plan.planner import Plan, filter_plan, make_plan, single_rank_only, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.run.request import Request
-from harness.run.resume import reopen
+from harness.run.resume import check_meanings, reopen
 from harness.run.validation import (
     check_optimizers,
     check_target,
@@ -54,6 +54,8 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepa
     stack.enter_context(import_path(home) if experiment.own_code else nullcontext())
     ray_cluster = connect(request, experiment, home, stack)
     plan = make_checked_plan(request, experiment, ray_cluster)
+    if folder:
+        check_meanings(folder, plan)
     return Prepared(single_rank_only(plan) if request.inline else plan, ray_cluster, folder)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from harness.config.experiment import Experiment, parse_experiment
 from harness.doctor.gate import errors
 from harness.errors import ExperimentError, RunFolderError
-from harness.plan.cell import Cell
+from harness.plan.cell import MEANINGS, Cell
 from harness.plan.comparison import (
     base_cell,
     comparable,
@@ -143,6 +143,8 @@ def _family_id(cell: Cell) -> str | None:
     return set_ids(axes_of(cell))["family_id"]
 
 
+OPTION_FIELDS = ("strategy_options", "optimizer", "schedule", "training", "loader")
+"""The sections whose defaults may change between versions; what changes a cell is one of MEANINGS."""
 LIMITS = {"limits"}
 """The sections that may differ on resume: limits are no part of what is measured."""
 
@@ -156,7 +158,7 @@ def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) 
         problem = f"holds {sanitize.MARK}, which stands for a secret: resume with the file that made the run, no copy"
         raise ExperimentError(str(file), [problem])
     folder = RunFolder.open(path)
-    kept = folder.experiment()
+    kept = _with_todays_defaults(folder, experiment)
     going_on = _with_blocks_of(kept, experiment, folder)
     different = _different(kept, going_on)
     if different:
@@ -169,8 +171,19 @@ def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) 
 
 def same_experiment(folder: RunFolder, experiment: Experiment) -> bool:
     """Return whether the experiment made the run in the folder, limits and added blocks aside."""
-    kept = folder.experiment()
+    kept = _with_todays_defaults(folder, experiment)
     return not _different(kept, _with_blocks_of(kept, experiment, folder))
+
+
+def check_meanings(folder: RunFolder, plan: Plan) -> None:
+    """Raise RunFolderError if a cell of the plan means something else than when the folder was made."""
+    known = folder.plan().get("meanings", [])
+    changed = [m for m in MEANINGS if m.name not in known and any(m.applies(trial.cell) for trial in plan.trials)]
+    if changed:
+        raise RunFolderError(
+            f"{folder.path}: was made by an older version, and cells of the same name are another training now: "
+            f"{'; '.join(meaning.text for meaning in changed)}. Start a new run"
+        )
 
 
 def more_blocks(experiment: Experiment, added: int) -> Experiment:
@@ -190,6 +203,16 @@ def more_blocks(experiment: Experiment, added: int) -> Experiment:
         return _of_blocks(experiment, settings.most_blocks + added)
     except ExperimentError as error:
         raise ExperimentError("--add-blocks", error.problems) from None
+
+
+def _with_todays_defaults(folder: RunFolder, experiment: Experiment) -> Experiment:
+    """Return the folder's experiment; a section that the file gives as it did then has the defaults of today.
+
+    The number of blocks, which an earlier resume may have raised, stays.
+    """
+    kept, given = folder.experiment(), folder.given()
+    same = [name for name in OPTION_FIELDS if getattr(given, name) == getattr(experiment, name)]
+    return kept.model_copy(update={name: getattr(experiment, name) for name in same})
 
 
 def _with_blocks_of(kept: Experiment, experiment: Experiment, folder: RunFolder) -> Experiment:

@@ -29,12 +29,22 @@ def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, options: Options) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """Return a schedule of torch.optim.lr_scheduler by name, stepped once an epoch; None without options."""
+    """Return a schedule of torch.optim.lr_scheduler by name; None without options. Raise WorkloadError."""
     if not options:
         return None
+    by_step(options)
+    options = {name: value for name, value in options.items() if name != "interval"}
     base = torch.optim.lr_scheduler.LRScheduler
     found = find_class(torch.optim.lr_scheduler, base, options.get("name"), "schedule.name")
     return _construct(found, optimizer, options, "schedule")
+
+
+def by_step(options: Options) -> bool:
+    """Return whether the schedule is stepped after each optimizer step, not after each epoch; raise WorkloadError."""
+    interval = options.get("interval", "epoch")
+    if interval not in ("epoch", "step"):
+        raise WorkloadError(f"schedule.interval: got {interval!r}; allowed: epoch, step")
+    return interval == "step"
 
 
 def _construct(found: Callable[..., T], first: object, options: Options, section: str) -> T:
@@ -87,23 +97,36 @@ class WarmUp:
         return (1.0 + (self._factor - 1.0) * step / self.steps) / self._factor
 
     @contextmanager
-    def rates_from(self, step: int) -> Iterator[Callable[[], None]]:
-        """Yield a function that sets the next step's rate, from this step on; at exit restore the schedule's."""
-        if step >= self.steps:
+    def rates_from(
+        self, step: int, schedule: torch.optim.lr_scheduler.LRScheduler | None = None
+    ) -> Iterator[Callable[[], None]]:
+        """Yield a function that sets the next step's rate, from this step on; at exit restore the schedule's.
+
+        ``schedule``: one that advances after each of the steps, as it would without a warm-up.
+        """
+        if step >= self.steps and schedule is None:
             yield lambda: None
             return
         groups = self._optimizer.param_groups
         rates = [group["lr"] for group in groups]
         steps = count(step)
 
-        def set_next() -> None:
-            part = self.part(next(steps))
+        def set_rates(part: float) -> None:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate * part
 
+        def set_next() -> None:
+            number = next(steps)
+            if schedule and number > step:
+                set_rates(1.0)
+                schedule.step()
+                rates[:] = [group["lr"] for group in groups]
+            set_rates(self.part(number))
+
         yield set_next
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
+        set_rates(1.0)
+        if schedule and next(steps) > step:
+            schedule.step()
 
 
 def make_clip(options: Options) -> Callable[[Iterable[Tensor]], object] | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypedDict
 
 import torch
@@ -12,12 +12,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from harness.plan.cell import Cell
+from harness.plan.rows import TrialFacts
+from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share
+from harness.train.loss_scale import FEW_STEPS_SCALE, LossScale
+from harness.train.model import in_channels_last, init_weights_of, on_host, too_large
 from harness.train.optimizers import make_clip, scale_rate
 from harness.train.phases import BACKWARD, CLEARED, FORWARD, OPTIMIZER, Mark, Phase
+from harness.train.precision import Precision, without_autocast
 from harness.train.ranks import Ranks
 from harness.train.strategies import make_strategy
-from harness.train.strategies.base import default_units
+from harness.train.strategies.base import Units, WrapContext, default_units
+from harness.train.token_weights import TokenSum, local_part, on_device, scale_gradients
 from harness.train.workloads import Workload
 
 
@@ -26,36 +32,63 @@ def _no_mark(point: Phase) -> None:
 
 
 class Snapshot(TypedDict):
-    """A copy of a training's state on the host. ``optimizer``: its state dict, whose values differ by class."""
+    """A copy of a training's state on the host. ``optimizer``: its state dict, whose values differ by class.
+
+    ``scaler``: that of the loss scale; empty unless fp16.
+    """
 
     model: dict[str, Tensor]
     buffers: dict[str, Tensor]
     optimizer: dict[str, Any]
+    scaler: dict[str, Any]
 
 
 class Training:
-    """One training on one rank. The same seed gives every rank, and every strategy, the same initial parameters."""
+    """One training on one rank. The same seed gives every rank, and every strategy, the same initial parameters.
+
+    Raises SkipTrial if it is one process's, and one device cannot hold the model.
+    """
 
     def __init__(self, cell: Cell, workload: Workload, seed: int, ranks: Ranks) -> None:
-        set_precision(cell.precision)
+        self.precision = Precision(cell.precision, ranks.devices[0].type)
+        self.precision.apply()
+        torch.backends.cudnn.benchmark = bool(cell.training.get("cudnn_benchmark"))
         torch.manual_seed(seed)
-        model = workload.build_model()
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        units = getattr(workload, "shard_units", default_units)
         self.strategy = make_strategy(cell.strategy)
-        self.model = self.strategy.wrap(model, ranks.devices, cell.strategy_options, units)
+        model = self._built(cell, workload, ranks)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        context = _context(cell, workload, ranks, self.precision)
+        if self.strategy.autocasts(cell.strategy_options):
+            model = self.precision.around(model)
+        self.model = self.strategy.wrap(model, context)
         if cell.compile:
             torch.compiler.reset()  # else compilations of earlier trials in this process affect this one's
             self.model.compile()
         self.optimizer = self.strategy.make_optimizer(self.model, cell.optimizer)
         self.effective_lr = scale_rate(self.optimizer, cell.lr_factor)
         self._clip = make_clip(cell.training)
+        self.facts: TrialFacts = {"effective_lr": self.effective_lr, "dtypes": self.strategy.dtypes(context)}
+        if self.strategy.shard_units is not None:
+            self.facts["shard_units"] = self.strategy.shard_units
         self.unit = workload.unit
         self._cell, self._workload, self._ranks = cell, workload, ranks
         self._micro_batches, self._counts_samples = cell.micro_batches, workload.unit == "samples"
-        self._precision = _autocast(cell.precision, ranks.devices[0].type)
+        self._scaler = self.precision.scaler()
+        self._scales_later = not self._counts_samples and (ranks.world_size > 1 or self._micro_batches > 1)
+        """The weight of the global batch is not known before backward."""
         self._alone = False
         torch.manual_seed(seed * 1_000_003 + ranks.rank)  # each rank has its own random stream, for dropout
+
+    def _built(self, cell: Cell, workload: Workload, ranks: Ranks) -> nn.Module:
+        """Return the workload's model, on the host unless the strategy takes one of the meta device."""
+        model = workload.build_model()
+        if ranks.world_size == 1 and not cell.traits.shards_parameters:
+            _check_size(model, ranks.devices[0])
+        if not self.strategy.takes_meta:
+            model = on_host(model, init_weights_of(workload))
+        if cell.training.get("channels_last"):
+            model = in_channels_last(model, weights=not cell.traits.shards_parameters)
+        return model
 
     def set_first_rate(self) -> None:
         """Set the unscaled rate if the training has a warm-up: at the scaled rate its first steps may diverge."""
@@ -79,47 +112,61 @@ class Training:
         else:
             loss, weight = self._accumulate(batch, share, mark)
         mark(BACKWARD)
-        if self._clip:
-            self._clip(self.model.parameters())
-        self.optimizer.step()
+        if self._scaler:
+            self._scaled_update(self._scaler)
+        else:
+            if self._clip:
+                self._clip(self.model.parameters())
+            self.optimizer.step()
         mark(OPTIMIZER)
         return loss, weight
 
-    def _backward(self, batch: object, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
-        """Add the gradient of one batch to that of the step; return the sum of its losses and its weight."""
-        if self._precision is None:
-            loss, weight = self._workload.loss(self.model, batch)
-        else:
-            with self._precision:
-                loss, weight = self._workload.loss(self.model, batch)
+    def _scaled_update(self, scaler: torch.amp.GradScaler) -> None:
+        """Update the parameters unless a gradient is not finite: the host reads that once a step, as every user's does.
+
+        Over fsdp's shards torch takes the maximum of the ranks' findings.
+        """
+        if self._clip:
+            scaler.unscale_(self.optimizer)
+            self._clip(self.model.parameters())
+        scaler.step(self.optimizer)
+        scaler.update()
+
+    def _backward(
+        self, batch: object, share: Share, mark: Mark, earlier: Sequence[Tensor] = (), *, last: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Add the gradient of one batch to that of the step; return the sum of its losses and its weight.
+
+        ``earlier``: the weights of the step's micro-batches before. ``last``: whether no other follows.
+        """
+        loss, weight = self._workload.loss(self.model, batch)
         if share.samples == 0:
             loss, weight = loss * 0.0, weight * 0
         scale = self._ranks.world_size / self._global_weight(weight, share)
         loss_per_unit = loss * scale
         mark(FORWARD)
-        loss_per_unit.backward()
+        tokens = self._exchange([*earlier, weight]) if self._scales_later and last else None
+        (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
+        if tokens:
+            scale_gradients(self.model, share.global_samples / tokens.value())
         return loss.detach(), weight
 
     def _accumulate(self, batches: Any, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
         """Add the gradients of micro-batches, one after the other; return the sum of their losses and their weight."""
         shares = share.split(self._cell.micro_batches)
-        losses, weights = [], []
+        losses: list[Tensor] = []
+        weights: list[Tensor] = []
         for number, (batch, part) in enumerate(zip(batches, shares, strict=True)):
-            with self.strategy.gradient_sync(self.model, enabled=number == len(shares) - 1):
-                loss, weight = self._backward(batch, part, mark)
+            last = number == len(shares) - 1
+            with self.strategy.gradient_sync(self.model, enabled=last):
+                loss, weight = self._backward(batch, part, mark, weights, last=last)
             losses.append(loss)
             weights.append(weight)
-        total_weight = sum(weights[1:], weights[0])
-        if self._workload.unit == "tokens":  # the global weight is known only after all micro-batches
-            scale = 1.0 / self._over_ranks(total_weight)
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    local_part(parameter.grad).mul_(scale)
-        return torch.stack(losses).sum(), total_weight
+        return torch.stack(losses).sum(), sum(weights[1:], weights[0])
 
     def evaluate(self, batch: object, share: Share) -> dict[str, tuple[float, float]]:
         """Return this rank's sum and weight of the loss and of each metric on one batch, without gradients."""
-        with torch.no_grad(), self._precision or nullcontext():
+        with torch.no_grad():
             totals: dict[str, tuple[Tensor | float, Tensor | float]] = {"loss": self._workload.loss(self.model, batch)}
             metrics: Callable[..., Mapping[str, tuple[Tensor | float, Tensor | float]]] | None
             if metrics := getattr(self._workload, "metrics", None):
@@ -135,7 +182,7 @@ class Training:
     @property
     def unwrapped(self) -> nn.Module:
         """The workload's own model, without the strategy's wrapper."""
-        return self.strategy.unwrap(self.model)
+        return without_autocast(self.strategy.unwrap(self.model))
 
     @contextmanager
     def without_gradient_sync(self) -> Iterator[None]:
@@ -153,6 +200,7 @@ class Training:
             "model": self.model.state_dict(),
             "buffers": dict(self.model.named_buffers()),  # non-persistent buffers too
             "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler_state(),
         }
         copied: Snapshot = tree_map(_on_host, state)
         return copied
@@ -165,6 +213,17 @@ class Training:
         self.optimizer.state.clear()  # else entries that the snapshot lacks would remain
         # a copy: the optimizer keeps these tensors and updates them in place
         self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
+        self.load_scaler_state(snapshot["scaler"])
+
+    def scaler_state(self) -> dict[str, Any]:
+        """Return the state of the loss scale as plain values; empty unless fp16."""
+        state: dict[str, Any] = self._scaler.state_dict() if self._scaler else {}
+        return state
+
+    def load_scaler_state(self, state: Mapping[str, Any]) -> None:
+        """Set what ``scaler_state`` returned; nothing if that was empty."""
+        if self._scaler and state:
+            self._scaler.load_state_dict(dict(state))
 
     def finite(self, losses: list[Tensor]) -> bool:
         """Return whether these losses and all parameters on this rank are finite."""
@@ -172,43 +231,46 @@ class Training:
         return bool(torch.isfinite(torch.stack([value.float() for value in values])).all())
 
     def _global_weight(self, weight: Tensor, share: Share) -> Tensor | float:
-        """Return the weight of the global batch: the number of samples, or the sum of tokens over the ranks."""
-        if self._counts_samples:
+        """Return the weight that divides a loss before backward: that of the global batch, if it is known then.
+
+        The tokens of other ranks and of later micro-batches are not. The number of samples stands in for them, and
+        the gradient is scaled after backward, so that no rank waits for another before.
+        """
+        if self._counts_samples or self._scales_later:
             return share.global_samples
-        if self._micro_batches > 1:
-            return 1.0  # not known before the last micro-batch: _accumulate divides the gradient afterwards
-        return self._over_ranks(weight)
+        return on_device(weight, self._ranks.devices[0])
 
-    def _over_ranks(self, weight: Tensor) -> Tensor:
-        """Return the sum over the ranks; without gradient synchronisation, this rank's weight times their number."""
-        if self._alone:
-            return torch.as_tensor(weight).detach().float() * self._ranks.world_size
-        # kept on the device: reading the value would make the host wait for the whole forward pass
-        total = torch.as_tensor(weight, device=self._ranks.devices[0]).detach().clone().float()
-        if self._ranks.world_size > 1:
-            torch.distributed.all_reduce(total)
-        return total
+    def _exchange(self, weights: Sequence[Tensor]) -> TokenSum:
+        ranks = self._ranks
+        return TokenSum(weights, ranks.devices[0], world_size=ranks.world_size, alone=self._alone)
 
+    def expect_few_steps(self) -> None:
+        """Begin with a small loss scale under fp16, so that none of the first updates is skipped."""
+        if state := self.scaler_state():
+            self.load_scaler_state({**state, "scale": FEW_STEPS_SCALE})
 
-def set_precision(precision: str) -> None:
-    """Enable TF32 for matrix products and convolutions, or disable it. Autocast is entered at each step."""
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    def loss_scale(self) -> LossScale | None:
+        """Return the state of the loss scale, read from the device: between windows only; None unless fp16."""
+        return LossScale.of(self._scaler) if self._scaler else None
 
 
-def _autocast(precision: str, device: str) -> torch.autocast | None:
-    """Return the autocast context of forward passes, for bf16 only; weights and gradient reduction stay in float32.
+def _context(cell: Cell, workload: Workload, ranks: Ranks, precision: Precision) -> WrapContext:
+    units: Units = getattr(workload, "shard_units", default_units)
+    return WrapContext(
+        ranks.devices,
+        cell.strategy_options,
+        lambda model: units(without_autocast(model)),
+        precision,
+        cell.nodes,
+        init_weights_of(workload),
+    )
 
-    The one object is entered at every step, never nested.
-    """
-    return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else None
+
+def _check_size(model: nn.Module, device: torch.device) -> None:
+    """Raise SkipTrial if one device cannot hold the model: an out-of-memory error would end the worker group."""
+    if reason := too_large(model, device):
+        raise SkipTrial(SkipReason("model_too_large", reason))
 
 
 def _on_host(leaf: object) -> object:
     return leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, which fsdp creates; any other tensor is returned itself."""
-    to_local = getattr(tensor, "to_local", None)
-    return to_local() if to_local else tensor

@@ -80,6 +80,30 @@ def test_updates_that_differ_are_named_with_their_difference() -> None:
     assert not_equivalent(found) == {"ddp2": "not equivalent to one device: its update differs by 100 %"}
 
 
+def test_steps_in_16_bits_have_a_bound_of_their_own() -> None:
+    """6 % in bf16 is no rounding, 2 % is; the same 2 % in fp32 is none."""
+    lines = [{**each, "precision": "bf16"} for each in LINES]
+
+    def verdicts(fp32: float, bf16: float) -> list[bool]:
+        both = [
+            checks_of({"single": [1.0], "ddp2": [1.0 + far]}).assign(computed_in=name)
+            for name, far in (("fp32", fp32), ("bf16", bf16))
+        ]
+        found = equivalence(trials_of(lines), pd.concat(both))
+        assert found["computed_in"].tolist() == ["fp32", "bf16"] and found["bound"].tolist() == [0.01, 0.05]
+        return [bool(value) for value in found["equivalent"]]
+
+    assert verdicts(0.0, 0.02) == [True, True]
+    assert verdicts(0.0, 0.06) == [True, False]
+    assert verdicts(0.02, 0.0) == [False, True]
+
+
+def test_compressed_gradients_have_the_bound_of_16_bits() -> None:
+    lines = [LINES[0], {**LINES[1], "options": {"ddp.comm_hook": "bf16_compress"}}]
+    found = equivalence(trials_of(lines), checks_of({"single": [1.0], "ddp2": [1.02]}))
+    assert found["equivalent"].tolist() == [True] and found["bound"].tolist() == [0.05]
+
+
 @pytest.mark.parametrize(
     ("lines", "updates", "reason"),
     [

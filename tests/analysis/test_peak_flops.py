@@ -19,6 +19,9 @@ TERA = 1e12
         ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
         ("NVIDIA A100 80GB PCIe", "tf32", 156),
         ("NVIDIA L4", "bf16", 121),
+        ("NVIDIA L4", "fp16", 121),
+        ("Tesla T4", "fp16", 65),
+        ("Tesla V100-PCIE-16GB", "fp16", 112),
         ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
         ("NVIDIA H100 PCIe", "bf16", 756),
         ("NVIDIA H100 NVL", "bf16", 835),
@@ -60,7 +63,7 @@ def test_a_figure_that_was_not_read_is_absent() -> None:
     assert peak_flops("NVIDIA H100 NVL", "fp32") is None
     assert peak_flops("NVIDIA B200", "fp32") is None
     assert peak_flops("NVIDIA GeForce RTX 4090", "bf16") is None
-    assert peak_flops("NVIDIA H200", "fp16") is None
+    assert peak_flops("NVIDIA GeForce RTX 4090", "fp16") is None
 
 
 def test_every_peak_has_a_source_and_a_plausible_value() -> None:

@@ -67,7 +67,7 @@ BAD_FILES = {
     "unknown data": ("name: x\ngrid: {data: mnist, per_device_batch_size: 8}\n", "grid.data: got 'mnist'"),
     "unknown precision": (
         "name: x\ngrid: {precision: fp8, per_device_batch_size: 8}\n",
-        "got 'fp8'; allowed: bf16, fp32, tf32",
+        "got 'fp8'; allowed: bf16, fp16, fp32, tf32",
     ),
     "unknown workload": (SMALL + "workload: image_clasification\n", "did you mean 'image_classification'?"),
     "user module that is not there": (SMALL + "workload: not_there:Own\n", "importing not_there failed"),

@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.measure.stepper import Stepper
-from harness.train.training import Training, set_precision
+from harness.train.precision import Precision
+from harness.train.training import Training
 from tests.gpu.setting import cell_of, group_of_one, need_cuda, one_rank
 from tests.gpu.verdict import NotRun, Verdict, judged
 
@@ -89,10 +90,10 @@ def tf32(device: torch.device) -> Verdict:
     exact = a @ b
     errors = {}
     for precision in ("fp32", "tf32"):
-        set_precision(precision)
+        Precision(precision, device.type).apply()
         product = (a.float().to(device) @ b.float().to(device)).double().cpu()
         errors[precision] = float((product - exact).norm() / exact.norm())
-    set_precision("fp32")
+    Precision("fp32", device.type).apply()
     modern = torch.cuda.get_device_capability(device) >= (8, 0)
     if not modern:
         raise NotRun("needs a GPU with TF32 (compute capability 8.0)")

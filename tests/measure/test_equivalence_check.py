@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from harness.measure.equivalence import BUCKETS, Frozen, fold, measure_update
+from harness.analysis.equivalence import REDUCED_DIFFERENCE
+from harness.measure.equivalence import BUCKETS, Frozen, fold, measure_update, measure_updates
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
 from harness.train.ranks import Ranks
@@ -96,3 +97,25 @@ def test_folding_is_linear_and_keeps_the_norm_within_a_few_percent() -> None:
 
 def test_folding_depends_on_the_position_of_a_value() -> None:
     assert fold([torch.tensor([1.0, 0.0])]) != fold([torch.tensor([0.0, 1.0])])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_in_16_bits_replicas_stay_within_the_bound_and_a_tenth_too_much_does_not(precision: str) -> None:
+    single = replace(BASE, precision=precision)
+    dp = replace(single, strategy="dp", devices=2, per_device_batch_size=4)
+    reference = update_of(single)
+    assert 0 < difference(update_of(single), update_of(BASE)) < 0.05  # it is another arithmetic
+    assert difference(update_of(dp), reference) < REDUCED_DIFFERENCE
+    for factor in (0.9, 1.1):
+        wrong = Small()
+        wrong.scale = factor
+        assert difference(update_of(dp, wrong), reference) > REDUCED_DIFFERENCE
+
+
+def test_the_check_takes_its_steps_in_fp32_and_in_16_bits_if_the_cell_does() -> None:
+    def precisions(name: str) -> list[str]:
+        ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+        cell = replace(BASE, precision=name)
+        return list(measure_updates(cell, Small(), data(), 0, ranks, lambda: None))
+
+    assert [precisions(name) for name in ("fp32", "bf16", "fp16")] == [["fp32"], ["fp32", "bf16"], ["fp32", "fp16"]]

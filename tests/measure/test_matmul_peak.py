@@ -84,6 +84,7 @@ def test_matrix_sizes_are_bounded(products: list[Any], monkeypatch: pytest.Monke
         ("fp32", torch.float32, "highest"),
         ("tf32", torch.float32, "high"),
         ("bf16", torch.bfloat16, "highest"),
+        ("fp16", torch.float16, "highest"),
     ],
 )
 @pytest.mark.parametrize("before", ["highest", "high"])
@@ -116,7 +117,7 @@ def test_settings_are_restored_after_a_failure(monkeypatch: pytest.MonkeyPatch) 
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError) as caught:
         measured_peak(CPU, "fp23")
-    assert str(caught.value) == "precision: got 'fp23'; did you mean 'fp32'? (allowed: bf16, fp32, tf32)"
+    assert str(caught.value) == "precision: got 'fp23'; did you mean 'fp32'? (allowed: bf16, fp16, fp32, tf32)"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])

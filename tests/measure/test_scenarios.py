@@ -12,7 +12,7 @@ import torch
 from harness.config.experiment import Experiment
 from harness.launch import worker
 from harness.launch.worker import run_scenario
-from harness.measure import environment, phase_timers, scenarios
+from harness.measure import environment, memory, phase_timers, scenarios
 from harness.measure.scenarios import TrialContext
 from harness.plan.planner import make_plan
 from harness.plan.trial import Trial, TrialResult
@@ -112,3 +112,50 @@ def test_a_failed_diagnostic_on_one_of_several_ranks_is_raised(
     monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, value])
     with pytest.raises(RuntimeError, match="no profile"):
         run_scenario_alone(ranks=replace(ALONE, world_size=2))
+
+
+@pytest.fixture
+def run_fp16(make_experiment: Make) -> Callable[[], tuple[TrialResult, TrialContext]]:
+    """The result of a throughput trial in fp16, and its context."""
+
+    def run() -> tuple[TrialResult, TrialContext]:
+        grid = {**GRID, "precision": "fp16"}
+        experiment = make_experiment(grid, diagnostics=True, workload_options={"width": 4}, throughput=SHORT)
+        trial = next(t for t in make_plan(experiment, laptop()).trials if t.purpose == "")
+        within = context(trial, experiment, ALONE)
+        return run_scenario(within), within
+
+    return run
+
+
+def test_fp16_warms_up_until_twenty_updates_and_records_its_loss_scale(run_fp16: Any) -> None:
+    result, within = run_fp16()
+    assert result.outcome == "ok"
+    assert sum(bool(flag) for flag in result.steps["warmup"]) >= 20
+    assert result.facts["loss_scale"] > 0 and result.facts["skipped_updates"] == 0
+    assert result.facts["dtypes"] == "weights, gradients, loss float32; forward autocast to float16"
+    assert within.rank_facts["peak_memory_bytes"] and within.rank_facts["build_peak_bytes"]
+
+
+def test_fp16_without_a_loss_scale_that_fits_is_diverged(run_fp16: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.measure.loss_scale.UNSKIPPED", 1000)
+    monkeypatch.setattr("harness.measure.loss_scale.MOST_STEPS", 9)
+    result, _ = run_fp16()
+    assert result.outcome == "diverged" and not result.windows
+    assert result.reason.startswith(
+        "updates are still skipped after 9 warm-up steps: gradients overflow float16 at a loss"
+    )
+
+
+def test_the_peak_of_the_steps_is_not_that_of_the_construction(run_fp16: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    reset, built = memory.reset_peak, scenarios.Training
+
+    def noted_reset(devices: Any) -> bool:
+        events.append("reset")
+        return reset(devices)
+
+    monkeypatch.setattr(memory, "reset_peak", noted_reset)
+    monkeypatch.setattr(scenarios, "Training", lambda *args: events.append("built") or built(*args))
+    run_fp16()
+    assert events == ["reset", "built", "reset"]

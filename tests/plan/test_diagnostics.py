@@ -8,6 +8,7 @@ import pytest
 
 from harness.config.experiment import Experiment
 from harness.plan.comparison import base_cell
+from harness.plan.inventory import Inventory
 from harness.plan.planner import filter_plan, make_plan
 from harness.record.rows import trial_columns
 from tests.conftest import gpu_cluster, laptop
@@ -68,14 +69,21 @@ def test_checks_open_their_group_and_epochs_close_it(make_experiment: Make) -> N
         assert ranks == sorted(ranks)
 
 
-def test_a_cells_check_is_independent_of_batch_and_precision(make_experiment: Make) -> None:
-    grid = {**WEAK, "precision": ["fp32", "bf16"]}
-    plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 1}), laptop())
+@pytest.mark.parametrize(
+    ("precisions", "checked"), [(["fp32", "tf32"], ["fp32"]), (["fp32", "bf16"], ["bf16", "fp32"])]
+)
+def test_a_cells_check_is_independent_of_batch_and_runs_in_its_precision_if_that_has_16_bits(
+    make_experiment: Make, precisions: list[str], checked: list[str]
+) -> None:
+    grid = {**WEAK, "precision": precisions}
+    inventory = Inventory.assume(1, 2)
+    plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 1}), inventory)
+    assert sorted({t.cell.precision for t in plan.trials if t.purpose == "equivalence"}) == checked
     checks = {t.cell.id for t in plan.trials if t.purpose == "equivalence"}
     ids = {
         t.check_id for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "ddp" and t.cell.devices == 2
     }
-    assert len(ids) == 1
+    assert len(ids) == len(checked)
     assert ids < checks
     assert {t.check_id for t in plan.trials if t.cell.strategy == "single"} == {None}
 

@@ -89,6 +89,25 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
         ({"precision": "bf16"}, LAPTOP, None),
         ({"strategy_options": {"sync_batch_norm": True}}, LAPTOP, "needs_cuda: sync_batch_norm is a CUDA operator"),
         ({"strategy_options": {"sync_batch_norm": True}}, TWO_NODES, None),
+        (
+            {"strategy_options": {"backend": "nccl"}},
+            LAPTOP,
+            "needs_cuda: ddp.backend nccl connects GPUs; CPU slots use gloo",
+        ),
+        ({"strategy_options": {"backend": "nccl"}}, TWO_NODES, None),
+        ({"strategy_options": {"backend": "gloo"}}, LAPTOP, None),
+        (
+            {"strategy_options": {"backend": "nccl"}, "oversubscribe": True},
+            TWO_NODES,
+            "shared_device: ddp.backend nccl rejects ranks that share a GPU",
+        ),
+        (
+            {"strategy": "fsdp", "strategy_options": {"mesh": "hybrid"}},
+            TWO_NODES,
+            "one_node: fsdp.mesh hybrid shards inside nodes and replicates between them: one is flat",
+        ),
+        ({"strategy": "fsdp", "strategy_options": {"mesh": "hybrid"}, "nodes": 2}, TWO_NODES, None),
+        ({"strategy": "fsdp", "strategy_options": {"mesh": "hybrid"}, "devices": 1}, TWO_NODES, None),
     ],
 )
 def test_reasons_of_infeasible_cells(change: dict[str, Any], machine: Machine, reason: str | None) -> None:

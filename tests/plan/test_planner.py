@@ -124,3 +124,18 @@ def test_planning_does_not_collect_garbage_so_that_it_stays_linear(make_experime
     finally:
         gc.callbacks.pop()
     assert seen.count("start") <= 1  # the one that was held back
+
+
+def test_cells_of_another_backend_have_worker_groups_of_their_own(make_experiment: Make) -> None:
+    grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "ddp.backend": ["auto", "nccl", "gloo"]}
+    plan = make_plan(make_experiment(grid), gpu_cluster())
+    backends = {
+        (trial.cell.backend, group.backend)
+        for group in plan.groups
+        for trial in group.trials
+        if trial.cell.devices == 2
+    }
+    assert backends == {("auto", "cpu:gloo,cuda:nccl"), ("nccl", "cpu:gloo,cuda:nccl"), ("gloo", "gloo")}
+    on_cpu = make_plan(make_experiment(grid), laptop())
+    assert {skip.skip_code for skip in on_cpu.skips} == {"needs_cuda"}
+    assert {group.backend for group in on_cpu.groups} == {"gloo"}

@@ -19,6 +19,7 @@ COMPUTED = {
     "step_s",
     "wait_fraction",
     "peak_memory_bytes",
+    "build_peak_bytes",
     "timed_steps",
     "warmup_steps",
     "doubts",

@@ -188,6 +188,13 @@ def test_emulated_cells_have_hollow_markers() -> None:
     assert faces == {"white"}
 
 
+def test_the_caption_of_fp16_states_the_read_of_each_step() -> None:
+    read = "A step in fp16 includes the host's read of whether a gradient overflowed."
+    assert read not in draw_all(results_of(full_study()))["throughput"].caption
+    scaled = [{**each, "precision": "fp16"} for each in full_study()]
+    assert read in draw_all(results_of(scaled))["throughput"].caption
+
+
 def test_one_block_is_captioned_as_without_interval() -> None:
     lines = [one for one in full_study() if one["block"] == 0]
     caption = draw_all(results_of(lines))["throughput"].caption

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from harness.config import experiment as config
 from harness.config.experiment import Experiment
@@ -15,7 +17,7 @@ from harness.measure.environment import git_commit
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.run.provenance import differences, invocation_facts
-from harness.run.resume import more_blocks, pending, reopen
+from harness.run.resume import check_meanings, more_blocks, pending, reopen
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -26,8 +28,6 @@ FILE = Path("test.yaml")
 
 
 def experiment_of(blocks: object = 2, more: str = "") -> Experiment:
-    import yaml
-
     return config.parse_experiment(yaml.safe_load(TEXT % blocks + more), source="test.yaml")
 
 
@@ -219,3 +219,45 @@ def test_a_dirty_checkout_is_named_by_its_changes(tmp_path: Path) -> None:
         assert dirty and dirty.startswith(f"{clean}-dirty-")
         seen.add(dirty)
     assert len(seen) == 3
+
+
+def older(folder: RunFolder) -> None:
+    """The folder as an earlier version made it: without meanings, with that version's defaults."""
+    plan = json.loads((folder.path / "plan.json").read_text())
+    del plan["meanings"]
+    (folder.path / "plan.json").write_text(json.dumps(plan))
+    resolved = folder.path / "experiment.resolved.yaml"
+    content = yaml.safe_load(resolved.read_text())
+    content["strategy_options"]["ddp"] = {"bucket_cap_mb": [25]}
+    content["strategy_options"]["fsdp"] = {"reshard_after_forward": [True], "sync_batch_norm": [False]}
+    content["training"] = {"accumulation": [1]}
+    resolved.write_text(yaml.safe_dump(content))
+
+
+def test_a_run_of_an_older_version_goes_on_with_the_defaults_of_today(tmp_path: Path) -> None:
+    folder, plan = folder_of(tmp_path)
+    older(folder)
+    found, experiment = reopen(folder.path, FILE, experiment_of())
+    assert experiment == experiment_of()
+    check_meanings(found, plan)
+
+
+def test_a_run_of_an_older_version_is_refused_if_its_cells_mean_something_else_now(tmp_path: Path) -> None:
+    text = (TEXT % 2).replace("ddp", "fsdp")
+    experiment = config.parse_experiment(yaml.safe_load(text), source="test.yaml")
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, text)
+    check_meanings(folder, plan)
+    older(folder)
+    found, going_on = reopen(folder.path, FILE, experiment)
+    with pytest.raises(RunFolderError) as caught:
+        check_meanings(found, make_plan(going_on, laptop()))
+    assert str(caught.value).startswith(f"{folder.path}: was made by an older version, and cells of the same name are ")
+    assert "fsdp keeps the root's parameters" in str(caught.value) and str(caught.value).endswith("Start a new run")
+
+
+def test_a_changed_file_is_another_experiment_whatever_the_defaults(tmp_path: Path) -> None:
+    folder, _ = folder_of(tmp_path)
+    older(folder)
+    with pytest.raises(RunFolderError, match="another experiment: strategy_options differ"):
+        reopen(folder.path, FILE, experiment_of(more="strategy_options: {ddp: {bucket_cap_mb: 1}}\n"))

@@ -44,3 +44,39 @@ def test_weights_of_samples_matter(trained: Results) -> None:
     start = torch.tensor(trained["single", 1, "samples", ""])
     other = torch.tensor(trained["single", 1, "tokens", ""])
     assert float((start - other).norm() / start.norm()) > 1e-3
+
+
+def otherwise(trained: Results, strategy: str, devices: int, name: str, reference: str) -> float:
+    mine = torch.tensor(trained[strategy, devices, "otherwise", name])
+    alone = torch.tensor(trained["single", 1, "otherwise", reference])
+    return float((mine - alone).norm() / alone.norm())
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_a_model_of_the_meta_device_trains_as_on_one_device(trained: Results, strategy: str, devices: int) -> None:
+    assert otherwise(trained, strategy, devices, "meta", "meta") <= BOUND
+    assert otherwise(trained, "single", 1, "meta", "fp32") > 0.1  # its initial values are others
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("strategy", "name", "reference"),
+    [
+        *((strategy, name, name) for strategy in SEVERAL for name in ("bf16", "fp16")),
+        ("fsdp", "autocast", "bf16"),
+        ("ddp", "bf16_compress", "fp32"),
+        ("ddp", "fp16_compress", "fp32"),
+    ],
+)
+def test_arithmetic_in_16_bits_trains_as_on_one_device_within_its_rounding(
+    trained: Results, strategy: str, devices: int, name: str, reference: str
+) -> None:
+    assert 0 < otherwise(trained, strategy, devices, name, "fp32") < 0.01
+    assert otherwise(trained, strategy, devices, name, reference) < 0.01
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_an_overflow_on_one_rank_is_a_skip_on_every_rank(trained: Results, strategy: str, devices: int) -> None:
+    assert trained[strategy, devices, "otherwise", "scales"] == [32768.0] * devices

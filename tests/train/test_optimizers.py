@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from harness.errors import WorkloadError
-from harness.train.optimizers import WarmUp, fast_forward, make_clip, make_optimizer, make_schedule, scale_rate
+from harness.train.optimizers import WarmUp, by_step, fast_forward, make_clip, make_optimizer, make_schedule, scale_rate
 
 MODEL = nn.Linear(1, 1)
 SGD = {"name": "SGD", "lr": 0.1}
@@ -144,3 +144,29 @@ def test_a_schedule_goes_on_from_where_it_was(options: dict[str, Any]) -> None:
     for _ in range(3):
         schedule.step()
     assert optimizer.param_groups[0]["lr"] == whole.param_groups[0]["lr"]
+
+
+def test_a_schedule_advances_at_each_step_beside_a_warm_up() -> None:
+    """Rates of a schedule that halves: 0.4, 0.2, 0.1, 0.05; the warm-up over two steps takes 1/4 and 5/8 of them."""
+    optimizer = make_optimizer(MODEL, {"name": "SGD", "lr": 0.4})
+    schedule = make_schedule(optimizer, {"name": "ExponentialLR", "gamma": 0.5, "interval": "step"})
+    warm_up = WarmUp(optimizer, 4.0, steps=2)
+    seen: list[float] = []
+    for first in (0, 2):
+        with warm_up.rates_from(first, schedule) as set_rate:
+            for _ in range(2):
+                set_rate()
+                seen.append(optimizer.param_groups[0]["lr"])
+                optimizer.step()
+    assert seen == pytest.approx([0.4 / 4, 0.2 * 5 / 8, 0.1, 0.05])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+def test_a_schedule_advances_once_an_epoch_unless_the_file_says_otherwise() -> None:
+    assert [by_step(options) for options in ({}, {"interval": "epoch"}, {"interval": "step"})] == [False, False, True]
+
+
+def test_another_interval_is_refused() -> None:
+    with pytest.raises(WorkloadError) as caught:
+        make_schedule(make_optimizer(MODEL, SGD), {"name": "StepLR", "step_size": 1, "interval": "batch"})
+    assert str(caught.value) == "schedule.interval: got 'batch'; allowed: epoch, step"

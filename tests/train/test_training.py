@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.plan.cell import Cell
-from harness.train.loader import batches, epoch_shares
+from harness.plan.trial import SkipTrial
+from harness.train.loader import Share, batches, epoch_shares
+from harness.train.loss_scale import LossScale
 from harness.train.ranks import Ranks
+from harness.train.token_weights import on_device
 from harness.train.training import Training
+from harness.train.workloads.image_classification import ImageClassification
 from tests.equivalence import BATCH, SAMPLES, SEED, Regression
 
 CPU = torch.device("cpu")
+ONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
 CELL = Cell("w", None, None, "single", "cpu", 1, 1, "strong", None, BATCH, optimizer={"name": "SGD", "lr": 0.1})
 
 
@@ -71,26 +78,235 @@ def test_the_rate_is_scaled_with_the_global_batch() -> None:
     assert training.optimizer.param_groups[0]["lr"] == training.effective_lr
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_bf16_computes_in_bf16_while_training_and_evaluating_and_keeps_fp32_parameters(
-    precision: str, accumulation: int
-) -> None:
-    class Looks(Regression):
-        def loss(self, model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            seen.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16)
-            return super().loss(model, batch)
+class Looks(Regression):
+    """Notes the autocast dtype of each forward pass of the model, None without autocast."""
 
-    seen: list[bool] = []
-    cell = replace(CELL, precision=precision, training={"accumulation": accumulation})
-    workload = Looks("samples")
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.dtype | None] = []
+        self.losses: list[torch.dtype] = []
+
+    def build_model(self) -> nn.Module:
+        def note(*_: object) -> None:
+            self.seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+
+        model = super().build_model()
+        model.register_forward_pre_hook(note)
+        return model
+
+    def loss(self, model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        total, weight = super().loss(model, batch)
+        self.losses.append(total.dtype)
+        assert not torch.is_autocast_enabled("cpu")
+        return total, weight
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("dp", 2)])
+def test_the_model_computes_in_bf16_in_every_replica_while_losses_and_parameters_are_fp32(
+    strategy: str, devices: int, precision: str, dtype: torch.dtype | None, accumulation: int
+) -> None:
+    cell = replace(CELL, strategy=strategy, devices=devices, precision=precision)
+    cell = replace(cell, training={"accumulation": accumulation})
+    workload = Looks()
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(devices)))
     training = Training(cell, workload, SEED, ranks)
     share = next(iter(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1)))
     data = workload.datasets()[0]
     parts = list(batches(data, [share], seed=SEED, ranks=ranks, options={}, micro_batches=accumulation))
-    training.step(parts if accumulation > 1 else parts[0], share)
+    loss, _ = training.step(parts if accumulation > 1 else parts[0], share)
     (whole,) = batches(data, [share], seed=SEED, ranks=ranks, options={})
     training.evaluate(whole, share)
-    assert len(seen) == accumulation + 1 and set(seen) == {precision == "bf16"}
+    assert len(workload.seen) == devices * (accumulation + 1) and set(workload.seen) == {dtype}
+    assert {*workload.losses, loss.dtype} == {torch.float32}
     assert {parameter.dtype for parameter in training.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp"])
+def test_the_names_of_a_bf16_models_parameters_are_its_own(strategy: str) -> None:
+    cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, precision="bf16")
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
+    training = Training(cell, Regression(), SEED, ranks)
+    names = {name for name, _ in Regression().build_model().named_parameters()}
+    assert {name for name, _ in training.unwrapped.named_parameters()} == names
+    state = training.strategy.optimizer_state(training.model, training.optimizer)
+    assert set(state["param_groups"][0]["params"]) == names
+
+
+def scaled(**options: Any) -> tuple[Training, Any]:
+    """A training in fp16 with its first batch and share."""
+    cell = replace(CELL, precision="fp16", **options)
+    training = Training(cell, Regression(), SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)))
+    share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
+    data = Regression().datasets()[0]
+    parts = list(batches(data, [share], seed=SEED, ranks=ONE, options={}, micro_batches=cell.micro_batches))
+    return training, lambda: training.step(parts if len(parts) > 1 else parts[0], share)
+
+
+def flat(training: Training) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulation": 3}, {"clip_grad_norm": 0.02}])
+def test_fp16_trains_as_fp32_does_within_its_rounding(options: dict[str, Any]) -> None:
+    """Clipping sees gradients without the loss scale, of 65,536, and micro-batches share one."""
+    before = flat(Training(CELL, Regression(), SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))))
+    training, step = scaled(training=options)
+    step()
+    exact = Training(replace(CELL, training=options), Regression(), SEED, training._ranks)
+    share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
+    count = exact._cell.micro_batches
+    data = Regression().datasets()[0]
+    parts = list(batches(data, [share], seed=SEED, ranks=ONE, options={}, micro_batches=count))
+    exact.step(parts if count > 1 else parts[0], share)
+    moved, expected = flat(training) - before, flat(exact) - before
+    assert float((moved - expected).norm() / expected.norm()) < 0.01
+    assert training.loss_scale() == LossScale(65536.0, 1, 2000)
+
+
+def test_a_step_whose_gradient_overflows_is_skipped_and_halves_the_scale() -> None:
+    training, step = scaled()
+    training.load_scaler_state({**training.scaler_state(), "scale": 2.0**40})
+    before = flat(training)
+    step()
+    assert torch.equal(flat(training), before)
+    assert training.loss_scale() == LossScale(2.0**39, 0, 2000)
+
+
+def test_a_check_of_a_few_steps_begins_with_a_scale_at_which_none_is_skipped() -> None:
+    training, step = scaled()
+    training.expect_few_steps()
+    step()
+    assert training.loss_scale() == LossScale(1024.0, 1, 2000)
+
+
+def test_a_snapshot_holds_the_loss_scale() -> None:
+    training, step = scaled()
+    step()
+    kept = training.snapshot()
+    training.load_scaler_state({**training.scaler_state(), "scale": 4.0})
+    training.restore(kept)
+    assert training.loss_scale() == LossScale(65536.0, 1, 2000)
+
+
+def test_other_precisions_have_no_loss_scale() -> None:
+    assert Training(CELL, Regression(), SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))).loss_scale() is None
+
+
+@pytest.mark.usefixtures("no_group")
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp"])
+def test_channels_last_reaches_the_convolutions(strategy: str) -> None:
+    cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, training={"channels_last": True})
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
+    training = Training(cell, ImageClassification(model="resnet8", data="digits", width=8), SEED, ranks)
+    seen: list[tuple[bool, ...]] = []
+
+    def note(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        weight: Any = module.weight
+        seen.append(tuple(t.is_contiguous(memory_format=torch.channels_last) for t in (args[0], output, weight)))
+
+    for module in training.unwrapped.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
+            module.register_forward_hook(note)
+    training.step((torch.randn(4, 3, 8, 8), torch.arange(4)), Share((), 4, 4))
+    weights = strategy in ("single", "ddp")  # fully_shard takes contiguous parameters only, dp copies them so
+    assert seen and {one[:2] for one in seen} == {(True, True)}
+    assert not weights or {one[2] for one in seen} == {True}
+
+
+def test_without_the_option_nothing_is_channels_last() -> None:
+    training = Training(CELL, ImageClassification(model="resnet8", data="digits", width=8), SEED, ONE)
+    assert all(parameter.is_contiguous() for parameter in training.model.parameters())
+
+
+@pytest.mark.parametrize(("options", "wanted"), [({}, False), ({"cudnn_benchmark": True}, True)])
+def test_cudnn_times_its_algorithms_only_where_the_cell_says_so(
+    options: dict[str, Any], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not wanted)
+    Training(replace(CELL, training=options), Regression(), SEED, ONE)
+    assert torch.backends.cudnn.benchmark == wanted
+
+
+@pytest.mark.usefixtures("no_group")
+@pytest.mark.parametrize(
+    ("hook", "dtype"), [("none", None), ("bf16_compress", torch.bfloat16), ("fp16_compress", torch.float16)]
+)
+def test_a_comm_hook_rounds_the_gradients_that_are_exchanged(hook: str, dtype: torch.dtype | None) -> None:
+    cell = replace(CELL, strategy="ddp", strategy_options={"comm_hook": hook, "backend": "gloo"})
+    training = Training(cell, Regression(), SEED, ONE)
+    share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
+    training.step(next(batches(Regression().datasets()[0], [share], seed=SEED, ranks=ONE, options={})), share)
+    gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+    rounded = {to: all(torch.equal(g, g.to(to).float()) for g in gradients) for to in (torch.bfloat16, torch.float16)}
+    assert rounded[torch.bfloat16] == (dtype is torch.bfloat16)
+    assert rounded[torch.float16] == (dtype is not None)  # which holds numbers of this size that bfloat16 holds
+
+
+@pytest.mark.parametrize("name", ["fused", "foreach"])
+def test_an_optimizers_implementation_is_an_option(name: str) -> None:
+    cell = replace(CELL, optimizer={**CELL.optimizer, name: True})
+    assert Training(cell, Regression(), SEED, ONE).optimizer.defaults[name] is True
+    assert Training(CELL, Regression(), SEED, ONE).optimizer.defaults[name] is None
+
+
+def test_a_model_larger_than_its_device_is_a_skip_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.train.model.device_bytes", lambda device: 1000)
+    with pytest.raises(SkipTrial, match=r"^weights and gradients of the model take .* GiB; one device has .* GiB$"):
+        Training(CELL, Regression(), SEED, ONE)
+    monkeypatch.setattr("harness.train.model.device_bytes", lambda device: 10_000)
+    Training(CELL, Regression(), SEED, ONE)
+
+
+class Events:
+    """Stands for torch.distributed: notes when the sum of weights begins and when it is awaited."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def all_reduce(self, total: torch.Tensor, *, async_op: bool = False) -> Events:
+        assert async_op, "a blocking collective before backward"
+        self.seen.append("begun")
+        total *= 2
+        return self
+
+    def wait(self) -> None:
+        self.seen.append("awaited")
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_tokens_of_a_global_batch_are_summed_while_backward_runs(
+    accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks that hold the same batch: twice the tokens, and a gradient that the mean over ranks leaves alone."""
+    events = Events()
+    monkeypatch.setattr("harness.train.token_weights.dist", events)
+    cell = replace(CELL, training={"accumulation": accumulation})
+    gradients = []
+    for ranks in (replace(ONE, world_size=2), ONE):
+        training = Training(cell, Regression("tokens"), SEED, ranks)
+        training.model[0].weight.register_hook(lambda _: events.seen.append("backward"))  # type: ignore[index]
+        share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
+        data = Regression("tokens").datasets()[0]
+        parts = list(batches(data, [share], seed=SEED, ranks=ranks, options={}, micro_batches=accumulation))
+        training.step(parts if accumulation > 1 else parts[0], replace(share, global_samples=BATCH * ranks.world_size))
+        gradients.append(torch.cat([p.grad.flatten() for p in training.model.parameters() if p.grad is not None]))
+    last = accumulation - 1
+    assert events.seen == ["backward"] * last + ["begun", "backward", "awaited"] + ["backward"] * accumulation
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_a_weight_in_the_hosts_memory_is_not_copied_to_the_device() -> None:
+    """A copy of pageable memory makes the host wait for the GPU."""
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    weight = torch.tensor(3)
+    with Copies():
+        assert on_device(weight, torch.device("meta")).device.type == "meta"
+    assert not [name for name in seen if "copy" in name]

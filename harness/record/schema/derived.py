@@ -168,13 +168,16 @@ GPUS = Table(
 
 EQUIVALENCE = Table(
     "equivalence",
-    "the equivalence check of one strategy against one device: a few fp32 steps without batch statistics and dropout",
+    "one equivalence check of a strategy against one device, in fp32 or in the cell's precision: a few steps without "
+    "batch statistics and dropout",
     (
         _c("cell_id", "string", "cell of the check"),
         _c("base_id", "string", "cell of the check on one device"),
         *AXIS_COLUMNS,
+        _c("computed_in", "string", "precision of the steps: fp32, or the cell's if that is bf16 or fp16"),
         _c("difference", "Float64", "norm of the difference of both updates over the norm of one device's update"),
-        _c("equivalent", "boolean", "true if the difference is at most 1 %; `<NA>` if unknown"),
+        _c("bound", "Float64", "largest difference that counts as rounding: 0.01, in 16 bits 0.05"),
+        _c("equivalent", "boolean", "true if the difference is at most the bound; `<NA>` if unknown"),
         _c("reason", "string", "reason if not equivalent or unknown"),
     ),
 )

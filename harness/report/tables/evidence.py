@@ -101,6 +101,7 @@ def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
         ("strategy", cell_label, words),
         ("model", "model", words),
         ("global batch", "global_batch_size", flush_right),
+        ("in", "computed_in", words),
         ("update difference", "difference", decimal("{:.2g} %", 100)),
         ("verdict", lambda row: "equivalent" if is_true(row["equivalent"]) else str(row["reason"]), words),
     )

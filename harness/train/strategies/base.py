@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,8 +14,25 @@ from torch import nn
 from harness.config.strategy_traits import StrategyTraits
 from harness.plan.cell import Options
 from harness.train.optimizers import make_optimizer
+from harness.train.precision import Precision, without_autocast
 
 Units = Callable[[nn.Module], Sequence[nn.Module]]
+
+
+@dataclass(frozen=True)
+class WrapContext:
+    """The circumstances in which a strategy wraps a model on one rank.
+
+    ``devices``: this rank's. ``options``: the cell's values of the strategy's section. ``units``: returns the modules
+    to shard one by one. ``nodes``: the number of nodes of the cell. ``init_weights``: the workload's, if it has one.
+    """
+
+    devices: Sequence[torch.device]
+    options: Options
+    units: Units
+    precision: Precision
+    nodes: int = 1
+    init_weights: Callable[[nn.Module], object] | None = None
 
 
 class Strategy(ABC):
@@ -24,17 +42,29 @@ class Strategy(ABC):
     """
 
     traits: ClassVar[StrategyTraits]
+    takes_meta: ClassVar[bool] = False
+    """Whether ``wrap`` takes a model on the meta device, as a workload with ``init_weights`` may build it."""
+    shard_units: int | None = None
+    """The number of groups of parameters that are gathered together, after ``wrap``; None if none are sharded."""
 
     @abstractmethod
-    def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
+    def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
         """Return the model ready to train on this rank's devices.
 
-        ``model``: as the workload built it, on the host, with the same parameters on every rank. ``options``: the
-        cell's values of the strategy's section. ``units``: returns the modules to shard one by one.
+        ``model``: as the workload built it, on the host, with the same parameters on every rank; under bf16 and fp16
+        inside ``Autocast`` if the strategy ``autocasts``.
         """
 
+    def autocasts(self, options: Options) -> bool:
+        """Return whether forward passes run under autocast in bf16 and fp16; else ``wrap`` sets the dtypes."""
+        return True
+
+    def dtypes(self, context: WrapContext) -> str:
+        """Return the dtypes of weights, gradients, forward pass and loss, for the trial's row."""
+        return context.precision.text
+
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the workload's own model; its parameters are those that are trained."""
+        """Return the model that ``wrap`` was given; its parameters are those that are trained."""
         return model
 
     def make_optimizer(self, model: nn.Module, options: Options) -> torch.optim.Optimizer:
@@ -53,7 +83,9 @@ class Strategy(ABC):
         from torch.distributed.checkpoint import state_dict as dcp  # takes most of a second
 
         options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state: dict[str, Any] = dcp.get_optimizer_state_dict(self.unwrap(model), optimizer, options=options)
+        state: dict[str, Any] = dcp.get_optimizer_state_dict(
+            without_autocast(self.unwrap(model)), optimizer, options=options
+        )
         return state
 
     def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -61,10 +93,23 @@ class Strategy(ABC):
         from torch.distributed.checkpoint import state_dict as dcp
 
         options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        dcp.set_optimizer_state_dict(self.unwrap(model), optimizer, state, options=options)
+        dcp.set_optimizer_state_dict(without_autocast(self.unwrap(model)), optimizer, state, options=options)
 
 
 def default_units(model: nn.Module) -> list[nn.Module]:
-    """Return the children of each ModuleList and Sequential, inner ones first, each once."""
-    parents = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
-    return list(dict.fromkeys(child for parent in reversed(parents) for child in parent.children()))
+    """Return the children of each ModuleList and Sequential, lists among them replaced by their own children.
+
+    No unit is inside another: the lists inside a block, such as a residual branch's, are part of the block.
+    """
+    found = [unit for child in model.children() for unit in _units_of(child, listed=_is_list(model))]
+    return list(dict.fromkeys(found))
+
+
+def _units_of(module: nn.Module, *, listed: bool) -> list[nn.Module]:
+    if listed and not _is_list(module):
+        return [module]
+    return [unit for child in module.children() for unit in _units_of(child, listed=_is_list(module))]
+
+
+def _is_list(module: nn.Module) -> bool:
+    return type(module) in (nn.ModuleList, nn.Sequential)

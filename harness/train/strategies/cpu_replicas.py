@@ -115,16 +115,14 @@ def gather(outputs: Sequence[Any]) -> object:
 
 
 def _apply(models: Sequence[nn.Module], chunks: Sequence[object]) -> list[object]:
-    """Run each replica's forward in its own thread, with the caller's grad and autocast settings."""
+    """Run each replica's forward in its own thread, with the caller's grad mode."""
     grad = torch.is_grad_enabled()
-    autocast = torch.is_autocast_enabled("cpu")
-    dtype = torch.get_autocast_dtype("cpu")
     threads = torch.get_num_threads()
 
     def forward(model: nn.Module, chunk: Any) -> object:
         torch.set_num_threads(threads)
         args, kwargs = chunk
-        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        with torch.set_grad_enabled(grad):
             return model(*args, **kwargs)
 
     with ThreadPoolExecutor(max_workers=len(models)) as pool:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.plan.cell import Options
-from harness.train.strategies.base import Strategy, Units
+from harness.train.strategies.base import Strategy, WrapContext
+
+HOOKS: Mapping[str, Callable[..., Any] | None] = {
+    "none": None,
+    "bf16_compress": default_hooks.bf16_compress_hook,
+    "fp16_compress": default_hooks.fp16_compress_hook,
+}
+"""How gradients are exchanged: in float32, or rounded before and cast back after."""
 
 
 class Ddp(Strategy):
@@ -20,14 +26,19 @@ class Ddp(Strategy):
 
     traits = BUILTIN_TRAITS["ddp"]
 
-    def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
+    def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
         """Return the model inside DistributedDataParallel with the options of the experiment."""
-        settings: dict[str, Any] = dict(options)
+        settings = {name: value for name, value in context.options.items() if name != "backend"}
+        hook = HOOKS[str(settings.pop("comm_hook", "none"))]
         if settings.pop("sync_batch_norm", False):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        device = devices[0]
+        device = context.devices[0]
         model = model.to(device)
-        return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, **settings)
+        arguments: dict[str, Any] = settings
+        wrapped = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, **arguments)
+        if hook:
+            wrapped.register_comm_hook(None, hook)
+        return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the model inside the wrapper."""

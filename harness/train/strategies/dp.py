@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import nn
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.plan.cell import Options
-from harness.train.strategies.base import Strategy, Units
+from harness.train.strategies.base import Strategy, WrapContext
 from harness.train.strategies.cpu_replicas import ReplicatedModule
 
 
@@ -18,8 +14,9 @@ class DataParallel(Strategy):
 
     traits = BUILTIN_TRAITS["dp"]
 
-    def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
+    def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
         """Return the model inside its wrapper, on the first device."""
+        devices = context.devices
         model = model.to(devices[0])
         if devices[0].type == "cuda":
             return nn.DataParallel(model, device_ids=[device.index or 0 for device in devices])

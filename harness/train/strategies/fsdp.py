@@ -2,42 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.errors import WorkloadError
 from harness.plan.cell import Options
-from harness.train.strategies.base import Strategy, Units
+from harness.train.precision import dtype_name, without_autocast
+from harness.train.sharded_init import whole_draws
+from harness.train.strategies.base import Strategy, WrapContext
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+NORMS = (nn.modules.batchnorm._NormBase,)
+"""Layers with statistics, which are float32: their kernels take no weights of another dtype than the statistics."""
+
+
+class _Sharding(TypedDict):
+    """Arguments of every call of fully_shard."""
+
+    mesh: DeviceMesh
+    reshard_after_forward: Any
 
 
 class Fsdp(Strategy):
-    """torch's fully_shard, which modifies a model in place."""
+    """torch's fully_shard, which modifies a model in place.
+
+    Under bf16 and fp16 each unit gathers its parameters in that dtype and reduces its gradients in float32, as
+    MixedPrecisionPolicy describes; layers with statistics stay in float32, in one group of the whole model.
+    """
 
     traits = BUILTIN_TRAITS["fsdp"]
+    takes_meta = True
 
-    def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
-        """Apply fully_shard to each unit, then to the whole. All ranks must hold the same parameters before."""
+    def autocasts(self, options: Options) -> bool:
+        """Return whether the option asks for autocast over float32 parameters in place of the policy."""
+        return options.get("mixed_precision", "policy") == "autocast"
+
+    def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
+        """Apply fully_shard to each unit, then to the whole. All ranks must hold the same parameters before.
+
+        The model is on the host or on the meta device: fully_shard moves one unit at a time and keeps its shards.
+        """
         # imported here: the import takes most of a second, which worker groups without fsdp save
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        settings: dict[str, Any] = dict(options)
-        if settings.pop("sync_batch_norm", False):
+        options = context.options
+        if options.get("sync_batch_norm", False):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        model = model.to(devices[0])
-        mesh = init_device_mesh(devices[0].type, (dist.get_world_size(),))
-        for unit in units(model):
-            if any(parameter.requires_grad for parameter in unit.parameters()):
-                fully_shard(unit, mesh=mesh, **settings)
-        fully_shard(model, mesh=mesh, **settings)
-        return model
+        sharding: _Sharding = {
+            "mesh": _mesh(context),
+            "reshard_after_forward": options.get("reshard_after_forward"),  # None: all but the root, as in torch
+        }
+        reduced = None if self.autocasts(options) else context.precision.reduced
+        policy = _policy(reduced)
+        groups = 1
+        norms: list[nn.Module] = [m for m in model.modules() if isinstance(m, NORMS) and _trains(m)]
+        if reduced and norms:
+            fully_shard(norms, mp_policy=_policy(None), **sharding)
+            groups += 1
+        for unit in context.units(model):
+            if _trains(unit):
+                fully_shard(unit, mp_policy=policy, **sharding)
+                groups += 1
+        fully_shard(model, mp_policy=replace(policy, output_dtype=torch.float32) if reduced else policy, **sharding)
+        self.shard_units = groups
+        return _initialised(model, context)
+
+    def dtypes(self, context: WrapContext) -> str:
+        """Return the dtypes of parameters, gradients and loss, for the trial's row."""
+        reduced = context.precision.reduced
+        if reduced is None or self.autocasts(context.options):
+            return super().dtypes(context)
+        name = dtype_name(reduced)
+        return f"shards, gradient reduction, BatchNorm, loss float32; parameters gathered and computed in {name}"
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
         """Set whether the backward passes that follow reduce gradients; the setting remains after the context."""
         model.set_requires_gradient_sync(enabled)  # type: ignore[operator]
         return nullcontext()
+
+
+def _mesh(context: WrapContext) -> DeviceMesh:
+    """Return the mesh of all ranks: one dimension, or for ``mesh: hybrid`` nodes x the ranks of each (HSDP)."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    kind, size = context.devices[0].type, dist.get_world_size()
+    if context.options.get("mesh", "flat") == "hybrid" and context.nodes > 1:
+        shape = (context.nodes, size // context.nodes)  # ranks are numbered node by node
+        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(kind, (size,))
+
+
+def _policy(reduced: torch.dtype | None) -> MixedPrecisionPolicy:
+    """Return the policy of a unit; in float32 nothing is cast, inputs included."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if reduced is None:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    return MixedPrecisionPolicy(param_dtype=reduced, reduce_dtype=torch.float32)
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _initialised(model: nn.Module, context: WrapContext) -> nn.Module:
+    """Return the sharded model with its shards on the device, initialised there if it was on the meta device."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        if context.init_weights is None:
+            raise WorkloadError("the workload's model is on the meta device, and it has no init_weights(model)")
+        model.to_empty(device=context.devices[0])
+        with whole_draws(), torch.no_grad():
+            context.init_weights(without_autocast(model))
+    return model

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import nn
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.plan.cell import Options
-from harness.train.strategies.base import Strategy, Units
+from harness.train.strategies.base import Strategy, WrapContext
 
 
 class Single(Strategy):
@@ -17,6 +13,6 @@ class Single(Strategy):
 
     traits = BUILTIN_TRAITS["single"]
 
-    def wrap(self, model: nn.Module, devices: Sequence[torch.device], options: Options, units: Units) -> nn.Module:
+    def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
         """Return the model itself, on its device."""
-        return model.to(devices[0])
+        return model.to(context.devices[0])

@@ -34,7 +34,9 @@ class Workload(Protocol):
     Optional: ``collate(samples)``; ``metrics(model, batch) -> {name: (sum, weight)}``;
     ``derived(means) -> {name: value}``, computed from the means of the loss and of the metrics, such as a
     perplexity; ``metric_names``, the names that both return, so that a target is checked before anything runs;
-    ``shard_units(model)``, the modules that fsdp shards one by one.
+    ``shard_units(model)``, the modules that fsdp shards one by one; ``init_weights(model)``, if ``build_model`` builds
+    on the meta device: it sets every parameter and buffer in place, as torch.nn.init does, also where they are sharded.
+    Without it each process of a node first holds the whole model in the node's memory.
     """
 
     unit: str

@@ -74,12 +74,6 @@ def test_no_gradient_is_kept_under_no_grad() -> None:
         assert not model(torch.randn(4, 2)).requires_grad
 
 
-def test_autocast_reaches_the_threads() -> None:
-    model = ReplicatedModule(nn.Linear(2, 2), 2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert model(torch.randn(4, 2)).dtype == torch.bfloat16
-
-
 def test_an_error_in_a_replica_is_raised() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         ReplicatedModule(nn.Linear(2, 2), 2)(torch.randn(4, 3))

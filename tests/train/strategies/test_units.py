@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torchvision
 from torch import nn
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -10,10 +11,19 @@ from harness.train.strategies.base import default_units
 from harness.train.workloads.image_classification import SmallResNet
 
 
-def test_the_children_of_lists_and_sequentials_inner_ones_first() -> None:
+def test_the_children_of_lists_and_sequentials_in_their_order() -> None:
     inner = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     outer = nn.Sequential(inner, nn.Linear(1, 1))
-    assert default_units(outer) == [inner[0], inner[1], outer[0], outer[1]]
+    assert default_units(outer) == [inner[0], inner[1], outer[1]]
+    lists = nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)]), nn.Linear(1, 1)])
+    assert default_units(lists) == [lists[0][0], lists[1]]  # type: ignore[index]
+
+
+def test_a_list_inside_a_block_is_part_of_the_block() -> None:
+    """The downsampling branch of torchvision's residual blocks: a Sequential of a convolution and a BatchNorm."""
+    model = torchvision.models.resnet50(weights=None)
+    units = default_units(model)
+    assert len(units) == 16 and {type(unit).__name__ for unit in units} == {"Bottleneck"}
 
 
 def test_a_resnets_blocks() -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from harness.errors import WorkloadError
+from harness.train.precision import Precision
 from harness.train.strategies import make_strategy
-from harness.train.strategies.base import default_units
+from harness.train.strategies.base import WrapContext, default_units
 from harness.train.strategies.cpu_replicas import ReplicatedModule
 from harness.train.workloads.padded_sequences import (
     IGNORED,
@@ -138,7 +139,9 @@ def test_weights_gathered_by_fsdp_keep_their_storage(
     workload = PaddedSequences()
     model = workload.build_model().to(torch.float32)
     assert calls  # cuDNN's layout, when it moves to a device
-    model = make_strategy("fsdp").wrap(model, [torch.device("cpu")], {}, default_units)
+    model = make_strategy("fsdp").wrap(
+        model, WrapContext([torch.device("cpu")], {}, default_units, Precision("fp32", "cpu"))
+    )
     calls.clear()
     workload.loss(model, workload.collate(sequences(2, 3)))[0].backward()
     assert bool(calls) == (kind is nn.LSTM)

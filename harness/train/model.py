@@ -1,0 +1,71 @@
+"""A workload's model on the host: built, and initialised if the workload builds on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from harness.errors import WorkloadError
+from harness.system.units import GIB
+from harness.train.workloads import Workload
+
+InitWeights = Callable[[nn.Module], object]
+
+
+def build_model(workload: Workload) -> nn.Module:
+    """Return the workload's model on the host, initialised; raise WorkloadError."""
+    return on_host(workload.build_model(), init_weights_of(workload))
+
+
+def init_weights_of(workload: Workload) -> InitWeights | None:
+    """Return the workload's ``init_weights``, which sets the parameters and buffers of a model of the meta device."""
+    found: InitWeights | None = getattr(workload, "init_weights", None)
+    return found
+
+
+def on_host(model: nn.Module, init_weights: InitWeights | None) -> nn.Module:
+    """Return the model; one of the meta device is given memory on the host and initialised."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return model
+    if init_weights is None:
+        raise WorkloadError("the workload's model is on the meta device, and it has no init_weights(model)")
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        init_weights(model)
+    return model
+
+
+def too_large(model: nn.Module, device: torch.device) -> str | None:
+    """Return why one device cannot train the model: its weights and gradients alone exceed the memory; else None."""
+    needed = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    has = device_bytes(device)
+    if has is None or needed <= has:
+        return None
+    return f"weights and gradients of the model take {needed / GIB:.1f} GiB; one device has {has / GIB:.1f} GiB"
+
+
+def device_bytes(device: torch.device) -> int | None:
+    """Return the memory of a GPU; None for a CPU, whose memory holds the model already when it is built."""
+    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def in_channels_last(model: nn.Module, *, weights: bool) -> nn.Module:
+    """Return the model with its images, and with ``weights`` its convolutions too, stored channels last (NHWC).
+
+    A convolution computes in the layout of either. fully_shard takes contiguous parameters only.
+    """
+    model.register_forward_pre_hook(_images_channels_last, with_kwargs=True)
+    return model.to(memory_format=torch.channels_last) if weights else model
+
+
+def _images_channels_last(_: nn.Module, args: Any, kwargs: Any) -> Any:
+    def channels_last(leaf: object) -> object:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() == 4:
+            return leaf.contiguous(memory_format=torch.channels_last)
+        return leaf
+
+    return tree_map(channels_last, (args, kwargs))

@@ -1,0 +1,77 @@
+"""The arithmetic of a training: its dtypes, the autocast of forward passes, and TF32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+REDUCED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions whose forward and backward passes compute in fewer than 32 bits; weights stay in float32."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The precision of a cell: ``name`` as in the experiment file; ``device``: the type of its devices."""
+
+    name: str
+    device: str
+
+    @property
+    def reduced(self) -> torch.dtype | None:
+        """The dtype of matrix products and convolutions if it is not float32."""
+        return REDUCED.get(self.name)
+
+    def apply(self) -> None:
+        """Enable TF32 for matrix products and convolutions in this process, or disable it."""
+        torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.name == "tf32"
+
+    def around(self, model: nn.Module) -> nn.Module:
+        """Return the model with autocast in its forward pass; the model itself if it computes in float32."""
+        return Autocast(model, self.device, self.reduced) if self.reduced else model
+
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """Return a new loss scale for fp16, whose small gradients would be 0; None for other precisions."""
+        return torch.amp.GradScaler(self.device) if self.name == "fp16" else None
+
+    @property
+    def text(self) -> str:
+        """The dtypes under autocast, for the trial's row."""
+        if self.reduced is None:
+            return "float32 with TF32 products" if self.name == "tf32" else "float32"
+        return f"weights, gradients, loss float32; forward autocast to {dtype_name(self.reduced)}"
+
+
+class Autocast(nn.Module):
+    """Runs ``module`` under autocast, in whichever thread calls it; floating-point outputs are float32.
+
+    nn.DataParallel calls each replica in a thread of its own, and autocast's dtype is a property of the thread. A
+    module around the workload's model enters autocast there. The loss is computed from the outputs in float32.
+    """
+
+    def __init__(self, module: nn.Module, device: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.device, self.dtype = module, device, dtype
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        with torch.autocast(self.device, dtype=self.dtype):
+            outputs = self.module(*args, **kwargs)
+        return tree_map(_in_float32, outputs)
+
+
+def without_autocast(model: nn.Module) -> nn.Module:
+    """Return the model inside ``Autocast``; any other model is returned itself."""
+    return model.module if isinstance(model, Autocast) else model
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return 'bfloat16' for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _in_float32(output: object) -> object:
+    return output.float() if isinstance(output, Tensor) and output.dtype in REDUCED.values() else output

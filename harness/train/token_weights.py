@@ -1,0 +1,47 @@
+"""The number of tokens in a global batch, summed over the ranks while backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class TokenSum:
+    """The sum of the ranks' weights in one step. The exchange begins at construction and is awaited by ``value``."""
+
+    def __init__(self, weights: Sequence[Tensor], device: torch.device, *, world_size: int, alone: bool) -> None:
+        """Begin the exchange of the sum of a rank's weights, one a micro-batch; ``alone``: as if all ranks had it."""
+        own = on_device(sum(weights[1:], weights[0]), device)
+        self._total = own * world_size if alone or world_size == 1 else own.clone()
+        self._work = None if alone or world_size == 1 else dist.all_reduce(self._total, async_op=True)
+
+    def value(self) -> Tensor:
+        """Return the sum; on CUDA the stream waits for it, not the host."""
+        if self._work is not None:
+            self._work.wait()
+        return self._total
+
+
+def on_device(weight: Tensor | float, device: torch.device) -> Tensor:
+    """Return a weight as a float32 scalar on the device.
+
+    The host does not wait for the device: a weight in its own memory is filled in, not copied.
+    """
+    if isinstance(weight, Tensor) and weight.device == device:
+        return weight.detach().float()
+    return torch.full((), float(weight), device=device)
+
+
+def scale_gradients(model: nn.Module, factor: Tensor) -> None:
+    """Multiply every gradient, or this rank's shard of it, by a scalar on its device."""
+    gradients = [local_part(p.grad) for p in model.parameters() if p.grad is not None]
+    torch._foreach_mul_(gradients, factor)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, which fsdp creates; any other tensor is returned itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local else tensor

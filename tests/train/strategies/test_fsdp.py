@@ -1,0 +1,250 @@
+"""fully_shard as practitioners use it: bytes and dtypes of what is gathered, layers that stay float32, shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.errors import WorkloadError
+from harness.plan.cell import Cell
+from harness.train.loader import Share
+from harness.train.phases import Phase
+from harness.train.ranks import Ranks
+from harness.train.training import Training
+from harness.train.workloads.image_classification import ImageClassification
+from harness.train.workloads.language_model import LanguageModel
+
+CPU = torch.device("cpu")
+RANKS = 8
+CELL = Cell("w", None, None, "fsdp", "cpu", RANKS, 1, "weak", 2, 2 * RANKS, optimizer={"name": "SGD", "lr": 0.01})
+SHARE = Share((), 2, 2 * RANKS)
+
+
+@dataclass
+class Traffic(TorchDispatchMode):
+    """Bytes that fully_shard's collectives gather and scatter, whole, on one rank."""
+
+    gathered: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
+    scattered: int = 0
+    calls: int = 0
+    scattered_dtypes: set[torch.dtype] = field(default_factory=set)
+    phase: str = "forward"
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if "allgather_base" in name or "all_gather_into_tensor" in name:
+            whole = args[0] if "c10d._allgather" in name else None
+            assert isinstance(whole, torch.Tensor), name
+            self.gathered[self.phase] += whole.nbytes
+            self.calls += 1
+        if "reduce_scatter" in name:
+            whole = args[1]
+            self.scattered += whole.nbytes
+            self.scattered_dtypes.add(whole.dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def eight_ranks() -> Iterator[None]:
+    """Rank 0 of eight whose collectives move nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=cast(Any, FakeStore()), rank=0, world_size=RANKS)
+    yield
+    dist.destroy_process_group()
+
+
+def training_of(cell: Cell, workload: Any) -> Training:
+    ranks = Ranks(0, dist.get_world_size(), 0, 0, "n", "127.0.0.1", (CPU,))
+    return Training(cell, workload, 0, ranks)
+
+
+def gpt() -> LanguageModel:
+    return LanguageModel(model="nano", context=16, text_bytes=20_000)
+
+
+def tokens(count: int = 2) -> torch.Tensor:
+    return torch.randint(256, (count, 17), generator=torch.Generator().manual_seed(0))
+
+
+def bytes_a_parameter(cell: Cell) -> tuple[float, float, float, Traffic]:
+    """Gathered in forward, gathered in backward, scattered, of one step."""
+    training = training_of(cell, gpt())
+    traffic = Traffic()
+
+    def backward_begins(point: Phase) -> None:
+        traffic.phase = "backward" if point is Phase.FORWARD else traffic.phase
+
+    with traffic:
+        training.step(tokens(), SHARE, backward_begins)
+    n = training.parameters
+    return traffic.gathered["forward"] / n, traffic.gathered["backward"] / n, traffic.scattered / n, traffic
+
+
+def root_fraction() -> float:
+    """The fraction of the parameters that are in no block: those of the root."""
+    model = gpt().build_model()
+    blocks = sum(p.numel() for m in model.modules() if type(m) is nn.ModuleList for p in m.parameters())
+    return 1 - blocks / sum(p.numel() for p in model.parameters())
+
+
+PADDING = 0.05
+"""Each parameter is padded to a multiple of the ranks."""
+
+
+@pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
+def test_a_step_gathers_each_parameter_once_in_its_dtype_and_the_units_once_more(precision: str, size: int) -> None:
+    forward, backward, scattered, traffic = bytes_a_parameter(replace(CELL, precision=precision))
+    assert forward == pytest.approx(size, rel=PADDING)
+    assert backward == pytest.approx(size * (1 - root_fraction()), rel=PADDING)
+    assert scattered == pytest.approx(4, rel=PADDING)
+    assert traffic.scattered_dtypes == {torch.float32}
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_autocast_over_float32_shards_gathers_twice_the_bytes() -> None:
+    cell = replace(CELL, precision="bf16", strategy_options={"mixed_precision": "autocast"})
+    forward, backward, _, _ = bytes_a_parameter(cell)
+    assert forward == pytest.approx(4, rel=PADDING)
+    assert backward == pytest.approx(4 * (1 - root_fraction()), rel=PADDING)
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_the_root_is_gathered_again_only_if_the_file_says_so() -> None:
+    def backward(reshard: bool) -> float:
+        return bytes_a_parameter(replace(CELL, strategy_options={"reshard_after_forward": reshard}))[1]
+
+    assert backward(True) == pytest.approx(4, rel=PADDING)
+    assert backward(False) == 0
+
+
+@pytest.mark.usefixtures("no_group")
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("model", ["resnet8", "gpt"])
+def test_a_network_trains_in_reduced_precision_and_its_statistics_stay_float32(model: str, precision: str) -> None:
+    workload: Any = gpt() if model == "gpt" else ImageClassification(model="resnet8", data="digits", width=4)
+    batch: Any = tokens(4) if model == "gpt" else (torch.randn(4, 3, 8, 8), torch.arange(4))
+    cell = replace(CELL, devices=1, per_device_batch_size=4, global_batch_size=4, precision=precision)
+    training = training_of(cell, workload)
+    seen: dict[str, torch.dtype] = {}
+
+    def note(kind: str) -> Any:
+        def of(module: Any, *_: object) -> None:
+            seen[f"{kind} weights"] = module.weight.dtype
+
+        return of
+
+    for module in training.unwrapped.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.register_forward_hook(note("product"))
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_hook(note("norm"))
+    before = [p.full_tensor().clone() for p in training.model.parameters()]  # type: ignore[attr-defined]
+    losses = [training.step(batch, Share((), 4, 4))[0] for _ in range(12)]
+    assert losses[0].dtype == torch.float32 and losses[-1] < losses[0]
+    after = [p.full_tensor() for p in training.model.parameters()]  # type: ignore[attr-defined]
+    assert {p.dtype for p in after} == {torch.float32}
+    assert all(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert seen["product weights"] == reduced and seen.get("norm weights", torch.float32) == torch.float32
+    assert training.evaluate(batch, Share((), 4, 4))["loss"][0] > 0
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_statistics_are_one_group_of_the_model_not_one_a_layer() -> None:
+    def gathers(precision: str) -> tuple[int, int | None]:
+        training = training_of(
+            replace(CELL, precision=precision), ImageClassification(model="resnet8", data="digits", width=8)
+        )
+        with Traffic() as traffic, torch.no_grad():
+            training.model(torch.randn(2, 3, 8, 8))
+        return traffic.calls, training.strategy.shard_units
+
+    calls, units = gathers("fp32")
+    assert units == calls  # each group once in a forward pass
+    assert gathers("bf16") == (calls + 1, calls + 1)
+
+
+class OnMeta(LanguageModel):
+    """A workload that builds its model on the meta device."""
+
+    def build_model(self) -> nn.Module:
+        with torch.device("meta"):
+            return super().build_model()
+
+    def init_weights(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+            if isinstance(module, nn.LayerNorm):
+                nn.init.ones_(module.weight)
+            if isinstance(module, nn.Linear | nn.LayerNorm):
+                nn.init.uniform_(module.bias)
+
+
+@pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize("kind", [LanguageModel, OnMeta])
+def test_shards_are_the_parts_of_the_model_that_one_device_builds(kind: type[LanguageModel]) -> None:
+    workload = kind(model="nano", context=16, text_bytes=20_000)
+    alone = replace(CELL, strategy="single", devices=1)
+    whole = Training(alone, workload, 3, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))).model.parameters()
+    shards = Training(CELL, workload, 3, Ranks(0, RANKS, 0, 0, "n", "127.0.0.1", (CPU,))).model.parameters()
+    for parameter, shard in zip(whole, shards, strict=True):
+        assert torch.equal(shard.to_local(), parameter.chunk(RANKS)[0])  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize("kind", [LanguageModel, OnMeta])
+def test_no_whole_model_moves_to_the_device(kind: type[LanguageModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[object] = []
+    to = nn.Module.to
+    monkeypatch.setattr(nn.Module, "to", lambda self, *args, **kwargs: moved.append(args) or to(self, *args, **kwargs))
+    model = training_of(CELL, kind(model="nano", context=16, text_bytes=20_000)).model
+    assert not moved
+    assert all(parameter.device == CPU for parameter in model.parameters())
+
+
+def test_a_model_on_the_meta_device_needs_init_weights() -> None:
+    class Forgetful(OnMeta):
+        init_weights = None  # type: ignore[assignment]
+
+    alone = replace(CELL, strategy="single", devices=1)
+    with pytest.raises(WorkloadError, match=r"on the meta device, and it has no init_weights\(model\)$"):
+        Training(alone, Forgetful(text_bytes=20_000), 0, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)))
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_hybrid_shards_inside_a_node_and_replicates_between_nodes() -> None:
+    cell = replace(CELL, nodes=2, strategy_options={"mesh": "hybrid"})
+    training = training_of(cell, gpt())
+    (parameter, *_) = training.model.parameters()
+    mesh = parameter.device_mesh  # type: ignore[attr-defined]
+    assert (mesh.mesh.tolist(), mesh.mesh_dim_names) == ([[0, 1, 2, 3], [4, 5, 6, 7]], ("replicate", "shard"))
+    assert len(parameter.to_local()) == -(-len(parameter) // 4)  # type: ignore[attr-defined]
+    training.step(tokens(), SHARE)
+
+
+@pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize(
+    ("precision", "options", "text"),
+    [
+        ("fp32", {}, "float32"),
+        ("bf16", {}, "parameters gathered and computed in bfloat16"),
+        ("fp16", {}, "parameters gathered and computed in float16"),
+        ("bf16", {"mixed_precision": "autocast"}, "forward autocast to bfloat16"),
+    ],
+)
+def test_the_row_names_the_dtypes_and_the_number_of_groups(precision: str, options: dict[str, Any], text: str) -> None:
+    facts = training_of(replace(CELL, precision=precision, strategy_options=options), gpt()).facts
+    assert facts["dtypes"].endswith(text) and facts["shard_units"] == 3

@@ -1,0 +1,69 @@
+"""The dtypes of a training's forward passes, whichever thread runs them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.train.precision import REDUCED, Precision
+from harness.train.strategies import make_strategy
+from harness.train.strategies.base import WrapContext, default_units
+
+Seen = dict[str, Any]
+
+
+class Looks(nn.Module):
+    """Returns its input, and notes whether and in which dtype its thread autocasts on CUDA."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen |= {"enabled": torch.is_autocast_enabled("cuda"), "dtype": torch.get_autocast_dtype("cuda")}
+        return x
+
+
+def in_a_fresh_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("precision", REDUCED)
+def test_each_replica_of_dp_autocasts_in_its_own_thread_on_cuda(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nn.DataParallel's threads begin with CUDA's default, float16, and are given no other dtype."""
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
+    monkeypatch.setattr(nn.Module, "to", lambda self, *_: self)
+    replicated: list[nn.Module] = []
+    monkeypatch.setattr(nn, "DataParallel", lambda module, device_ids: replicated.append(module) or module)
+    seen: Seen = {}
+    devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    context = WrapContext(devices, {}, default_units, Precision(precision, "cuda"))
+    make_strategy("dp").wrap(context.precision.around(Looks(seen)), context)
+    in_a_fresh_thread(lambda: replicated[0](torch.zeros(1)))
+    assert seen == {"enabled": True, "dtype": REDUCED[precision]}
+
+
+def test_outputs_of_any_structure_are_float32_and_integers_stay() -> None:
+    class Many(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"a": x.bfloat16(), "b": (x.half(), [x.long()]), "c": "text"}
+
+    out: Any = Precision("bf16", "cpu").around(Many())(torch.zeros(2))
+    assert (out["a"].dtype, out["b"][0].dtype, out["b"][1][0].dtype) == (torch.float32, torch.float32, torch.int64)
+    assert out["c"] == "text"
+
+
+def test_the_step_of_a_float32_model_has_no_module_more() -> None:
+    model = nn.Linear(1, 1)
+    assert Precision("fp32", "cpu").around(model) is model
+    assert Precision("tf32", "cuda").around(model) is model
