@@ -127,11 +127,25 @@ def test_overhead_plain_compares_the_scripts(tmp_path: Path) -> None:
     assert 0.2 < result["harness_step_s"][0] / result["plain_step_s"][0] < 5
 
 
-@pytest.mark.slow
-def test_growth_prints_every_round_and_compares_no_small_one(tmp_path: Path) -> None:
-    result = ran("growth", tmp_path, "--sizes", "60", "40", "--rounds", "2", "--plain")
+def test_growth_prints_every_round_and_compares_no_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        growth, "measured_apart", lambda size, folder, plain: {**sizes(), "trials": size, "cells": size}
+    )
+    path = tmp_path / "figures.json"
+    options = ["--sizes", "60", "40", "--rounds", "2", "--plain", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["growth", *options])
+    assert growth.main() == 0
+    result = json.loads(path.read_text())["figures"]
     assert [(row["round"], row["cells"]) for row in result] == [(0, 40), (0, 60), (1, 40), (1, 60)]
-    assert all(row[stage] > 0 for row in result for stage in growth.STAGES)
+    assert "median of 2 rounds" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.slow
+def test_growth_measures_a_size_in_a_process_of_its_own(tmp_path: Path) -> None:
+    row = growth.measured_apart(40, str(tmp_path), plain=True)
+    assert row["cells"] == 40 and all(row[stage] > 0 for stage in growth.STAGES)
 
 
 def test_the_table_of_growth_has_the_median_the_least_and_the_most() -> None:

@@ -67,6 +67,7 @@ def test_a_non_run_folder_is_reported_before_plotting_is_imported(tmp_path: Path
     assert "not a run folder" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_imports_no_plotting(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(GOOD)
     done = call_without(DRAWING, "plan", tmp_path / "e.yaml", "--assume", "1x2")

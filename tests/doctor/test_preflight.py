@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -238,41 +239,52 @@ def test_doctor_trials_are_separated_from_the_others(make_experiment: Make) -> N
     assert doctor_trials([], seed=0) == []
 
 
-def experiment_file(folder: Path, workload: str) -> Path:
-    """An experiment on a workload of these tests, ddp on 2 and 3 devices."""
+def experiment_file(folder: Path, workload: str, strategy: str = "ddp") -> Path:
+    """An experiment on a workload of these tests, on 2 and 3 devices."""
     file = folder / "experiment.yaml"
     file.write_text(
         f"name: test\nworkload: tests.doctor.faulty:{workload}\noptimizer: {{name: SGD, lr: 0.05}}\n"
-        "grid: {strategy: [ddp], devices: [2, 3], global_batch_size: [64]}\ndevice: cpu\n"
+        f"grid: {{strategy: [{strategy}], devices: [2, 3], global_batch_size: [64]}}\ndevice: cpu\n"
     )
     return file
 
 
-def doctor(folder: Path, workload: str, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness.doctor", str(experiment_file(folder, workload)), *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=240)
-
-
 @pytest.mark.slow
 def test_the_doctor_exits_with_1_on_an_error(tmp_path: Path) -> None:
-    done = doctor(tmp_path, "MeanForSum")
+    command = [sys.executable, "-m", "harness.doctor", str(experiment_file(tmp_path, "MeanForSum"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=240)
     assert done.returncode == 1, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
     assert "gradient scaling: ddp x2" in text and "instead of a mean" in text
     assert "batch divisibility: ddp x3" in text and "21, 21, 22" in text
-    assert "1 error, 1 warning" in text
+    assert "1 error, 1 warning" in text and "all-reduce of a number" in text and "loader alone" in text
     assert not list(tmp_path.glob("results"))
 
 
-@pytest.mark.slow
-def test_the_doctor_exits_with_0_and_prints_measurements(tmp_path: Path) -> None:
-    done = doctor(tmp_path, "Healthy", "--only", "devices=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = " ".join(done.stdout.split())
-    assert "nothing found" in text and "all-reduce of a number" in text and "loader alone" in text
+def test_the_doctor_exits_with_0_and_prints_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = experiment_file(tmp_path, "Healthy", strategy="dp")
+    monkeypatch.setattr("harness.run.doctor.start_ray", lambda *_: nullcontext(None))
+    monkeypatch.setattr("harness.run.doctor.launcher_for", lambda plan, *_: InlineLauncher(plan.experiment))
+    arguments = ["doctor", str(file), "--only", "devices=2"]
+    done = CliRunner(env={"RAY_ADDRESS": "", "COLUMNS": "200"}).invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.output.split())
+    assert "nothing found" in text and "loader alone" in text
 
 
 def test_doctor_with_a_bad_file_is_one_error(tmp_path: Path) -> None:
     file = experiment_file(tmp_path, "Nobody")
     done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, ["doctor", str(file)])
     assert done.exit_code == 2 and "Traceback" not in done.stderr and "Nobody" in done.stderr
+
+
+def test_a_node_that_cannot_import_the_workload_is_an_error_of_the_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a worker group: in tests/test_two_nodes.py a real node answers so."""
+    failing = {"b (127.0.0.3)": {"tests.doctor.faulty": "ModuleNotFoundError: no module named 'absent'"}}
+    monkeypatch.setattr("harness.run.doctor.failing_imports", lambda *_: failing)
+    file = experiment_file(tmp_path, "Healthy")
+    done = CliRunner(env={"RAY_ADDRESS": "", "COLUMNS": "200"}).invoke(app, ["doctor", str(file)])
+    assert done.exit_code == 1, done.output
+    assert "tests.doctor.faulty on b (127.0.0.3): ModuleNotFoundError" in " ".join(done.output.split())

@@ -33,7 +33,7 @@ GRID = {"model": "resnet8", "strategy": "ddp", "devices": 2, "per_device_batch_s
 QUICK = {
     "blocks": 1,
     "warmup_steps": 2,
-    "windows": 2,
+    "windows": 1,
     "window_steps": 4,
     "window_seconds": 2.0,
 }  # long enough to look at them

