@@ -106,16 +106,19 @@ def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
 
 
 def figures(seen: Sequence[Exchange | None], case: Case) -> dict[str, str]:
-    """Return the time and rate of all-reduce, by title."""
+    """Return the time of all-reduce and its bus bandwidth, by title.
+
+    Bus bandwidth as nccl-tests defines it: 2(n - 1)/n times bytes over seconds (PERFORMANCE.md there).
+    """
     results = [result for result in seen if result]
     if not results:
         return {}
     latency = max(result.latency_s for result in results)
     bucket, seconds = results[0].bucket, max(result.bucket_s for result in results)
-    rate = bucket / seconds / 1e9
+    rate = 2 * (len(results) - 1) / len(results) * bucket / seconds / 1e9
     return {
         "all-reduce of a number": f"{1e6 * latency:,.0f} us",
-        f"all-reduce of {bucket / MIB:.1f} MiB": f"{1000 * seconds:,.2f} ms, {rate:,.2f} GB/s",
+        f"all-reduce of {bucket / MIB:.1f} MiB": f"{1000 * seconds:,.2f} ms, bus bandwidth {rate:,.2f} GB/s",
     }
 
 

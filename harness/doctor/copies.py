@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
@@ -10,25 +14,50 @@ from torch import Tensor
 
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
+from harness.measure.window import synchronize
 from harness.plan.checks.finding import Finding, join_names
+from harness.system.process import die_with_parent
 
 NAME = "GPU copies"
 SIZES = (1_000, 1_000_000, 16_000_000)
 """Numbers of 8 bytes; corruption on a PCIe path may affect large copies only."""
 REPEATS = 3
+CHILD_S = 300.0
+"""The time after which the process that copies is ended."""
 Pair = tuple[str, str, str]
 """Source, target, way."""
 Move = Callable[[Tensor, torch.device], Tensor]
 
 
 def observe(subject: Subject) -> list[Pair]:
-    """Return the pairs of this node's GPUs with corrupt copies; only the first rank of a node copies."""
+    """Return the pairs of this node's GPUs with corrupt copies; only the first rank of a node copies.
+
+    A process of its own copies: its contexts, about 0.5 GB on every GPU, end with it, and no rank has less memory.
+    """
     if subject.device.type != "cuda" or subject.ranks.local_rank:
         return []
-    devices = list(subject.ranks.devices)
-    if len(devices) == 1:  # one process a device: add the other GPUs, unless CUDA_VISIBLE_DEVICES hides them
-        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return corrupt_pairs(list(dict.fromkeys(devices)), SIZES, REPEATS, directly)
+    indices = [device.index or 0 for device in dict.fromkeys(subject.ranks.devices)]
+    if len(indices) == 1:  # one process a device: add the other GPUs, unless CUDA_VISIBLE_DEVICES hides them
+        indices = list(range(torch.cuda.device_count()))
+    return in_child([f"cuda:{index}" for index in indices]) if len(indices) > 1 else []
+
+
+def in_child(devices: Sequence[str]) -> list[Pair]:
+    """Return the corrupt pairs of these devices, copied in a new process; raise RuntimeError if it fails."""
+    command = [sys.executable, "-P", "-c", "from harness.doctor.copies import main; main()", *devices]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=CHILD_S)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise RuntimeError(f"copies between {', '.join(devices)}: {lines[-1] if lines else f'exit {done.returncode}'}")
+    return [(source, target, way) for source, target, way in json.loads(done.stdout.splitlines()[-1])]
+
+
+def main() -> None:
+    """Copy between the devices that the arguments name, and write the corrupt pairs as JSON."""
+    die_with_parent()
+    devices = [torch.device(name) for name in sys.argv[1:]]
+    sys.stdout.write(json.dumps(corrupt_pairs(devices, SIZES, REPEATS, directly)) + "\n")
 
 
 def corrupt_pairs(devices: Sequence[torch.device], sizes: Sequence[int], repeats: int, move: Move) -> list[Pair]:
@@ -50,7 +79,7 @@ def corrupt_pairs(devices: Sequence[torch.device], sizes: Sequence[int], repeats
 def directly(tensor: Tensor, to: torch.device) -> Tensor:
     """Copy from one GPU to another, peer to peer if the driver allows it."""
     copied = tensor.to(to)
-    torch.cuda.synchronize(to)
+    synchronize((to,))
     return copied
 
 

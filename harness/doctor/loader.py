@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
@@ -14,44 +13,69 @@ from harness.plan.checks.finding import Finding
 from harness.train.loader import batches, endless_shares
 
 NAME = "loader throughput"
-SECONDS = 0.3
-MOST, MOST_SAMPLES = 50, 64
-"""Largest number of batches, and of samples in the batch of a rank."""
+SECONDS, LIMIT_S = 0.3, 10.0
+"""Least time of the timed batches, and the limit of the whole measurement."""
+LEAST, MOST_SAMPLES = 3, 64
+"""Smallest number of timed batches, and largest number of samples in the batch of a rank."""
 
 
-def observe(subject: Subject) -> float | None:
-    """Return seconds a sample of all ranks' loaders, from the second batch on; None if the data is on the device."""
+@dataclass(frozen=True)
+class Rate:
+    """Seconds a sample of all ranks' loaders. ``complete``: False if time was up, so that they are an upper bound."""
+
+    sample_s: float
+    complete: bool = True
+
+
+def observe(subject: Subject) -> Rate | None:
+    """Return the steady rate of the loader; None if the data is on the device."""
     cell, ranks = subject.cell, subject.ranks
     if cell.data == "synthetic_device":
         return None
     batch = min(cell.global_batch_size, MOST_SAMPLES * ranks.world_size)
-    shares = endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size)
-    collate = getattr(subject.workload, "collate", None)
     fetch = batches(
         subject.datasets[0],
-        islice(shares, MOST + 1),
+        endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size),
         seed=subject.seed,
         ranks=ranks,
         options=cell.loader,
-        collate=collate,
+        collate=getattr(subject.workload, "collate", None),
     )
-    next(fetch)
-    times: list[float] = []
-    start = last = time.perf_counter()  # the first batch starts the loader's workers
-    for _ in fetch:
-        now = time.perf_counter()
-        times.append(now - last)
-        last = now
-        if now - start > SECONDS and len(times) >= 3:
-            break
-    return statistics.median(times) / batch
+    workers = int_option(cell.loader, "workers", 0) * subject.replicas
+    batch_s, complete = time_batches(fetch, workers, int_option(cell.loader, "prefetch_factor", 2))
+    return Rate(batch_s / batch, complete)
 
 
-def judge(seen: Sequence[float | None], case: Case) -> list[Finding]:
-    rates = [sample_s for sample_s in seen if sample_s is not None]
-    if not rates:
+def time_batches(
+    fetch: Iterator[object], workers: int, prefetch: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, bool]:
+    """Return the mean seconds of a batch over at least two full rounds of all workers, and True.
+
+    Workers deliver in bursts of one batch each, so that the median gap between batches is the time to take a ready one.
+    The first batches are left out: the workers start, and fill their queues. If time is up, the mean is that of all
+    batches since the start, which is longer, and the second value is False.
+    """
+    start = clock()
+    timed_from, dropped = start, max(1, workers * prefetch)
+    wanted = max(LEAST, 2 * workers)
+    for taken, _ in enumerate(fetch, 1):
+        now = clock()
+        timed = taken - dropped
+        if timed == 0:
+            timed_from = now
+        full_round = timed % max(1, workers) == 0
+        if timed >= wanted and full_round and now - timed_from >= SECONDS:
+            return (now - timed_from) / timed, True
+        if now - start >= LIMIT_S:
+            return (now - start) / taken, False
+    raise ValueError("the loader ended: it must be endless")
+
+
+def judge(seen: Sequence[Rate | None], case: Case) -> list[Finding]:
+    slowest = _slowest(seen)
+    if slowest is None:
         return []
-    loader = max(rates)
+    loader = slowest.sample_s
     model = _step_s(case) / case.cell.global_batch_size
     if loader <= model:
         return []
@@ -60,19 +84,27 @@ def judge(seen: Sequence[float | None], case: Case) -> list[Finding]:
         Finding(
             NAME,
             "warning",
-            f"loader alone, {workers} workers: {1 / loader:,.0f} samples/s; model alone: {1 / model:,.0f} samples/s",
+            f"loader alone, {workers} workers a device: {_format(slowest)}; model alone: {1 / model:,.0f} samples/s",
             "loader-bound: the measured throughput and scaling are those of the loader",
             "raise loader.workers if cores are free, make samples cheaper, or measure with data: synthetic_device",
         )
     ]
 
 
-def figures(seen: Sequence[float | None], case: Case) -> dict[str, str]:
+def figures(seen: Sequence[Rate | None], case: Case) -> dict[str, str]:
     """Return the rates of the model and of the loader, by title."""
     rates_by_title = {"model alone": f"{case.cell.global_batch_size / _step_s(case):,.0f} samples/s"}
-    if rates := [sample_s for sample_s in seen if sample_s is not None]:
-        rates_by_title["loader alone"] = f"{1 / max(rates):,.0f} samples/s"
+    if slowest := _slowest(seen):
+        rates_by_title["loader alone"] = _format(slowest)
     return rates_by_title
+
+
+def _slowest(seen: Sequence[Rate | None]) -> Rate | None:
+    return max((rate for rate in seen if rate), key=lambda rate: rate.sample_s, default=None)
+
+
+def _format(rate: Rate) -> str:
+    return f"{'' if rate.complete else 'at least '}{1 / rate.sample_s:,.0f} samples/s"
 
 
 def _step_s(case: Case) -> float:

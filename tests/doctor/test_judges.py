@@ -239,9 +239,9 @@ def test_an_own_sampler_reports_unseen_samples() -> None:
 
 
 def test_a_limiting_loader_is_reported_with_both_rates() -> None:
-    (finding,) = loader.judge([0.01] * 2, case(steps=[steps(step_s=0.064), steps(step_s=0.032)]))
-    assert "workers: 100 samples/s" in finding.seen and "model alone: 1,000" in finding.seen
-    assert loader.judge([0.0001], case(steps=[steps(step_s=0.064)])) == []
+    (finding,) = loader.judge([loader.Rate(0.01)] * 2, case(steps=[steps(step_s=0.064), steps(step_s=0.032)]))
+    assert "workers a device: 100 samples/s" in finding.seen and "model alone: 1,000" in finding.seen
+    assert loader.judge([loader.Rate(0.0001)], case(steps=[steps(step_s=0.064)])) == []
     assert loader.judge([None], case(steps=[steps(step_s=0.064)])) == []
 
 
@@ -315,7 +315,8 @@ def test_wrong_sums_and_slow_ranks_are_named() -> None:
     assert wrong[0].severity == "error" and "wrong results of all-reduce of 4 bytes on rank 1" in wrong[0].seen
     (slow,) = collectives.judge([group(), group(), group(own_s=0.01, host="b")], case(devices=3, batch=63))
     assert "slow: rank 2 on b" in slow.seen
-    assert collectives.figures([group()] * 2, case())["all-reduce of 1.0 MiB"] == "1.00 ms, 1.05 GB/s"
+    figures = collectives.figures([group()] * 4, case(devices=4))  # 2 x 3/4 of 2**20 bytes a millisecond
+    assert figures["all-reduce of 1.0 MiB"] == "1.00 ms, bus bandwidth 1.57 GB/s"
 
 
 def test_wrong_collective_results_are_detected() -> None:
