@@ -66,6 +66,11 @@ class Check(Generic[T]):
         return self.observe is None or self.needs_peers or self.needs_steps
 
 
+def describe_error(error: BaseException, most: int = 300) -> str:
+    """Return an exception's type and the first ``most`` characters of its message, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
+
+
 def any_error(findings: Sequence[Finding]) -> bool:
     """Return whether there is an error among the findings."""
     return any(finding.severity == "error" for finding in findings)

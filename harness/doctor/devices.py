@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from harness.doctor.check import Case, Check
+from harness.doctor.check import Case, Check, describe_error
 from harness.doctor.subject import SMALL, Subject
 from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.plan.checks.finding import Finding
@@ -77,14 +77,13 @@ def observe(subject: Subject) -> Placement:
     """Run forward and loss once and record mismatches; without a GPU on the "meta" device, which computes nothing."""
     try:
         model = subject.built_model()
-        batch = subject.first_samples(SMALL)
+        real = subject.device.type == "cuda" and subject.whole_model_fits
+        stand_in = subject.device if real else torch.device("meta")
+        batch = subject.first_samples(SMALL, stand_in)
     except Exception as error:
         return Placement(by_name=_by_name(error))
-    real = subject.device.type == "cuda" and subject.whole_model_fits
-    stand_in = subject.device if real else torch.device("meta")
     hidden = hidden_tensors(model)  # .to() does not move them
     model = subject.on_device(model) if real else model.to(stand_in)
-    batch = tree_map(lambda leaf: leaf.to(stand_in) if isinstance(leaf, Tensor) else leaf, batch)
     by_name = ""
     with _module_stack(model) as where, DeviceMismatchMode(where) as watch:
         try:
@@ -131,7 +130,7 @@ def judge(seen: Sequence[Placement], case: Case) -> list[Finding]:
 
 
 def _by_name(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    text = describe_error(error, 160)
     return text if any(sign in text.lower() for sign in BY_NAME) else ""
 
 

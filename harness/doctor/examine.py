@@ -23,9 +23,10 @@ from harness.doctor import (
     state,
     steps,
     threads,
+    transfer,
     wrapper,
 )
-from harness.doctor.check import Case, Check, any_error
+from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.gate import SKIP_RULES, skip_rules
 from harness.doctor.subject import Subject, doctor_cell
 from harness.measure.scenarios import TrialContext
@@ -35,6 +36,7 @@ from harness.plan.trial import TrialResult
 
 EXECUTION = "execution"
 CHECKS: tuple[Check[Any], ...] = (
+    transfer.CHECK,
     devices.CHECK,
     randomness.CHECK,
     loss_parameters.CHECK,
@@ -158,7 +160,7 @@ def _attempt(observe: Callable[[Subject], object], subject: Subject) -> _Attempt
     try:
         return _Attempt(observe(subject.fresh()))
     except Exception as error:
-        return _Attempt(raised=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return _Attempt(raised=describe_error(error))
     finally:
         subject.advance()
 

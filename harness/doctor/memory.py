@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import psutil
@@ -21,12 +20,12 @@ from harness.plan.checks.finding import Finding
 from harness.plan.comparison import base_cell
 from harness.plan.rows import ActivationBytes, MemoryFacts
 from harness.system.units import GIB
+from harness.train.precision import REDUCED, Precision
 from harness.train.strategies.base import default_units
 
 FEW, MORE = 2, 4
 """Samples of the two batches."""
 META = torch.device("meta")
-LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LIKE_COMPILED = "aot_eager_decomp_partition"
 """The backend of torch.compile that selects saved tensors as the default one does, and generates no code."""
 Activations = Mapping[str, ActivationBytes]
@@ -169,16 +168,17 @@ def judge(seen: Sequence[Activations], case: Case) -> list[Finding]:
 def _kept(subject: Subject, model: nn.Module, samples: int, precision: str, *, compiled: bool) -> int:
     """Return the bytes that the graph of one batch keeps, each storage once, without parameters and buffers."""
     batch = subject.first_samples(samples, None if subject.whole_model_fits else META)
-    in_precision: AbstractContextManager[object] = nullcontext()
-    if precision in LOW and subject.whole_model_fits:
-        in_precision = torch.autocast(subject.device.type, dtype=LOW[precision])
-    elif precision in LOW:  # the meta device has no autocast: model and batch are cast as a whole
-        model = copy.deepcopy(model).to(LOW[precision])
-        batch = tree_map(lambda leaf: leaf.to(LOW[precision]) if _is_floating(leaf) else leaf, batch)
+    if subject.whole_model_fits:
+        wrapped = Precision(precision, subject.device.type).around(model)
+    elif low := REDUCED.get(precision):  # the meta device has no autocast: model and batch are cast as a whole
+        wrapped = copy.deepcopy(model).to(low)
+        batch = tree_map(lambda leaf: leaf.to(low) if _is_floating(leaf) else leaf, batch)
+    else:
+        wrapped = model
     if compiled:
         torch.compiler.reset()
-        model.compile(backend=LIKE_COMPILED, dynamic=False)
-    own = {_storage(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+        wrapped.compile(backend=LIKE_COMPILED, dynamic=False)
+    own = {_storage(tensor) for tensor in [*wrapped.parameters(), *wrapped.buffers()]}
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -186,8 +186,8 @@ def _kept(subject: Subject, model: nn.Module, samples: int, precision: str, *, c
             kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with in_precision, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss, _ = subject.workload.loss(model, batch)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss, _ = subject.workload.loss(wrapped, batch)
         total = sum(kept.values())
         del loss
     return total

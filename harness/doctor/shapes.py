@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from harness.doctor.check import Case, Check
+from harness.doctor.check import Case, Check, describe_error
 from harness.doctor.subject import SMALL, Subject
 from harness.plan.checks.finding import Finding
 from harness.train.strategies.cpu_replicas import ReplicatedModule, scatter
@@ -49,7 +49,7 @@ def observe(subject: Subject) -> Outputs:
         try:
             parts = [_shapes(model(*part[0], **part[1])) for part in scatter((args, kwargs), subject.replicas)]
         except Exception as error:
-            return Outputs(failed=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            return Outputs(failed=describe_error(error, 200))
     return Outputs(_shapes(whole), parts, _loss_shape(subject, model, batch, parts))
 
 

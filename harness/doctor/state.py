@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from harness.doctor import parameters
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import SMALL, Subject
+from harness.doctor.unregistered import OWN
 from harness.measure.equivalence import NORMS
 from harness.plan.checks.finding import Finding, join_names
 
 NAME = "state in forward"
-_OWN = frozenset(vars(nn.Module()))
-"""The attributes of every module."""
 
 
 def observe(subject: Subject) -> dict[str, bool]:
@@ -68,7 +67,7 @@ def _state(model: nn.Module) -> Mapping[str, object]:
             for name, buffer in module.named_buffers(recurse=False):
                 state[prefix + name] = buffer.detach().clone()
         for name, value in vars(module).items():
-            if name not in _OWN:
+            if name not in OWN:
                 state[prefix + name] = _copied(value)
     return state
 

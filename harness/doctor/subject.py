@@ -16,6 +16,7 @@ from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell
 from harness.plan.rows import MemoryFacts
 from harness.train.loader import Share, batches, endless_shares
+from harness.train.model import init_weights_of, on_host
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
@@ -102,12 +103,8 @@ class Subject:
         return self.on_device(self.built_model())
 
     def on_device(self, model: nn.Module) -> nn.Module:
-        """Move a model to the device; one that is built on the meta device gets its initial values there."""
-        if not any(parameter.is_meta for parameter in model.parameters()):
-            return model.to(self.device)
-        model = model.to_empty(device=self.device)
-        self.workload.init_weights(model)  # type: ignore[attr-defined]
-        return model
+        """Move a model to the device; one that is built on the meta device is initialised first, on the host."""
+        return on_host(model, init_weights_of(self.workload)).to(self.device)
 
     def training(self, workload: Workload | None = None) -> Training:
         """Make the training of the cell, as a trial does."""

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-_OWN = frozenset(vars(nn.Module()))
+OWN = frozenset(vars(nn.Module()))
 """The attributes of every module."""
 
 
@@ -17,7 +17,7 @@ def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
     found: list[tuple[Tensor, str]] = []
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name in _OWN:
+            if name in OWN:
                 continue
             place = f"{path + '.' if path else ''}{name}"
             if isinstance(value, Tensor):

@@ -120,6 +120,24 @@ class CudaByName(Healthy):
         return Net().cuda()
 
 
+# -- batch transfer
+
+
+class Graph:
+    """Tensors in attributes, and no method that moves them."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+
+class BatchesOfItsOwn(Healthy):
+    def collate(self, samples: list[Any]) -> Graph:
+        return Graph(torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples]))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        return super().loss(model, (batch.x, batch.y))
+
+
 # -- wrapper use
 
 
@@ -542,6 +560,7 @@ class NeedsMany(Healthy):
 
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "device placement": [(MaskNotRegistered, "ddp"), (NoiseOnTheHost, "ddp"), (CudaByName, "single")],
+    "batch transfer": [(BatchesOfItsOwn, "ddp")],
     "wrapper use": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
     "parameter updates": [
         (UnusedHead, "ddp"),

@@ -66,7 +66,8 @@ def needs(model: MemoryFacts, cell: Cell, samples: int | None = None) -> list[Ne
     peak = estimate(model, cell, samples)
     if cell.device == "cpu":
         return [] if peak is None else [Need("a node", ranks * peak, model["host_bytes"])]
-    built = 0 if model["on_meta"] else ranks * (model["parameter_bytes"] + model["buffer_bytes"])
+    stays_on_meta = model["on_meta"] and cell.traits.shards_parameters  # else it is initialised on the host
+    built = 0 if stays_on_meta else ranks * (model["parameter_bytes"] + model["buffer_bytes"])
     on_host = [Need("the host memory of a node", built, model["host_bytes"])]
     return on_host if peak is None else [Need("a device", peak, model["device_bytes"]), *on_host]
 

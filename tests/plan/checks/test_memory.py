@@ -109,6 +109,7 @@ def test_the_ranks_of_a_node_build_the_model_on_its_host() -> None:
     assert "init_weights" in finding.advice
     assert memory.judge(sizes(host_bytes=4 * GIB, on_meta=True), cell("fsdp", devices=8)) == []
     assert memory.judge(sizes(host_bytes=4 * GIB), cell("dp", devices=8)) == []  # one process
+    assert memory.judge(sizes(host_bytes=4 * GIB, on_meta=True), cell("ddp", devices=8))  # initialised on the host
 
 
 def test_the_batch_of_an_examination_is_divided_until_it_fits() -> None:

@@ -1,0 +1,79 @@
+"""Batch transfer: a batch of the workload's own type can be moved to a device, and all of its tensors are moved.
+
+The move is to the meta device: a CPU moves nothing, so that a batch that cannot be moved would fail on a GPU only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from harness.doctor.check import Case, Check, describe_error
+from harness.doctor.subject import SMALL, Subject
+from harness.plan.checks.finding import Finding, join_names
+from harness.plan.rows import Severity
+from harness.train.transfer import to_device
+
+NAME = "batch transfer"
+DEPTH = 4
+"""Levels of containers and attributes that are searched for tensors."""
+
+
+def observe(subject: Subject) -> str:
+    """Return the error of the move, or the tensors that it leaves behind; empty if there are none."""
+    batch = subject.first_samples(SMALL, torch.device("cpu"))
+    meta = torch.device("meta")
+    try:
+        moved = to_device(batch, meta)
+    except Exception as error:
+        return describe_error(error)
+    left = [name for name, tensor in _tensors(moved, "batch", DEPTH) if tensor.device != meta]
+    before, after = (sum(1 for _ in _tensors(one, "batch", DEPTH)) for one in (batch, moved))
+    if left or after < before:
+        names = join_names(left) or f"{before - after} of {before} tensors are missing"
+        return f"{type(batch).__name__}: after the move, not on the device: {names}"
+    return ""
+
+
+def judge(seen: Sequence[str], case: Case) -> list[Finding]:
+    on_gpu = case.cell.device == "cuda"
+    severity: Severity = "error" if on_gpu else "warning"
+    text = next(filter(None, seen), "")
+    if not text:
+        return []
+    return [
+        Finding(
+            NAME,
+            severity,
+            text,
+            "error of every step on a GPU" + ("" if on_gpu else " (no effect on this machine, which has no GPU)"),
+            "return tensors, lists, tuples, mappings or dataclasses of them from the data set or collate, or give the "
+            "batch a method to(device) that returns it with all its tensors on the device",
+        )
+    ]
+
+
+def _tensors(thing: object, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a batch with their names, in containers and attributes."""
+    if isinstance(thing, PackedSequence):  # its batch sizes belong on the host
+        thing = thing.data
+    if isinstance(thing, Tensor):
+        yield name, thing
+        return
+    if depth == 0 or isinstance(thing, str | bytes | type):
+        return
+    inside: list[tuple[str, object]] = []
+    if isinstance(thing, Mapping):
+        inside = [(f"{name}[{key!r}]", value) for key, value in thing.items()]
+    elif isinstance(thing, list | tuple):
+        inside = [(f"{name}[{index}]", value) for index, value in enumerate(thing)]
+    elif hasattr(thing, "__dict__"):
+        inside = [(f"{name}.{key}", value) for key, value in vars(thing).items()]
+    for inner, value in inside:
+        yield from _tensors(value, inner, depth - 1)
+
+
+CHECK = Check(NAME, observe, judge)

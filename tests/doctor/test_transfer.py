@@ -1,0 +1,91 @@
+"""Batches of types that a GPU would reject, found without one."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.doctor import transfer
+from harness.doctor.check import Case
+from harness.doctor.subject import Subject
+from harness.train.ranks import Ranks
+from tests.doctor.faulty import Healthy
+from tests.doctor.ranks import cell_for
+
+RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+Pair = namedtuple("Pair", "x y")
+
+
+class Graph:
+    """Tensors in attributes, and no method to(device)."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class MovesInPlace(Graph):
+    def to(self, device: torch.device) -> None:
+        self.x = self.x.to(device)
+
+
+class ForgetsEdges(Graph):
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x)
+        self.edges = torch.zeros(2)
+
+    def to(self, device: torch.device) -> Any:
+        self.x = self.x.to(device)
+        return self
+
+
+@dataclass
+class Record:
+    x: Tensor
+
+
+def observed(make: Any) -> str:
+    class Workload(Healthy):
+        def collate(self, samples: list[Any]) -> Any:
+            return make(torch.stack([x for x, _ in samples]))
+
+    workload = Workload()
+    return transfer.observe(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: [x, {"mask": x}],
+        lambda x: Pair(x, x),
+        lambda x: UserDict(x=x),
+        lambda x: torch.nn.utils.rnn.pack_padded_sequence(x[..., None], [8] * len(x), batch_first=True),
+        Record,
+        lambda x: (x, "a name", None, 3),
+    ],
+    ids=["tensor", "containers", "namedtuple", "UserDict", "PackedSequence", "dataclass", "without tensors"],
+)
+def test_batches_that_can_be_moved(make: Any) -> None:
+    assert observed(make) == ""
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(Graph, "WorkloadError: batch"), (MovesInPlace, "1 of 1 tensors are missing"), (ForgetsEdges, "batch.edges")],
+)
+def test_batches_that_cannot_be_moved(make: Any, text: str) -> None:
+    seen = observed(make)
+    assert text in seen
+    (finding,) = transfer.judge(["", seen], Case(cell_for("single", 1)))
+    assert finding.severity == "warning" and "no effect on this machine" in finding.means
+
+
+def test_a_batch_that_cannot_be_moved_is_an_error_on_a_gpu() -> None:
+    (finding,) = transfer.judge(["x"], Case(replace(cell_for("single", 1), device="cuda")))
+    assert finding.severity == "error"
+    assert transfer.judge(["", ""], Case(cell_for("single", 1))) == []
