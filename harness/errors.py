@@ -7,6 +7,7 @@ HarnessError
 ├── ClusterLostError    the cluster was lost during the run     (exit code 1, recorded results are kept)
 ├── RunFolderError      a run folder cannot be created, read or resumed  (exit code 2, nothing was started)
 ├── WriteError          a file of the run cannot be written, as on a full disk  (exit code 1, recorded results are kept)
+├── InternalError       a bug of the harness, with a log of it  (exit code 1, recorded results are kept)
 └── SkipTrial           in plan/trial.py: a trial that cannot run, with its reason (a row, never an exit code)
 
 Each message names the place, the value got, the values allowed and the remedy. The command prints the message of a
@@ -55,6 +56,10 @@ class RunFolderError(HarnessError):
 
 class WriteError(HarnessError):
     """A file cannot be written during the run: the disk is full, or the folder became read-only."""
+
+
+class InternalError(HarnessError):
+    """The harness failed by an error of its own; recorded results are kept."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 from harness.record.frames import records
 
 WIDE_SPREAD = 0.10
+DRIFT = 1.05
 FOREIGN_CORES = 0.25
 
 
@@ -42,6 +43,10 @@ def _skipped_updates(trial: Evidence) -> bool:
 
 def _wide_spread(trial: Evidence) -> bool:
     return trial.spread is not None and trial.spread > WIDE_SPREAD
+
+
+def _windows_drift(trial: Evidence) -> bool:
+    return trial.drift is not None and trial.drift > DRIFT
 
 
 def _slow_rank(trial: Evidence) -> bool:
@@ -106,6 +111,11 @@ DOUBTS: Mapping[str, Doubt] = {
     "wide spread": Doubt(
         f"the interquartile range of the timed steps exceeds {100 * WIDE_SPREAD:.0f} % of their median",
         own=_wide_spread,
+    ),
+    "windows drift": Doubt(
+        f"the rates of the trial's timed windows differ by more than {100 * (DRIFT - 1):.0f} %: the speed changed "
+        "during the measurement, because of a clock, a temperature or another load",
+        own=_windows_drift,
     ),
     "slow rank": Doubt(
         f"that rank's step without gradient exchange takes more than {SLOW_RANK:g} times the median rank's "

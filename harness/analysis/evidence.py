@@ -43,7 +43,8 @@ class Evidence:
     """The facts on which the doubts of one trial depend; None if a value is unknown.
 
     ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the rank that exceeds
-    SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison.
+    SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison. ``drift``: the highest
+    rate of the timed windows over the lowest. ``skipped_updates``: timed steps whose update fp16's loss scale skipped.
     """
 
     steady: bool | None
@@ -52,6 +53,7 @@ class Evidence:
     ranks: Rows
     nodes: str | None
     inline: bool = False
+    drift: float | None = None
     skipped_updates: int = 0
 
     def values(self, name: str) -> set[Any]:
@@ -68,6 +70,7 @@ def gather_evidence(
 ) -> dict[Key, Evidence]:
     """Return the evidence of each trial, by its id and attempt."""
     spread, slow, nodes = _spread(times), slow_ranks(windows), _environments(environment)
+    drift = window_drift(windows)
     by_trial: dict[Key, list[Row]] = {}
     for rank in records(ranks[[*RANK_COLUMNS]]):
         by_trial.setdefault(key_of(rank), []).append(rank)
@@ -79,6 +82,7 @@ def gather_evidence(
             by_trial.get(key_of(row), []),
             nodes.get((row["group_id"], row["invocation"])),
             inline=bool(pd.notna(row["inline"]) and row["inline"]),
+            drift=drift.get(key_of(row)),
             skipped_updates=0 if pd.isna(row["skipped_updates"]) else int(row["skipped_updates"]),
         )
         for row in records(trials)
@@ -96,6 +100,15 @@ def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
     by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(["trial_id", "attempt"])
     slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # a single rank is its own median
     return {(trial_id, attempt): int(rank) for trial_id, attempt, rank in by_trial.idxmax()[slow]}
+
+
+def window_drift(windows: pd.DataFrame) -> dict[Key, float]:
+    """Return the highest rate of each trial's timed windows over the lowest; a window's time is its slowest rank's."""
+    timed = windows[windows["window_kind"] == "timed"].groupby(["trial_id", "attempt", "window"])
+    rates = (timed["weight"].sum() / timed["duration_s"].max()).astype(float)
+    by_trial = rates[rates > 0].groupby(["trial_id", "attempt"])
+    drift = by_trial.max() / by_trial.min()
+    return dict(zip(drift.index.tolist(), drift.tolist(), strict=True))
 
 
 def foreign_cores(node: Rows) -> float | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 
 import pandas as pd
 
 from harness.analysis.common import Rows, Rule, Values, by_cell, ends, measured, order
 from harness.analysis.doubts import tally
-from harness.analysis.ratios import doubts_of, paired
+from harness.analysis.ratios import doubts_of, meets, paired
 from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
-from harness.config.strategy_traits import strategy_order
+from harness.plan.comparison import strategy_pairs
 from harness.record.schema import AXES, NOISE, PARITY, VERSUS
 
-RATIO = ("ratio", "low", "high", "excludes_one")
+RATIO = ("ratio", "low", "high", "excludes_one", "precise")
 Excluded = Mapping[str, str] | None
 """Reasons that cells have no ratio, by the id of their equivalence check."""
 
@@ -56,7 +55,7 @@ def versus(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = 
             alike.setdefault(strategies_id, []).append(group)
     rows = []
     for groups in alike.values():
-        for other, group in _neighbours(groups):
+        for group, other in strategy_pairs(groups, lambda group: str(group[0]["strategy"])):
             if ratio := _ratio(group, other, rule, excluded):
                 axes = {**_axes(group), "other_id": other[0]["cell_id"], "other_strategy": other[0]["strategy"]}
                 axes["emulated"] = bool(group[0]["emulated"] or other[0]["emulated"])
@@ -82,7 +81,7 @@ def _ratio(group: Rows, other: Rows, rule: Rule | None, excluded: Excluded = Non
         "other": geometric_mean(others).value,
         "ratio": ratio.value,
     }
-    columns |= {**ends(ratio), "excludes_one": excludes_one(ratio)}
+    columns |= {**ends(ratio), "excludes_one": excludes_one(ratio), "precise": meets(ratio, rule)}
     checks = (str(rows[0]["check_id"]) for rows in (group, other))
     reason = next((excluded[check] for check in checks if check in excluded), None) if excluded else None
     return columns | {**dict.fromkeys(RATIO), "excluded": reason} if reason else columns
@@ -90,13 +89,3 @@ def _ratio(group: Rows, other: Rows, rule: Rule | None, excluded: Excluded = Non
 
 def _axes(group: Rows) -> Values:
     return {axis: group[0][axis] for axis in ("cell_id", "unit", *AXES)}
-
-
-def _neighbours(groups: list[Rows]) -> Iterator[tuple[Rows, Rows]]:
-    """Yield each cell of a strategy with each cell of the next; a strategy has one cell per set of its own options."""
-    by_strategy = [
-        [group for group in groups if group[0]["strategy"] == name]
-        for name in sorted({group[0]["strategy"] for group in groups}, key=strategy_order)
-    ]
-    for before, after in pairwise(cells for cells in by_strategy if cells):
-        yield from ((one, two) for one in before for two in after)

@@ -48,12 +48,12 @@ _TABLE: dict[str, tuple[str, dict[str, float]]] = {
     "NVIDIA A100-PCIE-40GB": (_A100, _A100_FIGURES),
     "NVIDIA A100 80GB PCIe": (_A100, _A100_FIGURES),
     "NVIDIA L4": (_ADA, {"fp32": 30.3e12, "tf32": 60e12, "bf16": 121e12}),
-    # bf16: the only figure in the source is 82.6, the rate without tensor cores, and MFU could exceed 100 % of it
-    "NVIDIA GeForce RTX 4090": (_ADA, {"fp32": 82.6e12, "tf32": 82.6e12}),
+    # bf16: dense with fp32 accumulation, from the whitepaper's table of the RTX 4090 (fp16 accumulation is no training)
+    "NVIDIA GeForce RTX 4090": (_ADA, {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12}),
     "NVIDIA H100 80GB HBM3": (_H100, {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12}),
     "NVIDIA H100 PCIe": (_H100_PCIE, {"fp32": 51.2e12, "tf32": 378e12, "bf16": 756e12}),
-    # fp32, tf32: the source has figures only for the pair of two cards
-    "NVIDIA H100 NVL": (_H100_NVL, {"bf16": 835e12}),
+    # one of the two cards: 60 TFLOP/s in fp32, and 835 in tf32 with sparsity, by NVIDIA's page
+    "NVIDIA H100 NVL": (_H100_NVL, {"fp32": 60e12, "tf32": 417.5e12, "bf16": 835e12}),
     "NVIDIA H200": (_H200, {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12}),
     # fp32: sources disagree, 80 TFLOP/s and 75
     "NVIDIA B200": (_B200, {"tf32": 1125e12, "bf16": 2250e12}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
@@ -36,11 +36,20 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, excluded: Mapping[st
             row |= {**dict.fromkeys(RATIOS), "excluded": reason}
         axes = {axis: first[axis] for axis in ("unit", *AXES)}
         rows.append({"cell_id": cell_id, "base_id": base_id, **axes, **row, "doubts": doubts_of(group, base, "base")})
-    compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]}
+    compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]} | _with_control(cells.values())
     for row in rows:
         if row["cell_id"] in compared:
-            row["precise"] = None  # its cells determine its number of blocks
+            row["precise"] = None  # ratios determine its number of blocks, not its own throughput
     return SCALING.frame(sorted(rows, key=order))
+
+
+def _with_control(cells: Iterable[Rows]) -> set[str]:
+    """Return the ids of bases that are measured under several launchers."""
+    alike: dict[str, set[str]] = {}
+    for first, *_ in cells:
+        if first["cell_id"] == first["base_id"]:
+            alike.setdefault(first["launchers_id"], set()).add(first["cell_id"])
+    return {cell_id for ids in alike.values() if len(ids) > 1 for cell_id in ids}
 
 
 def doubts_of(group: Rows, other: Rows, role: str) -> tuple[CountedDoubt, ...]:

@@ -2,39 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from harness.analysis.common import Lines
 from harness.analysis.stats import stein_blocks
 from harness.analysis.trials import throughput
 from harness.config.sections import BlockRule
-from harness.plan.comparison import base_cell, comparable, single_device_cell, wrapped_single_device_cell
+from harness.plan.cell import Cell
+from harness.plan.comparison import (
+    base_cell,
+    comparable,
+    other_launcher_cells,
+    set_ids,
+    single_device_cell,
+    strategy_pairs,
+    wrapped_single_device_cell,
+)
 from harness.plan.trial import Trial
+from harness.record.rows import axes_of
+
+Speeds = Mapping[tuple[int, int], float]
+"""Throughput by block and invocation."""
+TWIN = "twin"
 
 
 def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dict[str, int]:
     """Return the number of blocks by cell id, from the recorded trials of the first ``at_least`` blocks.
 
-    It follows from the spread of a cell's ratio to its base; for a cell without a base that is no base itself,
-    from the spread of its throughput. A base, and the cells that explain a cell, have as many blocks as the cell
-    that needs most.
+    It follows from the spread of every ratio in which the cell appears: to its base, to another strategy, to the same
+    cell under another launcher, to its twin. For a cell that is compared with no other cell it follows from the
+    spread of its throughput as well. A base, and the cells that explain a cell, have as many blocks as the cell that
+    needs most.
     """
     pilot = _pilot(lines, rule.at_least)
     cells = {trial.cell for trial in trials if trial.kind == "throughput"}
     needed: dict[str, int] = {}
+    compared: set[str] = set()
+    for cell, other in [*_base_pairs(cells), *_other_pairs(cells, pilot)]:
+        ratios = _ratios(pilot.get((cell.id, ""), {}), pilot.get((other.id, ""), {}))
+        if ratios:
+            compared |= {cell.id, other.id}
+            _raise(needed, {*_users(cell), *_users(other)}, _needed(ratios, rule))
+        else:
+            needed[cell.id] = rule.at_most  # no more blocks of its base for it
+            compared.add(cell.id)
     for cell in cells:
-        base = base_cell(cell) if comparable(cell) else cell
-        ratios = _ratios(pilot.get(cell.id, {}), pilot.get(base.id, {}))
-        if base != cell and not ratios:
-            needed[cell.id] = max(needed.get(cell.id, 0), rule.at_most)  # no more blocks of its base for it
-        elif base != cell:
-            blocks = _needed(ratios, rule)
-            for user in (cell, base, single_device_cell(cell), wrapped_single_device_cell(cell)):
-                needed[user.id] = max(needed.get(user.id, rule.at_least), blocks)
-    for cell in cells:
-        if cell.id not in needed:
-            needed[cell.id] = _needed(_ratios(pilot.get(cell.id, {}), None), rule)
+        if ratios := _ratios(pilot.get((cell.id, TWIN), {}), pilot.get((cell.id, ""), {})):
+            _raise(needed, {*_users(cell)}, _needed(ratios, rule))
+        if cell.id not in compared:
+            _raise(needed, {cell.id}, _needed(_ratios(pilot.get((cell.id, ""), {}), None), rule))
     return needed
+
+
+def _raise(needed: dict[str, int], cell_ids: Iterable[str], blocks: int) -> None:
+    for cell_id in cell_ids:
+        needed[cell_id] = max(needed.get(cell_id, 0), blocks)
+
+
+def _base_pairs(cells: Iterable[Cell]) -> Iterator[tuple[Cell, Cell]]:
+    """Yield each cell with its base, if the base is another cell."""
+    for cell in cells:
+        if comparable(cell) and (base := base_cell(cell)) != cell:
+            yield cell, base
+
+
+def _other_pairs(cells: set[Cell], pilot: Mapping[tuple[str, str], Speeds]) -> Iterator[tuple[Cell, Cell]]:
+    """Yield the pairs of the tables versus and parity that have blocks of the pilot in common."""
+    measured = [cell for cell in cells if pilot.get((cell.id, ""))]
+    alike: dict[str, list[Cell]] = {}
+    for cell in measured:
+        if strategies_id := set_ids(axes_of(cell))["strategies_id"]:
+            alike.setdefault(strategies_id, []).append(cell)
+    pairs = [pair for group in alike.values() for pair in strategy_pairs(group, lambda cell: cell.strategy)]
+    pairs += [(cell, other) for cell in measured for other in other_launcher_cells(cell) if other in cells]
+    for cell, other in pairs:
+        if _ratios(pilot[cell.id, ""], pilot.get((other.id, ""), {})):
+            yield cell, other
+
+
+def _users(cell: Cell) -> set[str]:
+    """Return the ids of the cells that are measured as long as this one is: itself, its base, those that explain it."""
+    if not comparable(cell):
+        return {cell.id}
+    return {one.id for one in (cell, base_cell(cell), single_device_cell(cell), wrapped_single_device_cell(cell))}
 
 
 def _needed(pilot: Sequence[float], rule: BlockRule) -> int:
@@ -42,18 +92,20 @@ def _needed(pilot: Sequence[float], rule: BlockRule) -> int:
     return min(rule.at_most, stein_blocks(pilot, rule.halfwidth)) if len(pilot) >= 2 else rule.at_most
 
 
-def _pilot(lines: Lines, blocks: int) -> dict[str, dict[tuple[int, int], float]]:
-    """Return the throughput of each cell by block and invocation, in the first ``blocks`` blocks."""
-    speeds: dict[str, dict[tuple[int, int], float]] = {}
+def _pilot(lines: Lines, blocks: int) -> dict[tuple[str, str], Speeds]:
+    """Return the throughputs of each cell in the first ``blocks`` blocks, by cell id and purpose ('' or 'twin')."""
+    speeds: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     for line in lines:
-        if line["kind"] == "throughput" and line["outcome"] == "ok" and line["block"] < blocks:
+        timed = line["kind"] == "throughput" or line["purpose"] == TWIN
+        if timed and line["outcome"] == "ok" and line["block"] < blocks:
             speed = throughput(line["windows"])
             if speed:
-                speeds.setdefault(line["cell_id"], {})[line["block"], line["invocation"]] = speed
-    return speeds
+                of_cell = speeds.setdefault((line["cell_id"], line["purpose"]), {})
+                of_cell[line["block"], line["invocation"]] = speed
+    return {**speeds}
 
 
-def _ratios(speeds: Mapping[tuple[int, int], float], bases: Mapping[tuple[int, int], float] | None) -> list[float]:
+def _ratios(speeds: Speeds, bases: Speeds | None) -> list[float]:
     """Return one value a block: the ratio to the base of the same invocation or, without bases, the speed itself."""
     by_block: dict[int, float] = {}
     for (block, invocation), speed in sorted(speeds.items()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from statistics import mean
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from harness.analysis.doubts import tally
 from harness.analysis.peak_flops import peak_flops
 from harness.analysis.stats import geometric_mean
 from harness.analysis.steps import StepTimes, quantiles
+from harness.record.frames import records
 from harness.record.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
 
 
@@ -61,7 +62,7 @@ def _trial_row(line: Row) -> Row:
     return {
         **row,
         **line["facts"],
-        "device_model": line["ranks"][0].get("device_model") if line["ranks"] else None,
+        **{name: line["ranks"][0].get(name) if line["ranks"] else None for name in ("device_model", "threads")},
         "throughput_per_s": throughput(line["windows"]),
         "peak_memory_bytes": max(peaks, default=None),
         "build_peak_bytes": max(builds, default=None),
@@ -91,6 +92,7 @@ def cells(
     ``estimates``: those of peak memory, by cell id.
     """
     counted = measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
+    ceilings = _ceilings(trials)
     step_p5_s, step_median_s, step_p95_s = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
     rows = []
     for cell_id, group in by_cell(counted).items():
@@ -109,7 +111,7 @@ def cells(
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
                 "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),
                 "estimated_peak_bytes": estimates.get(cell_id),
-                **_arithmetic(first, speed.value, _known(group, "measured_peak_flops_per_s")),
+                **_arithmetic(first, speed.value, ceilings.get(_device_kind(first))),
                 "doubts": tally(group),
             }
         )
@@ -120,17 +122,39 @@ def _known(rows: Rows, name: str) -> list[float]:
     return [float(row[name]) for row in rows if not pd.isna(row[name])]
 
 
-def _arithmetic(trial: Row, speed: float, probes: Sequence[float]) -> Values:
-    """Return the FLOP/s of one device and their fraction of its peak: MFU as Chowdhery et al. 2022 define it."""
+DeviceKind = tuple[object, ...]
+"""(device model, precision, number of threads)."""
+
+
+def _device_kind(trial: Row) -> DeviceKind:
+    return tuple(None if pd.isna(trial[name]) else trial[name] for name in ("device_model", "precision", "threads"))
+
+
+def _ceilings(trials: pd.DataFrame) -> dict[DeviceKind, float]:
+    """Return the fastest matrix product on each kind of device over the whole run, one ceiling for all cells."""
+    ceilings: dict[DeviceKind, float] = {}
+    for row in records(trials[trials["measured_peak_flops_per_s"].notna()]):
+        kind = _device_kind(row)
+        ceilings[kind] = max(ceilings.get(kind, 0.0), float(row["measured_peak_flops_per_s"]))
+    return ceilings
+
+
+def _arithmetic(trial: Row, speed: float, ceiling: float | None) -> Values:
+    """Return the FLOP/s of one device and their fraction of its peak: MFU as Chowdhery et al. 2022 define it.
+
+    No fraction if ranks share a device: ``devices`` then counts ranks, and one rank's part is not a device's.
+    """
     if pd.isna(trial["flops_per_unit"]):
         return {"flops_reason": trial["flops_reason"]}
     achieved = float(trial["flops_per_unit"]) * speed / float(trial["devices"])
+    if trial["oversubscribed"]:
+        return {"achieved_flops_per_s": achieved}
     known = None if pd.isna(trial["device_model"]) else peak_flops(trial["device_model"], trial["precision"])
     return {
         "achieved_flops_per_s": achieved,
         "mfu": achieved / known.flops_per_s if known else None,
         "peak_source": known.source if known else None,
-        "of_measured_peak": achieved / max(probes) if probes else None,
+        "of_measured_peak": achieved / ceiling if ceiling else None,
     }
 
 

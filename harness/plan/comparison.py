@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
-from harness.config.strategy_traits import BASE_STRATEGY
+from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
 from harness.plan.cell import Cell, share_of
 from harness.plan.rows import PartnerIds, SetIds
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
+Value = TypeVar("Value")
 LAUNCHERS = ("ray", "torchrun")
 CELL_AXES = (
     "workload",
@@ -148,6 +150,17 @@ def partner_ids(cell: Cell, *, equivalence: bool = False) -> PartnerIds:
         "alone_id": single_device_cell(cell).id if divides else None,
         "wrapped_id": wrapped_single_device_cell(cell).id if divides else None,
     }
+
+
+def strategy_pairs(cells: Iterable[Value], strategy_of: Callable[[Value], str]) -> list[tuple[Value, Value]]:
+    """Return the pairs of the table versus among cells of one strategies_id: each with each of the strategy before it.
+
+    A strategy has one cell per set of its own options.
+    """
+    by_strategy: dict[str, list[Value]] = {}
+    for cell in sorted(cells, key=lambda cell: strategy_order(strategy_of(cell))):
+        by_strategy.setdefault(strategy_of(cell), []).append(cell)
+    return [(cell, other) for before, after in pairwise(by_strategy.values()) for other in before for cell in after]
 
 
 def set_ids(axes: Mapping[str, Any]) -> SetIds:

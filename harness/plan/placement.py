@@ -34,7 +34,9 @@ class Placement:
     def __str__(self) -> str:
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         which = f" on GPU {format_gpu_ids(self.device_ids)}" if self.device_ids else ""
-        return f"{self.workers} x {self.devices_per_worker} device{'s' * (self.devices_per_worker > 1)}{nodes}{which}"
+        devices = f"{self.devices_per_worker} device{'s' * (self.devices_per_worker > 1)}"
+        workers = f"1 worker with {devices}" if self.workers == 1 else f"{self.workers} workers with {devices} each"
+        return f"{workers}{nodes}{which}"
 
     def ids_of(self, local_rank: int) -> tuple[int, ...]:
         """Return the numbers of this worker's GPUs on the node; empty if any GPUs will do."""

@@ -26,6 +26,7 @@ from harness.record.parquet import gather, in_parquet, read_table, write_frame
 from harness.record.reading import check_no_links, encode_json, naming_file, read_object, read_text
 from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content
 from harness.record.schema import CHECKS, DERIVED, EPOCHS, RECORDED, STEPS, Table
+from harness.record.validation import check_environment, check_plan
 from harness.system import sanitize
 from harness.system.files import (
     PARTIAL,
@@ -221,6 +222,21 @@ class RunFolder:
         content = read_object(path, lists=("skipped",))
         with naming_file(path):
             return {**content, "skipped": [with_options(row) for row in content.get("skipped", [])]}
+
+    def check(self) -> None:
+        """Raise RunFolderError if environment.json or plan.json lack what the tables are made from."""
+        with naming_file(self._environment):
+            check_environment(self.environment())
+        with naming_file(self.path / "plan.json"):
+            check_plan(self.plan())
+
+    def write_log(self, name: str, text: str) -> Path:
+        """Write the log of a failure of the harness itself; return its path. Raises WriteError."""
+        path = self.path / "logs" / f"{name}.txt"
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+        replace_text(path, sanitize.redact_text(text))
+        return path
 
     def source_text(self) -> str:
         """Return the text of the user's experiment file."""

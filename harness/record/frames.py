@@ -31,4 +31,5 @@ def csv_bytes(frame: pd.DataFrame) -> pa.Buffer:
 def _plain(column: pd.Series[Any]) -> list[Any]:
     if getattr(column.dtype, "na_value", None) is not pd.NA:
         return column.tolist()
-    return column.array.to_numpy(dtype=object, na_value=None).tolist()
+    values: list[Any] = column.array.to_numpy(dtype=object, na_value=None).tolist()
+    return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import jinja2
 from matplotlib.figure import Figure
 
 from harness.analysis.results import TABLES, Results, load
-from harness.errors import RunFolderError
+from harness.errors import HarnessError, InternalError, WriteError, cause_of
 from harness.record.folder import RunFolder
 from harness.report import environment as environment_page
 from harness.report import summary
@@ -31,7 +32,8 @@ def write_report(run_folder: Path) -> Results:
 def build_report(results: Results) -> Results:
     """Write the report of results that are open already."""
     folder = results.folder
-    with _one_error(folder):  # everything is made before anything is written
+    with _internal_error(folder):  # everything is made before anything is written
+        folder.check()
         tables = {name: getattr(results, name) for name in TABLES}
         recorded = {"steps": results.steps, "epochs": results.epochs, "checks": results.checks}
         with style():
@@ -50,13 +52,24 @@ def build_report(results: Results) -> Results:
 
 
 @contextmanager
-def _one_error(folder: RunFolder) -> Iterator[None]:
-    """Raise RunFolderError if recorded files are well formed but inconsistent."""
+def _internal_error(folder: RunFolder) -> Iterator[None]:
+    """Raise InternalError, with a log, for any exception but the harness's own errors, such as a damaged file's."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise RunFolderError(f"{folder.path}: the recorded files are damaged or incomplete ({said})") from error
+    except HarnessError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        try:
+            log = f"traceback: {folder.write_log('report', ''.join(traceback.format_exception(error)))}"
+        except WriteError as unwritten:
+            log = f"no log: {cause_of(unwritten)}"
+        raise InternalError(
+            f"{folder.path}: the report failed by an error of the harness: {found}, in {Path(place.filename).name} "
+            f"line {place.lineno} ({log}). Every recorded result is kept. Please report the error with its traceback; "
+            f"then, with a mended version: python -m harness.report {folder.path}"
+        ) from error
 
 
 def _files(name: str, figure: Figure) -> dict[str, bytes]:

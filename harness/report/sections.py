@@ -136,12 +136,16 @@ DETAILS = (
     Section(
         "Compute",
         lambda results: compute_table(results.cells),
-        "FLOPs of matrix products, convolutions and attention, forward and backward, counted from shapes.",
+        "FLOPs of matrix products, convolutions and attention, forward and backward, counted from shapes. Without "
+        "training.cudnn_benchmark and training.channels_last figures of convolutions are a lower bound of those that "
+        "a GPU reaches.",
     ),
     Section(
         "Memory",
         lambda results: memory_table(results.cells, results.ranks, results.trials),
-        "Peak of the rank with the most memory, per cell; on a CPU that of the whole process, libraries included.",
+        "Peak of the steps, on the rank with the most memory; on a CPU that of the whole process, libraries included. "
+        "The rest is what parameters, gradients and optimizer state leave of it, such as activations. Construction: "
+        "peak while model and optimizer were built, on any rank.",
     ),
     Section(
         "GPUs",

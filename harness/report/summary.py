@@ -10,7 +10,7 @@ from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES
 from harness.report.labels import rate_unit, spread_options
 from harness.report.row import Scalar, number, rows_of
-from harness.report.tables.evidence import imprecise
+from harness.report.tables.evidence import INTERVALS, imprecise
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.text import counts, duration, percent, plural, speed, with_ends
 
@@ -79,7 +79,7 @@ def findings(results: Results) -> list[str]:
         f"Preflight, {g['check'].iloc[0]}: {finding_location(g)}: {seen_text(g)}." for g in group_findings(errors)
     ]
     found += _not_equivalent(results.equivalence) + _noise(results)
-    if wide := imprecise(results.scaling):
+    if wide := imprecise({name: getattr(results, name) for name in INTERVALS}):
         found.append(wide)
     if not results.cells.empty and (results.cells["blocks"] == 1).all():
         found.append("One block was measured: there are no intervals, and the variance between runs is unknown.")
@@ -221,6 +221,7 @@ def convergence_words(results: Results) -> str:
     if target:
         bound = f"at least {target.at_least:g}" if target.at_least is not None else f"at most {target.at_most:g}"
         words += (
-            f" Target: {target.metric} {bound}, checked at the end of each epoch; training time excludes evaluation."
+            f" Target: {target.metric} {bound}, checked at the end of each epoch; a seed that misses it counts as "
+            "infinite in the median. Training time excludes evaluation, and includes the first epoch's warm-up."
         )
     return words + (f" {plural(resumed, 'training')} resumed from a checkpoint." if resumed else "")

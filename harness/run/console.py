@@ -17,9 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.plan.cell import Cell
 from harness.plan.planner import Plan
-from harness.plan.trial import Trial
 from harness.report.tables.evidence import belief_lines, parity_table, versus_table
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.scaling import scaling_by_setting
@@ -36,15 +34,10 @@ from harness.run.events import (
     TrialEnded,
     TrialStarting,
 )
+from harness.run.plan_text import plan_lines, plan_table
 from harness.system.sanitize import escape_control
 
 LAST_RESULTS = 6
-WHY = {
-    "twin": "for the noise floor (A/A test of the base)",
-    "explain": "for the losses of efficiency",
-    "equivalence": "for the equivalence of strategies",
-    "doctor": "for the doctor, each the first trial of its worker group",
-}
 PAIRS = {"versus": "Comparison of strategies", "parity": "Comparison of launchers"}
 COLOURS = {"ok": "green", "skipped": "yellow"}
 
@@ -156,7 +149,7 @@ class ConsoleSink:
         self._console.print(
             f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
         )
-        for text in belief_lines(event.tables["noise"], trials, scaling):
+        for text in belief_lines(event.tables):
             self._console.print(escape_control(text), highlight=False, markup=False)
         self._console.print(escape_control(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
 
@@ -174,70 +167,6 @@ class ConsoleSink:
     def _stop(self) -> None:
         if self._live:
             self._live.stop()
-
-
-def plan_table(plan: Plan) -> Table:
-    """Return the planned cells and trials by strategy, devices and placement."""
-    title = f"Plan of {plan.experiment.name}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for title in ("strategy", "devices", "placement", "cells", "throughput", "convergence", "diagnostic trials"):
-        table.add_column(title, justify="left" if title in ("strategy", "placement") else "right")
-    by_key: dict[tuple[str, int, str], list[Trial]] = {}
-    for group in plan.groups:
-        for trial in group.trials:
-            key = (trial.cell.strategy, trial.cell.devices, str(group))
-            by_key.setdefault(key, []).append(trial)
-    for (strategy, devices, placement), trials in sorted(by_key.items()):
-        kinds = [trial.kind for trial in trials]
-        cells = len({trial.cell for trial in trials})
-        numbers = (kinds.count(kind) for kind in ("throughput", "convergence", "diagnostic"))
-        table.add_row(strategy, str(devices), placement, str(cells), *map(str, numbers))
-    return table
-
-
-def plan_lines(plan: Plan) -> list[str]:
-    """Return the rest of the plan as text: the machine, the order, reasons of skipped cells, the shortest time."""
-    machine = plan.machine
-    kind = "GPUs" if machine.device == "cuda" else "CPU slots"
-    lines = [
-        f"On {plan.inventory}: {machine.devices} {kind}, {plural(machine.threads_per_device, 'thread')} each.",
-        f"{plural(len(plan.trials), 'trial')} in {plural(plan.blocks, 'block')}, "
-        f"{plural(len(plan.groups), 'worker group')} of fresh processes; "
-        f"random order from seed {plan.experiment.seed}.",
-    ]
-    added = {trial.cell for trial in plan.trials if trial.added and trial.kind != "diagnostic"}
-    if added:
-        lines.append(f"{plural(len(added), 'cell')} added as the base of ratios.")
-    purposes = [trial.purpose for trial in plan.trials if trial.purpose]
-    if purposes:
-        what = "; ".join(f"{purposes.count(purpose)} {WHY[purpose]}" for purpose in dict.fromkeys(purposes))
-        lines.append(f"Diagnostic trials: {what}.")
-    reasons: dict[str, set[Cell]] = {}
-    for skip in plan.skips:
-        reasons.setdefault(skip.reason, set()).add(skip.trial.cell)
-    for reason, cells in reasons.items():
-        lines.append(f"  skipped {plural(len(cells), 'cell')}: {reason}")
-    if plan.trials:
-        lines += _convergence_line(plan)
-        lines.append(f"Takes at least {duration(plan.least_seconds)}{_open_end(plan)}.")
-    else:
-        lines.append("Nothing can be measured here. --assume NODESxGPUS plans for another machine.")
-    return lines
-
-
-def _convergence_line(plan: Plan) -> list[str]:
-    """Return the cells of convergence trials, which the user chooses, as at most one line."""
-    cells = dict.fromkeys(trial.cell for trial in plan.trials if trial.kind == "convergence")
-    if not cells:
-        return []
-    chosen = "; ".join(cell.label for cell in list(cells)[:8]) + ("; ..." if len(cells) > 8 else "")
-    return [f"Convergence (convergence.only chooses): {chosen}."]
-
-
-def _open_end(plan: Plan) -> str:
-    if any(trial.kind == "convergence" for trial in plan.trials):
-        return " plus the epochs of the convergence trials"
-    return "; longer if a window's steps take longer than the window"
 
 
 def rich_table(content: TextTable, title: str) -> Table:

@@ -70,7 +70,7 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | Non
     earlier = folder.environment().get("invocations", [])
     differs = differences(earlier[-1], facts) if earlier else []
     for difference in differs:
-        emit(Note(f"since the last invocation: {difference}"))
+        emit(Note(f"Changed since the last invocation: {difference}"))
     execution = Execution(plan, folder, launcher, emit)
     start: Invocation = {**facts, "started_at": began, "command": sys.argv[1:], "differs": differs}
     folder.set_invocation(execution.invocation, start)

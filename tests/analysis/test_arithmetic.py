@@ -52,6 +52,24 @@ def test_the_measured_peak_is_the_best_that_any_block_saw() -> None:
     assert pd.isna(cell_of(COUNTED)["of_measured_peak"])
 
 
+def test_every_cell_of_a_kind_of_device_has_the_same_measured_ceiling() -> None:
+    lines = []
+    for name, rates, peak in (("single", (100.0,), 6e11), ("ddp2", (100.0, 100.0), 4e11)):
+        one = line(name, rates=rates, facts={**COUNTED, "measured_peak_flops_per_s": peak})
+        lines.append(one | {"ranks": [{**rank, "device_model": "A", "threads": 1} for rank in one["ranks"]]})
+    other = lines[1] | {"cell_id": "ddp2t", "trial_id": "ddp2t-b0"}
+    lines.append(other | {"ranks": [{**rank, "threads": 2} for rank in other["ranks"]]})
+    cells = trial_tables.cells(trial_tables.trials(lines, steps_of(lines)), steps_of(lines))
+    of_peak = dict(zip(cells["cell_id"], cells["of_measured_peak"], strict=True))
+    assert of_peak == pytest.approx({"single": 0.5, "ddp2": 0.5, "ddp2t": 0.75})
+
+
+def test_ranks_that_share_a_device_have_no_mfu() -> None:
+    facts = {**COUNTED, "measured_peak_flops_per_s": 6e11}
+    row = cell_of(facts, model=H100, rates=(100.0, 100.0), oversubscribed=True)
+    assert row["achieved_flops_per_s"] > 0 and pd.isna(row["mfu"]) and pd.isna(row["of_measured_peak"])
+
+
 def test_missing_flops_have_a_reason() -> None:
     row = cell_of({"steady": True, "flops_reason": "an LSTM is not counted"})
     assert pd.isna(row["achieved_flops_per_s"]) and row["flops_reason"] == "an LSTM is not counted"

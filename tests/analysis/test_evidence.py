@@ -219,6 +219,24 @@ def test_no_steady_state_and_a_wide_spread() -> None:
     assert found.tolist() == [("wide spread",)]
 
 
+@pytest.mark.parametrize(("rates", "doubted"), [((1.0, 1.04), False), ((1.0, 1.0, 0.94), True), ((1.0,), False)])
+def test_timed_windows_of_different_rates_are_a_doubt(rates: tuple[float, ...], doubted: bool) -> None:
+    one = line("ddp2", rates=(1.0, 1.0))
+    first, *_ = (window for window in one["windows"] if window["window_kind"] == "timed")
+    one["windows"] = [
+        {**first, "rank": rank, "window": number, "duration_s": (1.0 if rank else 0.5) / rate}
+        for number, rate in enumerate(rates, start=1)
+        for rank in (0, 1)
+    ]
+    assert doubts_of([one]) == [("windows drift",) if doubted else ()]
+
+
+@pytest.mark.parametrize(("skipped", "doubted"), [(0, False), (2, True)])
+def test_updates_that_fp16_skipped_are_a_doubt(skipped: int, doubted: bool) -> None:
+    one = line("single", facts={"steady": True, "skipped_updates": skipped})
+    assert doubts_of([one]) == [("skipped updates",) if doubted else ()]
+
+
 def alone(rank: int, seconds: float) -> dict[str, Any]:
     return {
         "trial_id": "t",

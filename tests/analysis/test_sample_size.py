@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from harness.analysis.sample_size import needed_blocks
+from harness.analysis.stats import paired_ratio
 from harness.config.experiment import Experiment
 from harness.config.sections import BlockRule
 from harness.plan.planner import Plan, make_plan
@@ -66,6 +68,73 @@ def test_a_noisy_cell_needs_more_blocks_and_so_do_its_base_and_wrapper_cell(plan
         "ddp1": 8,
         "ddp2": 8,
     }
+
+
+STUDY = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+
+
+def test_a_noisy_ratio_of_two_strategies_needs_more_blocks(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(STUDY, throughput={"blocks": RULE.model_dump()}), laptop())
+
+    def speed(strategy: str, devices: int, block: int) -> float:
+        return 100.0 * math.exp(0.03 * (block - 1) * {"dp": 1, "ddp": -1}.get(strategy, 0) * (devices == 2))
+
+    needed = by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), RULE))
+    # s0 of each ratio to the base is 0.03: 3 blocks; of ddp to dp 0.06: 8, as above
+    assert (needed["dp2"], needed["ddp2"], needed["single1"]) == (8, 8, 8)
+
+
+def launchers_plan(make_experiment: Make) -> Plan:
+    throughput = {"blocks": RULE.model_dump(), "twin": False}
+    return make_plan(make_experiment(launcher=["ray", "torchrun"], throughput=throughput), laptop())
+
+
+def test_one_cell_under_two_launchers_is_judged_by_its_ratio_not_by_drift(make_experiment: Make) -> None:
+    plan = launchers_plan(make_experiment)
+    lines = lines_of(plan, lambda strategy, devices, block: 100.0 * (1 + block))
+    assert set(needed_blocks(plan.trials, lines, RULE).values()) == {3}
+
+
+def test_a_noisy_ratio_of_launchers_needs_more_blocks(make_experiment: Make) -> None:
+    plan = launchers_plan(make_experiment)
+    lines = lines_of(plan, lambda strategy, devices, block: 100.0)
+    for one in lines:
+        if one["launcher"] == "torchrun":
+            one["windows"][0]["weight"] *= math.exp(0.06 * (one["block"] - 1))
+    assert set(needed_blocks(plan.trials, lines, RULE).values()) == {8}
+
+
+def test_a_noisy_twin_needs_more_blocks(make_experiment: Make) -> None:
+    throughput = {"blocks": RULE.model_dump(), "twin": True}
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput=throughput), laptop())
+    lines = lines_of(plan, lambda *_: 100.0)
+    for one in lines:
+        if one["purpose"] == "twin":
+            one["windows"][0]["weight"] *= math.exp(0.06 * (one["block"] - 1))
+    needed = by_name(plan, needed_blocks(plan.trials, lines, RULE))
+    assert (needed["single1"], needed["ddp2"]) == (8, 3)
+
+
+def test_every_ratio_is_within_the_halfwidth_in_simulated_studies(make_experiment: Make) -> None:
+    """Cells that vary by 3 to 5 % in blocks that drift by 10 %, 100 studies: AUDIT.md B7 had 23 % for ddp to dp."""
+    rule = BlockRule(at_least=3, at_most=100, halfwidth=0.05)
+    plan = make_plan(make_experiment(STUDY, throughput={"blocks": rule.model_dump()}), laptop())
+    draws = random.Random(7)
+    cells = {f"{t.cell.strategy}{t.cell.devices}": t.cell.id for t in plan.trials}
+    lines = lines_of(plan, lambda *_: 1.0)
+    for _ in range(100):
+        speeds = [{name: math.exp(draws.gauss(0, 0.04)) for name in cells} for _ in range(rule.at_most)]
+        drift = [math.exp(draws.gauss(0, 0.1)) for _ in speeds]
+        for one in lines:
+            name = f"{one['strategy']}{one['devices']}"
+            one["windows"][0]["weight"] = drift[one["block"]] * speeds[one["block"]][name]
+        needed = needed_blocks(plan.trials, lines, rule)
+        for first, second in (("dp2", "single1"), ("ddp2", "single1"), ("ddp2", "dp2")):
+            n = min(needed[cells[first]], needed[cells[second]], rule.at_most)
+            values, bases = ([drift[b] * speeds[b][name] for b in range(n)] for name in (first, second))
+            ratio = paired_ratio(values, bases, pilot=[block < rule.at_least for block in range(n)])
+            assert n == rule.at_most or (ratio.halfwidth or 0.0) <= rule.halfwidth
 
 
 def test_max_blocks_is_the_upper_bound(plan: Plan) -> None:

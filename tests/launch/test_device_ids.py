@@ -104,9 +104,13 @@ def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_
     for trial in plan.trials:
         assert base_cell(trial.cell).device_ids == trial.cell.device_ids[:1]
     assert {str(group.placement) for group in plan.groups} == {
-        "1 x 1 device on GPU 0",
-        "1 x 1 device on GPU 1",
-        *(f"{workers} on GPU {ids}" for workers in ("1 x 2 devices", "2 x 1 device") for ids in ("0,1", "1,2")),
+        "1 worker with 1 device on GPU 0",
+        "1 worker with 1 device on GPU 1",
+        *(
+            f"{workers} on GPU {ids}"
+            for workers in ("1 worker with 2 devices", "2 workers with 1 device each")
+            for ids in ("0,1", "1,2")
+        ),
     }
 
 

@@ -69,8 +69,8 @@ def test_a_list_of_launchers_is_an_axis_and_has_groups_of_its_own(make_experimen
         assert {base_cell(c).launcher for c in cells} == {name}
     assert all({t.cell.launcher for t in group.trials} == {group.launcher} for group in plan.groups)
     assert {str(group) for group in plan.groups if group.launcher == "torchrun"} == {
-        "1 x 1 device by torchrun",
-        "2 x 1 device by torchrun",
+        "1 worker with 1 device by torchrun",
+        "2 workers with 1 device each by torchrun",
     }
 
 

@@ -28,7 +28,11 @@ def test_a_worker_group_needs_one_placement(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(GRID, throughput={"blocks": 2}), laptop())
     placements = [(group.block, str(group.placement)) for group in plan.groups]
     assert len(set(placements)) == len(placements)
-    assert {placement for _, placement in placements} == {"1 x 1 device", "1 x 2 devices", "2 x 1 device"}
+    assert {placement for _, placement in placements} == {
+        "1 worker with 1 device",
+        "1 worker with 2 devices",
+        "2 workers with 1 device each",
+    }
 
 
 def test_infeasible_trials_are_skipped_once_each_with_the_reason(make_experiment: Make) -> None:

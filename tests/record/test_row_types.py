@@ -15,6 +15,7 @@ NESTED = {"facts", "parts", "ranks", "windows", "findings", "figures", "memory",
 """Keys of a recorded line, or of its facts, that are no columns of these tables."""
 COMPUTED = {
     "device_model",
+    "threads",
     "throughput_per_s",
     "step_s",
     "wait_fraction",

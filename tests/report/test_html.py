@@ -19,14 +19,16 @@ import pytest
 
 import harness
 from harness.analysis.results import TABLES, Results
+from harness.cli.commands import FAILED, exit_code_of
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
-from harness.record.schema import DERIVED, NOISE, RECORDED, SCALING, TRIALS
-from harness.report import environment
+from harness.record.schema import DERIVED, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
+from harness.report import environment, html
 from harness.report import summary as content
+from harness.report.figures import Drawing
 from harness.report.figures.steps import step_times
 from harness.report.html import write_report
 from harness.report.sections import DETAILS, Section, make_pages
@@ -364,6 +366,31 @@ def test_a_damaged_folder_is_one_error_and_nothing_is_written(
     assert not run_folder.report.exists() and not list(run_folder.tables.iterdir())
 
 
+def test_an_error_of_the_harness_is_no_damage_and_keeps_the_results(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(results: Results) -> Drawing:
+        raise KeyError("no such column")
+
+    before = (run_folder.path / "trials.jsonl").read_bytes()
+    monkeypatch.setattr(html, "FIGURES", (broken,))
+    assert exit_code_of(lambda: bool(write_report(run_folder.path))) == FAILED
+    output = capsys.readouterr().err
+    assert (
+        "damaged" not in output and "by an error of the harness: KeyError: 'no such column', in test_html.py" in output
+    )
+    log = run_folder.path / "logs" / "report.txt"
+    assert str(log) in output and "in broken" in log.read_text()
+    assert (run_folder.path / "trials.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ['{"groups": [{}]}', '{"groups": [{"nodes": [{}]}]}'])
+def test_an_environment_without_its_keys_is_a_damaged_file(run_folder: RunFolder, text: str) -> None:
+    (run_folder.path / "environment.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"environment.json: is damaged or incomplete \(ValueError: groups.0"):
+        write_report(run_folder.path)
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         write_report(tmp_path)
@@ -380,6 +407,11 @@ def test_a_differing_twin_is_a_finding_with_its_false_positive_rate() -> None:
         )
 
 
+def tables(noise: pd.DataFrame, trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    empty = {table.name: table.frame([]) for table in (SCALING, VERSUS, PARITY)}
+    return {**empty, "noise": noise, "trials": trials}
+
+
 def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
     noise = NOISE.frame([{"ratio": 1.0, "low": 0.9, "high": 1.1, "excludes_one": False}, {"ratio": 1.0}])
     trials = TRIALS.frame(
@@ -388,15 +420,22 @@ def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
             for doubt in (("wide spread",), (), ("wide spread",))
         ]
     )
-    assert belief_lines(noise, trials, SCALING.frame([])) == [
-        "Noise floor (A/A test, 95 % CI): 0.900 to 1.100.",
+    assert belief_lines(tables(noise, trials)) == [
+        "Noise floor (A/A test of the base, 95 % interval): 0.900 to 1.100.",
         "Doubts (?), by timed trials: wide spread (2 of 3).",
     ]
     one = NOISE.frame([{"ratio": 1.0}])
-    assert belief_lines(one, trials[:0], SCALING.frame([])) == ["Noise floor: unknown, as one block has no interval."]
+    assert belief_lines(tables(one, trials[:0])) == ["Noise floor: unknown, as one block has no interval."]
     off = NOISE.frame([{"ratio": 1.2, "low": 1.1, "high": 1.3, "excludes_one": True}])
-    (reported,) = belief_lines(off, trials[:0], SCALING.frame([]))
+    (reported,) = belief_lines(tables(off, trials[:0]))
     assert reported.endswith("1 of 1 exclude 1; 1 in 20 does by chance.")
+
+
+def test_noise_floors_of_several_bases_are_labelled() -> None:
+    row = {"scaling": "weak", "low": 0.9, "high": 1.1, "excludes_one": False}
+    noise = NOISE.frame([{**row, "per_device_batch_size": batch, "model": "b"} for batch in (8, 16)])
+    (reported,) = belief_lines(tables(noise, TRIALS.frame([])))
+    assert reported.endswith(": batch 8 per device 0.900 to 1.100; batch 16 per device 0.900 to 1.100.")
 
 
 def test_the_time_of_checks_is_reported(results: Results) -> None:

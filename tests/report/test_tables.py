@@ -11,10 +11,12 @@ from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import CountedDoubt
+from harness.analysis.pairs import noise, parity, versus
 from harness.config.sections import Target
-from harness.record.schema import CELLS, FINDINGS, TRIALS, WATERFALL
+from harness.plan.comparison import LAUNCHERS
+from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
-from harness.report.tables.evidence import imprecise
+from harness.report.tables.evidence import imprecise, memory_table
 from harness.report.tables.findings import findings_table
 from harness.report.tables.scaling import (
     convergence_table,
@@ -118,12 +120,33 @@ def test_emulated_cells_are_marked() -> None:
     assert (rows[1].kind, rows[1].cells[1]) == ("apart", "dp (emulated)")
 
 
-def test_an_unreached_target_is_shown_as_never() -> None:
+@pytest.mark.parametrize(
+    ("reached_after", "shown"),
+    [
+        ((2, None, None), ("1 of 3", ">= 3.0", "-")),
+        ((2, 1, None), ("2 of 3", "2.0 (1.0 to not reached)", "200 (100 to not reached)")),
+        ((2, 1, 3), ("3 of 3", "2.0 (1.0 to 3.0)", "200 (100 to 300)")),
+    ],
+)
+def test_a_seed_that_misses_the_target_counts_as_infinite_in_the_median(
+    reached_after: tuple[int | None, ...], shown: tuple[str, ...]
+) -> None:
+    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed) for seed in range(3)]
+    curves = [
+        epochs_of(one["trial_id"], [0.95 if epoch == after else 0.5 for epoch in (1, 2, 3)])
+        for one, after in zip(lines, reached_after, strict=True)
+    ]
+    target = Target(metric="val_accuracy", at_least=0.9)
+    (row,) = convergence_table(convergence(trial_tables.trials(lines, steps_of(lines)), pd.concat(curves), target)).rows
+    assert tuple(cell.replace(NO_BREAK, " ") for cell in row.cells[-3:]) == shown
+
+
+def test_an_unreached_target_is_shown_as_a_lower_bound() -> None:
     lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0))]
     trials = trial_tables.trials(lines, steps_of(lines))
     target = Target(metric="val_accuracy", at_least=0.9)
     never = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.5]), target)).rows[0]
-    assert never.cells[-3:] == ("0 of 1", "never", "never")
+    assert never.cells[-3:] == ("0 of 1", ">= 1.0", "-")
     once = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.95]), target)).rows[0]
     assert once.cells[-3:] == ("1 of 1", "1.0", "100")
 
@@ -192,7 +215,32 @@ def test_a_cell_that_is_compared_with_nothing_is_as_precise_as_its_own_speed(
     rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
     found = ratios.scaling(trial_tables.trials(lines, steps_of(lines)), rule)
     assert found["precise"].tolist() == precise
-    assert imprecise(found).startswith(sentence) and bool(imprecise(found)) == bool(sentence)
+    reported = imprecise(ratio_tables(found))
+    assert reported.startswith(sentence) and bool(reported) == bool(sentence)
+
+
+def ratio_tables(scaling: pd.DataFrame, **others: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    return {**{table.name: table.frame([]) for table in (VERSUS, PARITY, NOISE)}, "scaling": scaling, **others}
+
+
+def test_wide_ratios_of_strategies_launchers_and_twins_are_named() -> None:
+    rates = (50.0, 100.0, 200.0)
+    lines = []
+    for block, rate in enumerate(rates):
+        ddp = [line("ddp2", block=block, rates=(100.0, 100.0), launcher=name, strategy="ddp") for name in LAUNCHERS]
+        ddp[1] |= {"cell_id": "ddp2t", "trial_id": f"ddp2t-b{block}", "base_id": None}
+        base, dp = line("single", block=block), line("dp2", block=block, rates=(rate / 2, rate / 2), emulated=False)
+        twin = {**base, "purpose": "twin", "kind": "diagnostic", "trial_id": f"single-b{block}t"}
+        lines += [*ddp, dp, base, twin]
+    lines[1::5] = [{**one, "windows": dp["windows"]} for one, dp in zip(lines[1::5], lines[2::5], strict=True)]
+    trials = trial_tables.trials(lines, steps_of(lines))
+    rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
+    found = {name: make(trials, rule) for name, make in (("versus", versus), ("parity", parity), ("noise", noise))}
+    precise = {name: frame["precise"].tolist() for name, frame in found.items()}
+    assert precise == {"versus": [False], "parity": [False], "noise": [True]}
+    reported = imprecise(ratio_tables(SCALING.frame([]), **found))
+    assert reported.startswith("2 of 3 intervals are wider than throughput.blocks asks: ddp / dp x2, ")
+    assert "ddp x2 under Ray / torchrun, " in reported
 
 
 def test_precision_is_required_of_cells_not_of_bases() -> None:
@@ -204,7 +252,20 @@ def test_precision_is_required_of_cells_not_of_bases() -> None:
     rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
     found = ratios.scaling(trial_tables.trials(lines, steps_of(lines)), rule)
     assert found["precise"].isna().tolist() == [True, False]
-    assert imprecise(found) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2, batch 10 per device.")
+    assert imprecise(ratio_tables(found)) == (
+        "1 of 1 intervals are wider than throughput.blocks asks: ddp x2, batch 10 per device."
+    )
+
+
+def test_the_peak_of_the_construction_stands_beside_that_of_the_steps() -> None:
+    one = line("ddp2", rates=(1.0, 1.0))
+    known = {"parameter_bytes": 100, "gradient_bytes": 200, "optimizer_bytes": 300, "peak_memory_bytes": 900}
+    one["ranks"] = [{**rank, **known, "build_peak_bytes": 5000 * (1 + rank["rank"])} for rank in one["ranks"]]
+    trials = trial_tables.trials([one], steps_of([one]))
+    table = memory_table(trial_tables.cells(trials, steps_of([one])), trial_tables.ranks([one]), trials)
+    (row,) = table.rows
+    shown = {heading.title: cell for heading, cell in zip(table.columns, row.cells, strict=True)}
+    assert (shown["peak"], shown["rest"], shown["construction"]) == ("900 B", "300 B", "9.77 KiB")
 
 
 def test_why_operations_were_not_counted_is_shown() -> None:

@@ -17,7 +17,8 @@ from harness.plan.planner import make_plan
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.run.console import ConsoleSink, rich_table
 from harness.run.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
-from tests.conftest import laptop
+from harness.run.plan_text import plan_table
+from tests.conftest import gpu_cluster, laptop
 from tests.records import line, steps_of
 
 Make = Callable[..., Experiment]
@@ -51,6 +52,27 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     assert "[red]report.html" in output
     for character in ("\x1b]0", "\x1b[2J\x1b]", "\x07", "\x9b", "\u202e", "\x1b[31m"):
         assert character not in output
+
+
+def test_no_heading_of_the_plan_is_folded_on_80_columns(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 16], "nodes": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, convergence={"epochs": 1}), gpu_cluster(2))
+    out = io.StringIO()
+    Console(file=out, width=80).print(plan_table(plan))
+    lines = out.getvalue().splitlines()
+    assert lines[2].split() == ["strategy", "devices", "workers", "cells", "throughput", "convergence", "diagnostic"]
+    assert max(map(len, lines)) <= 80 and any("16 on 2 nodes" in line for line in lines)
+
+
+def test_the_start_of_a_worker_group_is_plain_text(make_experiment: Make) -> None:
+    grid = {"strategy": ["dp", "ddp"], "devices": 2, "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
+    out = io.StringIO()
+    with ConsoleSink(Console(file=out, width=200)) as sink:
+        for group in plan.groups:
+            sink(GroupStarting(group))
+    for expected in ("1 worker with 2 devices: 1 trial", "2 workers with 1 device each: 1 trial"):
+        assert f"Starting {expected} of block 0" in out.getvalue()
 
 
 def test_ratios_of_the_default_experiment_need_a_line_each_on_80_columns() -> None:

@@ -70,9 +70,10 @@ def test_differences_from_the_last_invocation_are_printed_before_measuring(
     assert not [event for event in result() if isinstance(event, Note)]
     (home / "own.py").write_text("WIDTH = 16\n")
     note, started, *_ = result()
-    assert isinstance(note, Note) and note.text.startswith("since the last invocation: the workload's code ")
+    said = "Changed since the last invocation: "
+    assert isinstance(note, Note) and note.text.startswith(f"{said}the workload's code ")
     assert isinstance(started, RunStarted)
-    assert folder.environment()["invocations"][2]["differs"] == [note.text.removeprefix("since the last invocation: ")]
+    assert folder.environment()["invocations"][2]["differs"] == [note.text.removeprefix(said)]
 
 
 def test_a_trial_that_was_lost_and_then_measured_is_fine(plan: Plan, tmp_path: Path) -> None:

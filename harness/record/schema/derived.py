@@ -23,6 +23,12 @@ from harness.record.schema.recorded import (
 from harness.record.schema.table import Column, Table
 from harness.record.schema.table import column as _c
 
+PRECISE = _c(
+    "precise",
+    "boolean",
+    "true if the interval meets throughput.blocks.halfwidth; `<NA>` without a rule, and for the throughput of a cell "
+    "whose blocks follow from its ratios",
+)
 PAIRED_THROUGHPUT = _c("throughput_per_s", "Float64", "throughput, geometric mean over the paired blocks", "samples/s")
 _INTERVAL = (
     _c("blocks", "Int64", "number of blocks in the estimate (n)"),
@@ -42,6 +48,7 @@ def _paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]
         _c("ratio", "Float64", f"{ratio}, geometric mean over blocks"),
         *_INTERVAL,
         _c("excludes_one", "boolean", "true if the interval does not contain 1; of equal cells 1 in 20 by chance"),
+        PRECISE,
     )
 
 
@@ -66,9 +73,13 @@ CELLS = Table(
         PARAMETERS,
         _c("achieved_flops_per_s", "Float64", "model FLOPs per second of one device, forward and backward", "FLOP/s"),
         _c("flops_reason", "string", "reason if achieved_flops_per_s is `<NA>`"),
-        _c("mfu", "Float64", "achieved FLOPs over the published dense peak in this precision; `<NA>` if unknown"),
+        _c(
+            "mfu",
+            "Float64",
+            "achieved FLOPs over the published dense peak in this precision; `<NA>` if unknown or oversubscribed",
+        ),
         _c("peak_source", "string", "source of the published peak"),
-        _c("of_measured_peak", "Float64", "achieved FLOPs over the measured speed of a matrix product on one device"),
+        _c("of_measured_peak", "Float64", "achieved FLOPs over the run's fastest matrix product on such a device"),
         _c("doubts", "list", "doubts of its trials, each with its number of blocks"),
     ),
 )
@@ -106,7 +117,7 @@ SCALING = Table(
         _c("throughput_high", "Float64", "upper end of the 95 % confidence interval of the throughput", "samples/s"),
         _c("excluded", "string", "reason if it has no ratio: it is not equivalent to one device"),
         _c("doubts", "list", "doubts of the cell and, marked as such, of its base"),
-        _c("precise", "boolean", "true if the interval meets throughput.blocks; `<NA>` without a rule and for bases"),
+        PRECISE,
         _c("efficiency", "Float64", "speedup over (devices / base_devices)"),
         _c("efficiency_low", "Float64", "lower end of the 95 % confidence interval of the efficiency"),
         _c("efficiency_high", "Float64", "upper end of the 95 % confidence interval of the efficiency"),

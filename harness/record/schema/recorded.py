@@ -24,6 +24,7 @@ KIND = _c("kind", "string", "throughput, convergence or diagnostic")
 OUTCOME = _c("outcome", "string", "outcome: ok, oom, diverged, error, timeout, lost or skipped")
 REASON = _c("reason", "string", "reason for an outcome other than ok")
 BLOCK = _c("block", "Int64", "number of the block, a repetition of the grid")
+THREADS = _c("threads", "Int64", "number of torch's intra-op threads of a rank")
 RANK = _c("rank", "Int64", "rank in the worker group")
 WINDOW = _c("window", "Int64", "number of the window in the trial, from 0")
 """Columns of several tables."""
@@ -97,6 +98,7 @@ TRIALS = Table(
         UNIT,
         PARAMETERS,
         _c("device_model", "string", "product name of the devices"),
+        THREADS,
         _c("throughput_per_s", "Float64", "samples of all ranks over the time of the slowest rank", "samples/s"),
         _c("step_s", "Float64", "step time, median over the timed steps of all ranks", "s"),
         WAIT_FRACTION,
@@ -190,7 +192,7 @@ RANKS = Table(
         _c("host", "string", "host name of the machine"),
         _c("devices", "string", "devices of this rank"),
         _c("device_model", "string", "product name of its devices"),
-        _c("threads", "Int64", "number of torch's intra-op threads"),
+        THREADS,
         _c(
             "peak_memory_bytes",
             "Int64",
@@ -239,8 +241,8 @@ STEPS = Table(
         WINDOW,
         _c("step", "Int64", "number of the step in its window"),
         _c("warmup", "boolean", "true for warm-up steps, which enter no figure"),
-        _c("step_s", "Float64", "step time, including the wait for data", "s"),
-        _c("wait_s", "Float64", "part of step_s spent waiting for data", "s"),
+        _c("step_s", "Float64", "step time with the wait for data; on CUDA by the clock of the device's stream", "s"),
+        _c("wait_s", "Float64", "wait for data by the host's clock: part of step_s on a CPU, beside it on CUDA", "s"),
         _c("loss", "Float64", "mean loss over this rank's share of the batch"),
     ),
 )

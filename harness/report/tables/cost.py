@@ -103,9 +103,9 @@ def gpu_table(gpus: pd.DataFrame) -> TextTable:
     columns: tuple[Column, ...] = (
         *CELL,
         ("utilisation", "gpu_utilisation", percent),
-        ("power of one (W)", "power_w", decimal("{:,.0f}")),
-        ("clock (% of highest)", "sm_clock_fraction", percent),
-        ("hottest (\N{DEGREE SIGN}C)", "temperature_c", decimal("{:.0f}")),
+        ("power per GPU (W)", "power_w", decimal("{:,.0f}")),
+        ("lowest SM clock (% of maximum)", "sm_clock_fraction", percent),
+        ("highest temperature (\N{DEGREE SIGN}C)", "temperature_c", decimal("{:.0f}")),
         ("throttled", lambda row: "not known" if is_missing(row["throttled"]) else row["throttled"] or "no", words),
         ("samples per joule", "samples_per_joule", decimal("{:,.3g}")),
         ("n", "blocks", flush_right),

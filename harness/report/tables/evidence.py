@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -25,7 +26,7 @@ from harness.report.tables.text import (
 
 NAMED = 6
 """The most cells that a sentence names."""
-LEVELS = {"trial": "in trials", "group": "worker groups beside their trials", "run": "beside worker groups"}
+LEVELS = {"trial": "trials", "group": "worker groups, outside trials", "run": "command, outside worker groups"}
 PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 ratio = decimal("{:.3f}")
 
@@ -124,7 +125,7 @@ def ledger_table(ledger: pd.DataFrame) -> TextTable:
     """Return the run's time by part, the largest part first."""
     total = float(ledger["seconds"].sum())
     columns: tuple[Column, ...] = (
-        ("where", lambda row: LEVELS[str(row["level"])], words),
+        ("level", lambda row: LEVELS[str(row["level"])], words),
         ("part", "part", words),
         ("time", "seconds", duration),
         ("of total", lambda row: number(row["seconds"]) / total, decimal("{:.1f} %", 100)),
@@ -137,6 +138,7 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
     """Return peak memory of the rank with the most memory of each cell, and its known parts."""
     reserved: tuple[Column, ...] = (("reserved", "peak_reserved_bytes", size),)
     estimated: tuple[Column, ...] = (("estimated", "estimated_peak_bytes", size),)
+    built: tuple[Column, ...] = (("construction", "build_peak_bytes", size),)
     columns: tuple[Column, ...] = (
         ("setting", "setting", words),
         ("strategy", shown_strategy, words),
@@ -148,14 +150,17 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
         ("gradients", "gradient_bytes", size),
         ("optimizer", "optimizer_bytes", size),
         ("rest", _rest, size),
+        *(built if ranks["build_peak_bytes"].notna().any() else ()),
     )
     keys = trials[trials["kind"] == "throughput"][["trial_id", "attempt", "cell_id"]]
     merged = ranks.merge(keys, on=["trial_id", "attempt"], how="inner").dropna(subset=["peak_memory_bytes"])
     fullest = merged.sort_values("peak_memory_bytes").drop_duplicates("cell_id", keep="last")
     of_rank = {row["cell_id"]: row for row in rows_of(fullest) if not is_missing(row["parameter_bytes"])}
+    construction = merged.groupby("cell_id")["build_peak_bytes"].max().to_dict()
     rows: list[Row] = [
         {
             **row,
+            "build_peak_bytes": construction.get(row["cell_id"]),
             **{name: of_rank[row["cell_id"]][name] for name in ("peak_memory_bytes", "peak_reserved_bytes", *PARTS)},
         }
         for row in rows_with_setting(cells)
@@ -169,30 +174,46 @@ def _rest(row: Row) -> float:
     return max(0.0, number(row["peak_memory_bytes"]) - known)
 
 
-def imprecise(scaling: pd.DataFrame) -> str:
+INTERVALS: Mapping[str, Callable[[Row], str]] = {
+    "scaling": cell_label,
+    "versus": _pair,
+    "parity": lambda row: f"{cell_label(row)} under Ray / torchrun",
+    "noise": lambda row: f"{cell_label(row)} / its twin",
+}
+"""The tables whose intervals throughput.blocks sets, each with the label of a row."""
+
+
+def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:
     """Return a sentence on the intervals that are wider than the rule for blocks asks; empty if there are none."""
-    asked = scaling[scaling["precise"].notna()]
-    wide = [f"{cell_label(row)}, {row['setting']}" for row in rows_with_setting(asked) if not row["precise"]]
+    asked, wide = 0, []
+    for name, label in INTERVALS.items():
+        known = tables[name][tables[name]["precise"].notna()]
+        asked += len(known)
+        wide += [f"{label(row)}, {row['setting']}" for row in rows_with_setting(known) if not row["precise"]]
     if not wide:
         return ""
     some = "; ".join(wide[:NAMED]) + ("; ..." if len(wide) > NAMED else "")
-    return f"{len(wide)} of {len(asked)} intervals are wider than throughput.blocks asks: {some}."
+    return f"{len(wide)} of {asked} intervals are wider than throughput.blocks asks: {some}."
 
 
-def belief_lines(noise: pd.DataFrame, trials: pd.DataFrame, scaling: pd.DataFrame) -> list[str]:
+def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """Return the noise floor, the wide intervals and the doubts in a line each, for the end of a run."""
     lines = []
+    noise = tables["noise"]
     known = noise[noise["low"].notna()]
     if not known.empty:
-        floors = ", ".join(f"{ratio(row['low'])} to {ratio(row['high'])}" for row in rows_of(known))
+        floors = "; ".join(
+            (f"{row['setting']} " if len(known) > 1 else "") + f"{ratio(row['low'])} to {ratio(row['high'])}"
+            for row in rows_with_setting(known)
+        )
         wrong = int(known["excludes_one"].fillna(False).sum())
         chance = f" {wrong} of {len(known)} exclude 1; 1 in 20 does by chance." if wrong else ""
-        lines.append(f"Noise floor (A/A test, 95 % CI): {floors}.{chance}")
+        lines.append(f"Noise floor (A/A test of the base, 95 % interval): {floors}.{chance}")
     elif len(noise):
         lines.append("Noise floor: unknown, as one block has no interval.")
-    if wide := imprecise(scaling):
+    if wide := imprecise(tables):
         lines.append(wide)
-    doubts = doubt_table(trials).rows
+    doubts = doubt_table(tables["trials"]).rows
     if doubts:
         each = "; ".join(f"{line.cells[0]} ({line.cells[1]})" for line in doubts)
         lines.append(f"Doubts ({DOUBTFUL}), by timed trials: {each}.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from statistics import median
+
 import pandas as pd
 
 from harness.report.labels import cell_label, rate_unit, rows_with_setting, shown_devices, shown_strategy
@@ -127,7 +130,6 @@ def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:
     """Return the row of a cell: its axes, and the median and ends of what its trainings reached."""
     known = bool(group["reached"].notna().any())
     reached = int(group["reached"].fillna(False).sum())
-    otherwise = "never" if known else "-"
     return {
         **rows_of(group[:1])[0],
         "seeds": len(group),
@@ -135,9 +137,22 @@ def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:
         "val_loss": _span(group["val_loss"], "{:.4f}"),
         **{name: _metric(group, name) for name in metrics},
         "reached": f"{reached} of {len(group)}" if known else "-",
-        "time_to_target_s": _span(group["time_to_target_s"], "{:.1f}") if reached else otherwise,
-        "samples_to_target": _span(group["samples_to_target"], "{:,.0f}") if reached else otherwise,
+        "time_to_target_s": _to_target(group, "time_to_target_s", "{:.1f}"),
+        "samples_to_target": _to_target(group, "samples_to_target", "{:,.0f}"),
     }
+
+
+def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
+    """Return the median over all seeds, of which a miss counts as infinite, with the least and the largest.
+
+    If the median seed missed the target: the least that its training time can be, '-' for samples.
+    """
+    values = sorted(group[name].astype("Float64").fillna(math.inf).astype(float))
+    middle = median(values)
+    if middle < math.inf:
+        return _spread(values[0], middle, values[-1], form, alone=len(values) == 1)
+    least = median(group[name].fillna(group["train_s"]).astype(float)) if name == "time_to_target_s" else math.nan
+    return f">= {form.format(least)}" if group["reached"].notna().any() and not math.isnan(least) else "-"
 
 
 def _training(row: Row) -> str:
@@ -164,11 +179,16 @@ def _span(values: pd.Series[float], form: str, suffix: str = "") -> str:
     known = values.dropna().astype(float)
     if known.empty:
         return "-"
-    low, middle, high = known.min(), known.median(), known.max()
-    if len(known) == 1:
+    return _spread(known.min(), known.median(), known.max(), form, suffix, alone=len(known) == 1)
+
+
+def _spread(low: float, middle: float, high: float, form: str, suffix: str = "", *, alone: bool = False) -> str:
+    """Return '4.0 (3.5 to 6.0)', the middle value between the ends; an infinite end is 'not reached'."""
+    if alone:
         return form.format(middle) + suffix
-    spread = f"({form.format(low)} to {form.format(high)})".replace(" ", NO_BREAK)
-    return f"{form.format(middle)}{suffix} {spread}"
+    last = form.format(high) if high < math.inf else "not reached"
+    ends = f"({form.format(low)} to {last})".replace(" ", NO_BREAK)
+    return f"{form.format(middle)}{suffix} {ends}"
 
 
 def outcome_table(outcomes: pd.DataFrame) -> TextTable:

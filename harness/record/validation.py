@@ -1,0 +1,78 @@
+"""Validation of environment.json and plan.json, whose content the tables are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from harness.plan.environment import DeviceFacts, RunEnvironment
+
+
+class _Node(TypedDict):
+    node_id: str
+    host: str
+    system: str
+    cpu: str
+    cores: int | None
+    logical_cpus: int | None
+    memory_bytes: int
+    python: str
+    packages: dict[str, str]
+    cuda: str | None
+    devices: list[DeviceFacts]
+    threads: int
+    variables: dict[str, str]
+
+
+class _LaunchedGroup(TypedDict):
+    group_id: str
+    invocation: int
+    whole_s: float
+    nodes: list[_Node]
+
+
+class _Environment(TypedDict, total=False):
+    groups: list[_LaunchedGroup]
+
+
+class _Group(TypedDict):
+    trials: list[str]
+    block: int
+
+
+class _Skipped(TypedDict):
+    cell_id: str
+    strategy: str
+    devices: int
+    per_device_batch_size: int | None
+    global_batch_size: int
+
+
+class _Plan(TypedDict):
+    groups: list[_Group]
+    skipped: list[_Skipped]
+
+
+_ENVIRONMENT = TypeAdapter(_Environment)
+_PLAN = TypeAdapter(_Plan)
+
+
+def check_environment(content: RunEnvironment) -> None:
+    """Raise ValueError if environment.json lacks what tables and report take from it."""
+    _check(_ENVIRONMENT, content)
+
+
+def check_plan(content: Mapping[str, Any]) -> None:
+    """Raise ValueError if plan.json lacks what the tables take from it."""
+    _check(_PLAN, content)
+
+
+def _check(adapter: TypeAdapter[Any], content: object) -> None:
+    try:
+        adapter.validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
