@@ -64,12 +64,12 @@ class Fsdp(Strategy):
         reduced = None if self.autocasts(options) else context.precision.reduced
         policy = _policy(reduced)
         groups = 1
-        norms: list[nn.Module] = [m for m in model.modules() if isinstance(m, NORMS) and _trains(m)]
-        if reduced and norms:
+        norms: list[nn.Module] = [m for m in model.modules() if reduced and isinstance(m, NORMS) and _trains(m)]
+        if norms:
             fully_shard(norms, mp_policy=_policy(None), **sharding)
             groups += 1
         for unit in context.units(model):
-            if _trains(unit):
+            if _trains(unit) and unit not in norms:  # such a layer may be a unit itself, as in nn.Sequential
                 fully_shard(unit, mp_policy=policy, **sharding)
                 groups += 1
         fully_shard(model, mp_policy=replace(policy, output_dtype=torch.float32) if reduced else policy, **sharding)

@@ -176,6 +176,26 @@ def test_statistics_are_one_group_of_the_model_not_one_a_layer() -> None:
     assert gathers("bf16") == (calls + 1, calls + 1)
 
 
+class FlatList:
+    """A network whose layers, the one with statistics among them, are children of one nn.Sequential."""
+
+    unit = "samples"
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return model(batch).square().sum(), torch.tensor(float(len(batch)))
+
+
+@pytest.mark.usefixtures("no_group")
+def test_a_layer_with_statistics_that_is_a_unit_itself_is_sharded_once() -> None:
+    cell = replace(CELL, devices=1, per_device_batch_size=4, global_batch_size=4, precision="bf16")
+    training = training_of(cell, FlatList())
+    loss, _ = training.step(torch.randn(4, 4), Share((), 4, 4))
+    assert bool(torch.isfinite(loss)) and training.facts["shard_units"] == 4
+
+
 class OnMeta(LanguageModel):
     """A workload that builds its model on the meta device."""
 
