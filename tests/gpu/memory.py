@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from harness.config.experiment import parse_experiment
+from harness.launch.inline import InlineLauncher
 from harness.launch.worker import outcome_of
+from harness.plan.inventory import Inventory, Node
+from harness.plan.planner import make_plan
+from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from tests.gpu.setting import cell_of, need_cuda
@@ -68,6 +74,36 @@ def fsdp_shards_first(device: torch.device) -> Verdict:
     bound = 1.25 * BYTES / RANKS + 2 * BYTES / LAYERS
     text = f"peak {peak / BYTES:.2f} of the model at 8 ranks, afterwards {kept / BYTES:.2f}; bound {bound / BYTES:.2f}"
     return judged(peak <= bound, text, peak_bytes=float(peak), kept_bytes=float(kept), model_bytes=float(BYTES))
+
+
+def peak_of_steps(device: torch.device, strategy: str) -> Verdict:
+    """The peak of a trial is that of its steps, with gradients and Adam's state; the construction's stands apart."""
+    need_cuda(device)
+    short = {"blocks": 1, "warmup_steps": 2, "warmup_rounds": 2, "windows": 1, "window_steps": 2}
+    no_time = {"warmup_seconds": 0.0, "window_seconds": 0.0, "twin": False, "explain": False}
+    content = {
+        "name": "acceptance",
+        "workload": "mlp",
+        "device": "cuda",
+        "grid": {"model": "large", "strategy": strategy, "per_device_batch_size": 8},
+        "optimizer": {"name": "Adam", "lr": 1e-4},
+        "equivalence": False,
+        "preflight": False,
+        "throughput": {**short, **no_time},
+    }
+    experiment = parse_experiment(content, source="tests.gpu")
+    plan = make_plan(experiment, Inventory((Node("here", "127.0.0.1", "here", cores=1, gpus=1),)))
+    trials = [(group, trial) for group in plan.groups for trial in group.trials if trial.cell.strategy == strategy]
+    group, trial = trials[0]
+    messages = InlineLauncher(experiment).launch(replace(group, trials=(trial,)), deadline=None)
+    results = [message for message in messages if isinstance(message, TrialResult)]
+    if results[0].outcome != "ok":
+        raise RuntimeError(results[0].detail or results[0].reason)
+    (row,) = results[0].ranks
+    model = 4.0 * (results[0].parameters or 0)
+    build, peak = (float(row[name] or 0) for name in ("build_peak_bytes", "peak_memory_bytes"))
+    text = f"construction {build / model:.2f}, steps {peak / model:.2f} of the model; bounds 1.3, 4 to 6"
+    return judged(1 <= build / model <= 1.3 and 4 <= peak / model <= 6, text, build_bytes=build, peak_bytes=peak)
 
 
 def cublas_on_a_full_gpu(device: torch.device) -> Verdict:

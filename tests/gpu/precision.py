@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.measure.equivalence import measure_update
 from harness.measure.stepper import Stepper
+from harness.train import workloads
 from harness.train.precision import Precision
 from harness.train.training import Training
-from tests.gpu.setting import cell_of, group_of_one, need_cuda, one_rank
+from tests.gpu.setting import SMALL, cell_of, group_of_one, need_cuda, one_rank
 from tests.gpu.verdict import NotRun, Verdict, judged
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -104,3 +107,32 @@ def tf32(device: torch.device) -> Verdict:
 def difference(own: list[float], alone: list[float]) -> float:
     """Return the norm of the difference of two updates' sketches over that of the second."""
     return float(np.linalg.norm(np.subtract(own, alone)) / np.linalg.norm(alone))
+
+
+OPTIONS: Mapping[str, tuple[dict[str, Any], dict[str, Any], float]] = {
+    "fused": ({}, {"optimizer.fused": True}, 0.01),
+    "foreach off": ({}, {"optimizer.foreach": False}, 0.01),
+    "channels last": ({}, {"training.channels_last": True}, 0.01),
+    "cudnn benchmark": ({}, {"training.cudnn_benchmark": True}, 0.01),
+    "bf16 hook": ({"strategy": "ddp"}, {"ddp.comm_hook": "bf16_compress"}, 0.05),
+    "fp16 hook": ({"strategy": "ddp"}, {"ddp.comm_hook": "fp16_compress"}, 0.05),
+}
+"""Options of a CUDA study: the cell, the option, and how far its update may be from that without it."""
+
+
+def options_train_alike(device: torch.device) -> Verdict:
+    """Each option of a CUDA study is accepted by the device, and trains as without it."""
+    off, bounds = {}, {}
+    with group_of_one(device):
+        for name, (cell, option, bound) in OPTIONS.items():
+            plain, own = (update_on_one_rank(device, {**cell, **more}) for more in ({}, option))
+            off[name], bounds[name] = difference(own, plain), bound
+    text = ", ".join(f"{name} {100 * value:.2g} %" for name, value in off.items())
+    return judged(all(off[name] <= bounds[name] for name in off), f"{text}; bounds 1 %, hooks 5 %", **off)
+
+
+def update_on_one_rank(device: torch.device, grid: dict[str, Any]) -> list[float]:
+    """Return the update of the equivalence check of a small ResNet."""
+    cell = cell_of(device, {**SMALL, **grid})
+    workload = workloads.build(cell)
+    return measure_update(cell, workload, workload.datasets()[0], 0, one_rank(device), lambda: None).sketch

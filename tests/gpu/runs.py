@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 GIB = 2**30
 TIMED = """
 throughput:
-  {blocks: 2, warmup_steps: 3, windows: 1, window_steps: 3, window_seconds: 0.0, twin: false, explain: false}
+  {blocks: 2, warmup_steps: 3, warmup_seconds: 0.0, windows: 1, window_steps: 3, window_seconds: 0.0, twin: false,
+   explain: false}
 equivalence: false
 preflight: false
 """

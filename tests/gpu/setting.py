@@ -18,11 +18,13 @@ from harness.plan.inventory import Machine
 from harness.train import workloads
 from harness.train.ranks import Ranks
 from harness.train.training import Training
-from harness.train.workloads import Workload
 from tests.gpu.verdict import NotRun
 
 SMALL: Mapping[str, Any] = {"model": "resnet8", "data": "digits", "per_device_batch_size": 32}
 """A network that a CPU trains in milliseconds; ``cell_of`` gives it 8 channels."""
+
+CLOCKS_S = 1.5
+"""Seconds of steps on a GPU before a claim times any."""
 
 
 def cell_of(device: torch.device, grid: Mapping[str, Any], *, devices: int = 1, **sections: Any) -> Cell:
@@ -58,10 +60,10 @@ def group_of_one(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def stepper_of(cell: Cell, device: torch.device, workload: Workload | None = None) -> Stepper:
-    """Return a stepper of the cell on one rank."""
-    workload = workload or workloads.build(cell)
-    ranks = one_rank(device, cell.devices if cell.traits.one_process else 1)
+def stepper_of(cell: Cell, device: torch.device, ranks: Ranks | None = None) -> Stepper:
+    """Return a stepper of the cell, on one rank or as one of several."""
+    workload = workloads.build(cell)
+    ranks = ranks or one_rank(device, cell.devices if cell.traits.one_process else 1)
     training = Training(cell, workload, 0, ranks)
     collate = workloads.collate_of(workload)
     return Stepper(training, workload.datasets()[0], cell, 0, ranks, collate=collate, advance=lambda: None)
@@ -70,6 +72,9 @@ def stepper_of(cell: Cell, device: torch.device, workload: Workload | None = Non
 def steps_for(stepper: Stepper, seconds: float, warm_up: int = 20) -> int:
     """Return the steps that take so long, at least 5; warms up before."""
     stepper.window("warmup", warm_up, detailed=False)
+    if stepper.ranks.devices[0].type == "cuda":  # clocks take seconds to settle
+        pace = pace_s(stepper.window("warmup", warm_up, detailed=False))
+        stepper.window("warmup", stepper.ranks.broadcast(round(CLOCKS_S / pace)) or 1, detailed=False)
     return max(5, round(seconds / pace_s(stepper.window("warmup", max(5, warm_up // 2), detailed=False))))
 
 
