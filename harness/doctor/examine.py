@@ -128,6 +128,9 @@ def examine(subject: Subject) -> DoctorReport:
     affordable = memory.at_affordable_batch(subject, found.memory)
     if affordable is None:
         return found
+    if found.memory and subject.whole_model_fits and not affordable.whole_model_fits:
+        left_out = [check.name for check in CHECKS if check.needs_whole_model and check.after_steps]
+        found.findings.append(memory.without_reference(found.memory, affordable.cell, left_out))
     try:
         _take_steps_and_judge(affordable, found, seen)
     except Exception as error:

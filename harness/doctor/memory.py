@@ -17,7 +17,7 @@ from harness.doctor.subject import Subject, at_smaller_batch
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
 from harness.plan.checks.finding import Finding
-from harness.plan.comparison import base_cell
+from harness.plan.comparison import base_cell, single_device_cell
 from harness.plan.rows import ActivationBytes, MemoryFacts
 from harness.system.units import GIB
 from harness.train.precision import REDUCED, Precision
@@ -80,16 +80,21 @@ def _sizes(subject: Subject) -> MemoryFacts:
 
 
 def fits_on_one_device(facts: MemoryFacts | None, cell: Cell) -> bool:
-    """Return whether parameters, gradients and optimizer state of the whole model fit on one device.
+    """Return whether one device has the memory to train the whole model on one device's part of the batch.
 
-    On a CPU, all ranks of a node have them at the same time.
+    On a CPU, all ranks of a node train it at the same time. Activations count if they are known.
     """
     if facts is None:
         return True
-    need = memory.state_bytes(facts, base_cell(cell))
+    need = _on_one_device(facts, cell)
     if cell.device == "cpu":
         return memory.ranks_of_node(cell) * need <= memory.WARN * facts["host_bytes"]
     return need <= memory.WARN * facts["device_bytes"]
+
+
+def _on_one_device(facts: MemoryFacts, cell: Cell) -> int:
+    alone = single_device_cell(cell)
+    return memory.estimate(facts, alone) or memory.state_bytes(facts, alone)
 
 
 def global_batch_fits(facts: MemoryFacts | None, cell: Cell) -> bool:
@@ -102,12 +107,11 @@ def global_batch_fits(facts: MemoryFacts | None, cell: Cell) -> bool:
 
 def without_reference(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Finding:
     """Return the note that the model is too large for the checks that have it whole on one device."""
-    need = memory.state_bytes(facts, base_cell(cell))
     return Finding(
         "single-device reference",
         "note",
-        f"parameters, gradients and optimizer state of the whole model: about {need / GIB:.1f} GiB, too much for one "
-        "device",
+        f"estimated peak of the whole model on one device: {_on_one_device(facts, cell) / GIB:.1f} GiB, more than is "
+        "there for it",
         f"no reference on one device, and no result of these checks: {', '.join(left_out)}",
         "for these checks, examine a smaller model of the same code",
     )
@@ -129,7 +133,8 @@ def at_affordable_batch(subject: Subject, facts: MemoryFacts | None) -> Subject 
     if divisor is None:
         return None
     cell = at_smaller_batch(subject.cell, divisor) if divisor > 1 else subject.cell
-    return replace(subject, memory=facts, cell=cell)
+    fits = subject.whole_model_fits and fits_on_one_device(facts, cell)
+    return replace(subject, memory=facts, cell=cell, whole_model_fits=fits)
 
 
 def observe(subject: Subject) -> Activations:

@@ -93,7 +93,7 @@ def test_a_model_without_a_build_has_no_sizes() -> None:
     ],
 )
 def test_the_whole_model_on_one_device(examined: Cell, available: int, *, fits: bool) -> None:
-    model = sizes(device_bytes=available * 2**30, host_bytes=available * 2**30)
+    model = sizes(activations={}, device_bytes=available * 2**30, host_bytes=available * 2**30)
     assert memory.fits_on_one_device(model, examined) is fits
 
 
@@ -120,6 +120,8 @@ def test_real_steps_are_at_a_batch_that_fits(monkeypatch: pytest.MonkeyPatch) ->
     assert smaller and (smaller.cell.per_device_batch_size, smaller.cell.global_batch_size) == (8, 16)
     assert smaller.cell.lr_factor == examined.cell.lr_factor == 4.0
     assert memory.at_affordable_batch(examined, sizes(device_bytes=2 * 2**30)) is None
+    sharded = memory.at_affordable_batch(subject(cell("fsdp", devices=8)), sizes(device_bytes=int(6.5 * 2**30)))
+    assert sharded and not sharded.whole_model_fits  # of 0.9 x 6.5 GiB: 5.5 with shards, 6 on one device
     unchanged = memory.at_affordable_batch(examined, sizes())
     assert unchanged and unchanged.cell == examined.cell
 
