@@ -26,7 +26,7 @@ def grids(draw: DrawFn) -> dict[str, Any]:
         "data": axis(st.sampled_from(["digits", "synthetic", "synthetic_device"])),
         "model": axis(st.sampled_from(["resnet8", "resnet14", "resnet18"])),
         "nodes": axis(st.integers(1, 3), 2),
-        "precision": axis(st.sampled_from(["fp32", "tf32", "bf16"])),
+        "precision": axis(st.sampled_from(["fp32", "tf32", "bf16", "fp16"])),
         "compile": axis(st.booleans(), 2),
         "optimizer.lr": axis(st.sampled_from([0.1, 0.01, 1])),
         "ddp.bucket_cap_mb": axis(st.integers(1, 50)),
@@ -58,7 +58,9 @@ def experiments() -> SearchStrategy[dict[str, Any]]:
     }
     optional = {
         "cells": st.lists(grids(), max_size=2),
-        "strategy_options": st.just({"ddp": {"static_graph": [True, False]}, "fsdp": {"reshard_after_forward": False}}),
+        "strategy_options": st.just(
+            {"ddp": {"static_graph": [True, False]}, "fsdp": {"mesh": ["flat", "hybrid"], "backend": "nccl"}}
+        ),
         "workload_options": st.fixed_dictionaries({}, optional={"width": axis(st.integers(1, 64)), "norm": WORDS}),
         "optimizer": st.fixed_dictionaries({"name": st.just("SGD"), "lr": axis(NUMBERS)}),
         "loader": st.fixed_dictionaries({}, optional={"workers": st.integers(0, 4), "pin_memory": st.booleans()}),
