@@ -64,6 +64,7 @@ def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.Mo
                 "windows": 1,
                 "window_steps": 5,
                 "window_seconds": 0,
+                "twin": False,
             },
             "convergence": {"epochs": 2, "seeds": 0, "target": {"metric": "val_loss", "at_most": 4.0}},
         },

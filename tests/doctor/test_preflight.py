@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from harness.cli.commands import app
 from harness.config.experiment import Experiment
 from harness.launch.inline import InlineLauncher
 from harness.plan.diagnostics import doctor_trials
-from harness.plan.planner import make_plan, only_doctor_trials, without_doctor_trials
+from harness.plan.planner import Plan, make_plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.report.tables.evidence import memory_table
@@ -29,6 +31,7 @@ from harness.run.execution import Execution
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]
+Measured = Callable[..., tuple[Plan, RunFolder]]
 SHORT = {
     "blocks": 2,
     "warmup_steps": 2,
@@ -42,9 +45,9 @@ SGD = {"name": "SGD", "lr": 0.05}
 ROOT = Path(__file__).parents[2]
 
 
-def measured(make: Make, tmp_path: Path, workload: str, strategy: list[str], blocks: int = 1) -> tuple[Any, Any]:
-    """A run of a workload of these tests in this process; its plan and its folder."""
-    grid = {"strategy": strategy, "devices": [1, 2], "per_device_batch_size": 32}
+@cache
+def run_of(make: Make, place: Path, workload: str, strategy: tuple[str, ...], blocks: int) -> tuple[Plan, RunFolder]:
+    grid = {"strategy": list(strategy), "devices": [1, 2], "per_device_batch_size": 32}
     experiment = make(
         grid,
         workload=f"tests.doctor.faulty:{workload}",
@@ -54,14 +57,30 @@ def measured(make: Make, tmp_path: Path, workload: str, strategy: list[str], blo
         preflight=True,
     )
     plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
+    folder = RunFolder.create(place, experiment, plan, "name: test\n")
     events: list[Event] = []
     Execution(plan, folder, InlineLauncher(experiment), events.append).run()
     return plan, folder
 
 
-def test_a_healthy_cell_is_examined_first_and_then_measured(make_experiment: Make, tmp_path: Path) -> None:
-    plan, folder = measured(make_experiment, tmp_path, "Healthy", ["single", "dp"])
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("measured")
+
+
+@pytest.fixture
+def measured(make_experiment: Make, place: Path, tmp_path: Path) -> Measured:
+    """A run of a workload of these tests in this process: its plan and a copy of its folder."""
+
+    def run(workload: str, *strategy: str, blocks: int = 1) -> tuple[Plan, RunFolder]:
+        plan, folder = run_of(make_experiment, place, workload, strategy, blocks)
+        return plan, RunFolder(shutil.copytree(folder.path, tmp_path / "run"))
+
+    return run
+
+
+def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) -> None:
+    plan, folder = measured("Healthy", "single", "dp")
     lines = folder.lines()
     assert {line["outcome"] for line in lines} == {"ok"}
     purposes = [line["purpose"] for line in lines if line["group_id"].startswith("b0") and line["strategy"] == "dp"]
@@ -74,8 +93,8 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(make_experiment: Mak
     assert [heading.title for heading in table.columns][3:5] == ["peak", "estimated"] and table.rows
 
 
-def test_cells_with_errors_are_not_measured(make_experiment: Make, tmp_path: Path) -> None:
-    plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"], blocks=2)
+def test_cells_with_errors_are_not_measured(measured: Measured) -> None:
+    plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
     lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
     for block in (0, 1):  # in its own worker group, and in a later one
         dp = lines["dp", block, ""]
@@ -170,8 +189,8 @@ def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
     assert examined["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
 
 
-def test_check_names_of_older_folders_are_shown(make_experiment: Make, tmp_path: Path) -> None:
-    _, folder = measured(make_experiment, tmp_path, "CountsItsSteps", ["dp"])
+def test_check_names_of_older_folders_are_shown(measured: Measured) -> None:
+    _, folder = measured("CountsItsSteps", "dp")
     trials = folder.path / "trials.jsonl"
     assert trials.read_text().count('"check":"state in forward"') == 1
     trials.write_text(trials.read_text().replace('"check":"state in forward"', '"check":"shapes survive"'))
@@ -179,16 +198,16 @@ def test_check_names_of_older_folders_are_shown(make_experiment: Make, tmp_path:
     assert [" ".join(row.cells).split(" dp ")[0] for row in table.rows] == ["warning shapes survive"]
 
 
-def test_a_warning_forbids_nothing(make_experiment: Make, tmp_path: Path) -> None:
-    plan, folder = measured(make_experiment, tmp_path, "CountsItsSteps", ["dp"])
+def test_a_warning_forbids_nothing(measured: Measured) -> None:
+    plan, folder = measured("CountsItsSteps", "dp")
     assert {line["outcome"] for line in folder.lines()} == {"ok"}
     findings = harness.load(folder.path).findings
     assert list(zip(findings["check"], findings["severity"], strict=True)) == [("state in forward", "warning")]
     assert pipeline._exit_code(folder, plan) == 0
 
 
-def test_a_resumed_run_examines_refused_cells_again(make_experiment: Make, tmp_path: Path) -> None:
-    plan, folder = measured(make_experiment, tmp_path, "KeepsItsOwnModel", ["single", "dp"], blocks=2)
+def test_a_resumed_run_examines_refused_cells_again(measured: Measured) -> None:
+    plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
     before = len(folder.lines())
     again = Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None)
     again.run()

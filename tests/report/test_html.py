@@ -29,7 +29,6 @@ from harness.record.schema import DERIVED, NOISE, PARITY, RECORDED, SCALING, TRI
 from harness.report import environment, html
 from harness.report import summary as content
 from harness.report.figures import Drawing
-from harness.report.figures.steps import step_times
 from harness.report.html import write_report
 from harness.report.sections import DETAILS, Section, make_pages
 from harness.report.tables.cost import unexplained_table
@@ -185,9 +184,9 @@ def results(recorded: RunFolder) -> Results:
 
 
 @pytest.fixture(autouse=True)
-def one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw one figure: drawing takes most of the time of a report. ``written`` comes before and has all."""
-    monkeypatch.setattr("harness.report.html.FIGURES", (step_times,))
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw none: drawing takes most of the time of a report. ``written`` is made before this and has all."""
+    monkeypatch.setattr("harness.report.html.FIGURES", ())
 
 
 def test_tables_figures_and_report_are_written(written: RunFolder) -> None:

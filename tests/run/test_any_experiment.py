@@ -27,7 +27,7 @@ from tests.any_experiment import ANYTHING, broken, experiments, mistaken, optimi
 from tests.conftest import gpu_cluster, laptop
 
 ROOT = Path(__file__).parents[2]
-FEW, MANY = 30, 500
+FEW, MANY = 20, 500
 SECONDS, MEGABYTES = 2.0, 500
 TOO_MUCH = re.compile(r"at most [0-9,]+ are allowed")
 INVENTORIES = st.sampled_from([laptop(2), laptop(64), gpu_cluster(1, 8), gpu_cluster(3, 4)])

@@ -93,8 +93,8 @@ def test_exit_codes_of_exceptions(error: BaseException, code: int, capsys: pytes
 
 
 def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path: Path) -> None:
-    """The pipeline takes seconds to import."""
-    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
+    """What it needs takes seconds to import: torch most of all, pydantic first."""
+    (tmp_path / "pydantic.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "harness.run", str(ROOT / "experiments" / "smoke.yaml")],
         stdout=subprocess.PIPE,
