@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,8 @@ def judge(seen: Sequence[Rate | None], case: Case) -> list[Finding]:
             "warning",
             f"loader alone, {workers} workers a device: {_format(slowest)}; model alone: {1 / model:,.0f} samples/s",
             "loader-bound: the measured throughput and scaling are those of the loader",
-            "raise loader.workers if cores are free, make samples cheaper, or measure with data: synthetic_device",
+            f"set loader.workers to {math.ceil(max(1, workers) * loader / model)} if each device has as many free "
+            "cores, make samples cheaper, or measure with data: synthetic_device",
         )
     ]
 

@@ -241,6 +241,9 @@ def test_an_own_sampler_reports_unseen_samples() -> None:
 def test_a_limiting_loader_is_reported_with_both_rates() -> None:
     (finding,) = loader.judge([loader.Rate(0.01)] * 2, case(steps=[steps(step_s=0.064), steps(step_s=0.032)]))
     assert "workers a device: 100 samples/s" in finding.seen and "model alone: 1,000" in finding.seen
+    assert "set loader.workers to 10 if" in finding.advice
+    (finding,) = loader.judge([loader.Rate(0.01)], case(loader={"workers": 4}, steps=[steps(step_s=0.064)]))
+    assert "set loader.workers to 40 if" in finding.advice
     assert loader.judge([loader.Rate(0.0001)], case(steps=[steps(step_s=0.064)])) == []
     assert loader.judge([None], case(steps=[steps(step_s=0.064)])) == []
 
