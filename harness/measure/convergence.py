@@ -116,6 +116,16 @@ def _collecting(advance: Callable[[], None]) -> Callable[[], None]:
     return advance_and_collect
 
 
+@contextmanager
+def _short_collections() -> Iterator[None]:
+    """Exempt what exists before the block from its collections, which would walk every imported module."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 @dataclass(frozen=True)
 class _EpochTotals:
     """One rank's epoch: seconds, and sums over its steps."""
@@ -167,7 +177,7 @@ class Epochs:
         """Train one epoch; return its mean loss, and the learning rate of its last step."""
         shares, steps, parts = self.data.shares(epoch - 1), self.data.steps, self.data.cell.micro_batches
         self.ranks.barrier()
-        with self._warm_up.rates_from((epoch - 1) * steps, self._each_step) as set_rate:
+        with self._warm_up.rates_from((epoch - 1) * steps, self._each_step) as set_rate, _short_collections():
 
             def step(batch: object, mark: Mark) -> tuple[Tensor, Tensor]:
                 set_rate()
