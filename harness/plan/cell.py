@@ -195,6 +195,11 @@ MEANINGS = (
         lambda cell: cell.precision == "bf16",
     ),
     Meaning(
+        "synthetic-images-2",
+        "synthetic images are parts of one noise instead of drawn one by one, which took the loader's time",
+        lambda cell: cell.workload == "image_classification" and cell.data == "synthetic",
+    ),
+    Meaning(
         "dp-workers-2",
         "loader.workers are a device's in every strategy, so that dp has as many as ddp",
         lambda cell: cell.strategy == "dp" and cell.devices > 1 and int_option(cell.loader, "workers", 0) > 0,

@@ -184,6 +184,9 @@ def test_an_option_at_the_value_of_earlier_versions_leaves_the_id_as_it_was(name
         (replace(CELL, strategy="dp", loader={"workers": 0}), []),
         (replace(CELL, loader={"workers": 2}), []),
         (replace(CELL, precision="fp16"), []),
+        (replace(CELL, data="synthetic"), ["synthetic-images-2"]),
+        (replace(CELL, data="synthetic_device"), []),  # no loader: its speed is the same
+        (replace(CELL, workload="mlp", data="synthetic"), []),
     ],
 )
 def test_a_change_of_meaning_changes_the_id(cell: Cell, names: list[str]) -> None:

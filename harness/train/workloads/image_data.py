@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +25,8 @@ CIFAR10_HINT = (
     "Unpack cifar-10-python.tar.gz (from https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that "
     "workload_options.data_folder names, or set workload_options.download to true on a machine with a network"
 )
+NOISE_STARTS, NOISE_STRIDE = 2**20, 0x9E3779B1
+"""Number of starts of synthetic images in the noise; the stride is odd, so that as many images differ."""
 CIFAR10_FOLDER = "cifar-10-batches-py"
 
 
@@ -38,8 +41,19 @@ class Source:
     download: bool = False
 
     def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, int]:
-        """Return an image of noise and a label."""
-        return torch.randn(3, self.image_size, self.image_size, generator=generator), index % self.classes
+        """Return an image of noise, a part of the process's own, and a label.
+
+        Nothing is drawn for a sample: the loader of a fast GPU would be limited by that.
+        """
+        shape = (3, self.image_size, self.image_size)
+        start = index * NOISE_STRIDE % NOISE_STARTS
+        return _noise(math.prod(shape))[start : start + math.prod(shape)].view(shape), index % self.classes
+
+
+@lru_cache(maxsize=2)
+def _noise(pixels: int) -> Tensor:
+    """Return standard normal numbers, the same in every process, with room for an image from every start."""
+    return torch.randn(NOISE_STARTS + pixels, generator=torch.Generator().manual_seed(0))
 
 
 class Images(Dataset[tuple[Tensor, int]]):

@@ -84,6 +84,16 @@ def test_synthetic_images_come_from_their_index() -> None:
     assert train[7][1] == 2
 
 
+def test_synthetic_images_differ_though_their_noise_is_drawn_once() -> None:
+    data = ImageClassification(data="synthetic", image_size=8, samples=100).datasets()
+    images = [part[index][0] for part in data for index in range(len(part))]  # type: ignore[arg-type]
+    assert len({image.untyped_storage().data_ptr() for image in images}) == 1
+    assert len({tuple(image.flatten().tolist()) for image in images}) == 110
+    far = ImageClassification(data="synthetic", image_size=8, samples=2**40).datasets()[0]
+    assert far[2**40 - 1][0].shape == (3, 8, 8)
+    assert abs(float(torch.stack(images).std()) - 1.0) < 0.05
+
+
 def test_missing_cifar10_is_an_error_with_file_and_place(tmp_path: Path) -> None:
     workload = ImageClassification(data="cifar10", model="resnet8", data_folder=str(tmp_path))
     with pytest.raises(WorkloadError) as caught:
