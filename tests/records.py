@@ -151,3 +151,29 @@ def epochs_of(trial_id: str, accuracies: list[float], attempt: int = 1) -> pd.Da
         }
         for epoch, accuracy in enumerate(accuracies, start=1)
     )
+
+
+def link_row(operation: str, **columns: Any) -> dict[str, Any]:
+    """One size of one transfer or collective."""
+    row = {
+        "operation": operation,
+        "backend": "gloo",
+        "tier": "inside a node",
+        "source": None,
+        "target": None,
+        "link": None,
+        "size_bytes": 1024,
+        "repetitions": 5,
+        "calls": 2,
+        "time_s": 1e-3,
+        "min_s": 0.9e-3,
+        "max_s": 1.2e-3,
+    }
+    return {**row, **columns}
+
+
+def links_line(*rows: dict[str, Any], cell: str = "ddp", devices: int = 2, **columns: Any) -> dict[str, Any]:
+    """The recorded measurement of one placement."""
+    ranks = [{"rank": rank, "node_rank": 0, "device_model": "a processor"} for rank in range(devices)]
+    fixed = {"kind": "diagnostic", "purpose": "links", "trial_id": f"{cell}-b0l", "devices": devices, "ranks": ranks}
+    return line(cell, **{**fixed, "links": list(rows), **columns})

@@ -87,7 +87,8 @@ def test_the_command_has_the_options_that_are_shown() -> None:
 
     from harness.cli.commands import app
 
-    text = re.sub(r"\s+", "", CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output)
+    helps = [CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output for name in ("run", "doctor")]
+    text = re.sub(r"\s+", "", "".join(helps))
     for option in set(re.findall(r"--[a-z-]+", README.split("## The command")[1].split("`harness run`")[0])):
         assert option in text, option
 

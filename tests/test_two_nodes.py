@@ -144,7 +144,7 @@ def test_a_killed_driver_leaves_no_worker_on_the_cluster_and_loses_nothing(
 
 def test_ddp_spans_both_nodes_with_the_right_ranks(results: Results) -> None:
     ddp = results.trials[(results.trials["strategy"] == "ddp") & (results.trials["nodes"] == 2)]
-    ddp = ddp[(ddp["devices"] == 2) & (ddp["outcome"] == "ok") & ddp["purpose"].ne("doctor")]
+    ddp = ddp[(ddp["devices"] == 2) & (ddp["outcome"] == "ok") & ~ddp["purpose"].isin(["doctor", "links"])]
     ddp = ddp.drop_duplicates("trial_id", keep="last")
     assert sorted(ddp["kind"]) == ["convergence", "diagnostic", "throughput"]
     ranks = results.ranks[results.ranks["trial_id"].isin(ddp["trial_id"])].sort_values(["trial_id", "rank"])
@@ -158,6 +158,14 @@ def test_ddp_over_both_nodes_trains_as_one_device_does(results: Results) -> None
     checked = results.equivalence[results.equivalence["nodes"] == 2]
     assert checked["strategy"].tolist() == ["ddp"]
     assert checked["equivalent"].all(), checked["reason"].tolist()
+
+
+def test_the_link_between_the_nodes_is_measured_once(results: Results) -> None:
+    measured = results.trials[results.trials["purpose"] == "links"]
+    assert measured[["outcome", "nodes", "devices", "block"]].to_numpy().tolist() == [["ok", 2, 2, 0]]
+    assert measured["links_error"].isna().all()
+    assert {"between nodes"} == set(results.links["tier"]) == set(results.collectives["tier"])
+    assert set(results.collectives["operation"]) == {"all_reduce", "all_gather", "reduce_scatter"}
 
 
 def test_dp_is_skipped_across_nodes(results: Results) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,12 +16,24 @@ Work = Callable[[int, int, Path], None]
 """What a rank does: its rank, the world size, the file that rank 0 writes."""
 
 
-def run_ranks(module: str, world_size: int, folder: Path, within_s: float = 180.0) -> Path:
+def run_ranks(
+    module: str,
+    world_size: int,
+    folder: Path,
+    within_s: float = 180.0,
+    *,
+    prefixes: Sequence[Sequence[str]] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Path:
     """Runs a world of processes to its end; the file that its rank 0 wrote. All leave with exit code 0."""
     store, out = folder / f"store{world_size}", folder / f"out{world_size}"
     command = [sys.executable, "-m", module]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(world_size), str(store), str(out)], cwd=ROOT)
+        subprocess.Popen(
+            [*(prefixes[rank] if prefixes else ()), *command, str(rank), str(world_size), str(store), str(out)],
+            cwd=ROOT,
+            env={**os.environ, **(variables or {})},
+        )
         for rank in range(world_size)
     ]
     assert [process.wait(timeout=within_s) for process in ranks] == [0] * world_size

@@ -15,6 +15,7 @@ from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import equivalence, not_equivalent
 from harness.analysis.findings import findings, static_findings
 from harness.analysis.gpus import gpus
+from harness.analysis.links import collectives, links
 from harness.analysis.missing import missing
 from harness.analysis.pairs import noise, parity, versus
 from harness.analysis.phases import host_phases, ledger, phases
@@ -131,6 +132,8 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "missing": lambda r: missing(r.lines, r.folder.plan(), r.environment),
     "ledger": lambda r: ledger(r.lines, r.environment),
     "gpus": lambda r: gpus(r.trials, r.ranks),
+    "links": lambda r: links(r.lines),
+    "collectives": lambda r: collectives(r.lines),
     "findings": _findings,
     "ranks": lambda r: ranks(r.lines),
     "windows": lambda r: windows(r.lines),

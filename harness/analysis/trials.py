@@ -54,7 +54,7 @@ def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
 
 
 def _trial_row(line: Row) -> Row:
-    row = {name: value for name, value in line.items() if name not in ("windows", "ranks", "facts", "parts")}
+    row = {name: value for name, value in line.items() if name not in ("windows", "ranks", "facts", "parts", "links")}
     peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
     builds = [rank["build_peak_bytes"] for rank in line["ranks"] if rank.get("build_peak_bytes") is not None]
     first = [window for window in line["windows"] if window["rank"] == 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
-from harness.errors import ExperimentError, HarnessError, InternalError, WriteError
+from harness.cli.values import parse_assumed, parse_only
+from harness.errors import HarnessError, InternalError, WriteError
 from harness.system import sanitize
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.sanitize import escape_control
@@ -21,7 +21,6 @@ from harness.system.signals import INTERRUPTED, handle_signals
 
 if TYPE_CHECKING:
     from harness.config.experiment import Experiment
-    from harness.plan.inventory import Inventory
     from harness.run.console import ConsoleSink
     from harness.run.request import Request
 
@@ -59,6 +58,9 @@ Preflight = Annotated[
 ]
 Inline = Annotated[
     bool, typer.Option("--inline", help="For a debugger: one rank in this process, without Ray; its rows are marked.")
+]
+Links = Annotated[
+    bool, typer.Option("--links", help="Measure links and collectives, up to 60 s a placement, instead; recorded.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="results/<experiment>/<time>-<id>")]
@@ -130,6 +132,12 @@ def _examine(request: Request, experiment: Experiment, sink: ConsoleSink) -> int
     return run_doctor(request, experiment, sink)
 
 
+def _measure_links(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
+    from harness.run.doctor import run_links
+
+    return run_links(request, experiment, sink)
+
+
 def _run_or_plan(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
     """Plan or run; a plan does without the report and its libraries."""
     if request.plans_only:
@@ -146,7 +154,9 @@ def _with_options(*names: str) -> Callable[[Command], Command]:
 
     def with_options(command: Command) -> Command:
         _, *known = inspect.signature(_carry_out, eval_str=True).parameters.values()
+        own = inspect.signature(command, eval_str=True).parameters.values()
         wanted = [parameter for parameter in known if not names or parameter.name in names]
+        wanted += [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
         vars(command)["__signature__"] = inspect.Signature(wanted)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in wanted}
         return command
@@ -169,10 +179,10 @@ def plan_command(**options: Any) -> None:
 
 
 @app.command("doctor")
-@_with_options("file", "address", "only", "no_user_code", "quiet")
-def doctor_command(**options: Any) -> None:
+@_with_options("file", "address", "output", "only", "no_user_code", "quiet")
+def doctor_command(links: Links = False, **options: Any) -> None:
     """Check on real ranks whether FILE would measure what it says; nothing is recorded."""
-    _carry_out(_examine, **options)
+    _carry_out(_measure_links if links else _examine, **options)
 
 
 @app.command("report")
@@ -211,36 +221,6 @@ def exit_code_of(work: Callable[[], int]) -> int:
         # dataclasses and namedtuples use it; the next exec() takes that back
         exec("")
         return INTERRUPTED
-
-
-def parse_assumed(text: str) -> Inventory:
-    """Return the inventory of '2x8', two nodes of eight GPUs; raises ExperimentError."""
-    from harness.plan.inventory import Inventory
-
-    match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,3})", text)
-    if not match or int(match[1]) == 0:
-        raise ExperimentError("--assume", [f"got {text!r}; allowed: NODESxGPUS such as 1x8 or 2x8"])
-    return Inventory.assume(int(match[1]), int(match[2]))
-
-
-def parse_only(text: str) -> dict[str, Any]:
-    """Return {'strategy': ['ddp'], 'devices': [2]} for 'strategy=ddp,devices=2'; an axis may have several values."""
-    from harness.config.axes import check_filter
-    from harness.config.yaml_source import parse_value
-
-    wanted: dict[str, Any] = {}
-    for part in re.split(r",(?![^\[]*\])", text):  # at commas, but not inside [0, 1]
-        name, equals, value = part.partition("=")
-        if not equals or not value.strip():
-            raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
-        try:
-            wanted.setdefault(name.strip(), []).append(parse_value(value, source="--only"))
-        except ExperimentError:
-            raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"]) from None
-    try:
-        return check_filter(wanted)
-    except ValueError as error:
-        raise ExperimentError("--only", [str(error)]) from None
 
 
 def main() -> None:

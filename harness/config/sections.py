@@ -216,7 +216,8 @@ class Throughput(Strict):
     its first round it lasts at least ``warmup_seconds``: if unset 5 on GPUs, whose clocks take seconds to settle, and
     none on CPUs.
     ``twin``: the base is measured twice in every block (A/A test), for the noise floor. ``explain``: the parts of the
-    waterfall are measured too.
+    waterfall are measured too, and, for at most ``links_seconds`` a placement (if unset 5 on GPUs, 1 on CPU slots; 0:
+    not at all), links and collectives.
     """
 
     blocks: Blocks = 6
@@ -228,6 +229,7 @@ class Throughput(Strict):
     window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 5.0
     twin: bool = True
     explain: bool = True
+    links_seconds: Annotated[float, Field(ge=0, le=600)] | None = None
 
     @property
     def most_blocks(self) -> int:

@@ -19,6 +19,7 @@ from harness.doctor.examine import run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted
 from harness.measure import environment, memory, scenarios, topology
+from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
 from harness.plan.environment import GroupRank
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
@@ -51,6 +52,7 @@ SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
     "convergence": scenarios.convergence,
     "equivalence": scenarios.equivalence,
     "doctor": run_doctor_trial,
+    "links": run_links_trial,
 }
 """The function of each ``Trial.scenario``; it returns the result of this rank, without times and ranks."""
 
@@ -137,6 +139,8 @@ def _preload(job: Job, ranks: Ranks, cache: dict[Hashable, Any]) -> None:
 
     An error here occurs again in the trial, which records it.
     """
+    if job.group.trials[0].scenario == "links":  # which needs neither workload nor data
+        return
     with contextlib.suppress(Exception, SystemExit):
         TrialContext(job.group.trials[0], job.experiment, ranks, lambda: None, cache).workload()
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()  # torch's first imports its compiler
@@ -185,7 +189,7 @@ def _run_trial(context: TrialContext) -> TrialResult:
 def run_scenario(context: TrialContext) -> TrialResult:
     """Run a trial's scenario; raise SkipTrial if the doctor has refused the cell in this process."""
     trial = context.trial
-    if trial.scenario != "doctor" and (reason := skip_reason(context.cache.get(SKIP_RULES, ()), trial.cell)):
+    if trial.trains and (reason := skip_reason(context.cache.get(SKIP_RULES, ()), trial.cell)):
         raise SkipTrial(reason)
     return SCENARIOS[trial.scenario](context)
 

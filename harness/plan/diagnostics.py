@@ -1,15 +1,19 @@
-"""The diagnostic trials: A/A twins, parts of the waterfall, equivalence checks, examinations by the doctor."""
+"""The diagnostic trials: A/A twins, parts of the waterfall, equivalence checks, examinations, measurements of links."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from harness.config.sections import Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell, base_cells, equivalence_cell, explaining_cells
+from harness.plan.placement import Placement, place
 from harness.plan.trial import Trial
 
+GPU_LINKS_S, CPU_LINKS_S = 5.0, 1.0
+"""Default of ``throughput.links_seconds``: on CPU slots, whose links are the host's memory, runs are short."""
 LEAST_CHECK_BATCH = 8
 """The smallest global batch of an equivalence check."""
 
@@ -75,6 +79,30 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
             chosen[cell.strategy, cell.devices] = cell
     first = min((trial.block for trial in trials), default=0)
     return [Trial(cell, "diagnostic", first, seed, added=True, purpose="doctor") for cell in chosen.values()]
+
+
+def seconds_of_links(settings: Throughput, device: str) -> float:
+    """Return the maximum time of the links of a placement; 0 if they are not to be measured."""
+    default = GPU_LINKS_S if device == "cuda" else CPU_LINKS_S
+    return default if settings.links_seconds is None else settings.links_seconds
+
+
+def links_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
+    """Return the measurements of links and collectives: one in the first block for each placement of several devices.
+
+    Placements whose processes are connected by NCCL and by gloo count as two.
+    The devices of one CPU process have no links, and devices that ranks share make no claim about speed. A placement
+    is the same under either launcher; Ray is preferred, as for examinations.
+    """
+    trials = [trial for trial in trials if trial.kind != "diagnostic"]
+    cells = sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
+    chosen: dict[tuple[Placement, bool], Cell] = {}
+    for cell in cells:
+        without_links = cell.devices == 1 or cell.oversubscribe or (cell.device == "cpu" and cell.traits.one_process)
+        if not without_links:
+            chosen.setdefault((place(cell), cell.backend == "gloo"), cell)
+    first = min((trial.block for trial in trials), default=0)
+    return [Trial(cell, "diagnostic", first, seed, added=True, purpose="links") for cell in chosen.values()]
 
 
 def check_batch(cells: Iterable[Cell]) -> int:

@@ -13,7 +13,7 @@ from harness.config.values import PlainValue
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell, base_cells, explaining_cells
-from harness.plan.diagnostics import doctor_trials, explaining, twins, with_checks
+from harness.plan.diagnostics import doctor_trials, explaining, links_trials, seconds_of_links, twins, with_checks
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.grid import NO_TRAITS, TraitsByName, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
@@ -78,11 +78,11 @@ def make_plan(experiment: Experiment, inventory: Inventory, own_traits: TraitsBy
     reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}
     skips = tuple(Skip(trial, reason.text, reason.code) for trial in trials if (reason := reasons[trial.cell]))
     runnable = [trial for trial in trials if reasons[trial.cell] is None]
-    runnable = _with_diagnostics(runnable, experiment)
+    runnable = _with_diagnostics(runnable, experiment, machine.device)
     return Plan(experiment, inventory, machine, _worker_groups(runnable, experiment.seed), skips)
 
 
-def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment) -> list[Trial]:
+def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, device: str) -> list[Trial]:
     """Return the runnable trials with their diagnostic trials."""
     settings = experiment.throughput
     cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind == "throughput"))
@@ -91,6 +91,8 @@ def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment) -> list[T
         trials += twins(cells, settings.most_blocks, experiment.seed)
     if settings and settings.explain:
         trials += explaining(cells, settings.most_blocks, experiment.seed)
+    if settings and settings.explain and seconds_of_links(settings, device):
+        trials += links_trials(trials, experiment.seed)
     trials = with_checks(trials, experiment.seed) if experiment.equivalence else trials
     return trials + doctor_trials(trials, experiment.seed) if experiment.preflight else trials
 
@@ -158,7 +160,7 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
         for position, key in enumerate(keys):
             members = by_placement[key]
             order.shuffle(members)
-            # diagnostic checks first, epochs last: a failed or slow training costs no timed window of its block
+            # diagnostic checks first, epochs and links last: their failure costs no timed window of its block
             members.sort(key=_turn)
             placement, oversubscribe, launcher, backend, _ = key
             group_id = f"b{block}-g{position}"
@@ -171,13 +173,18 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
 
 def _turn(trial: Trial) -> int:
     """Return the sort key of a trial in its worker group."""
-    first = {"doctor": -2, "equivalence": -1}
-    return first.get(trial.purpose, int(trial.kind == "convergence"))
+    turns = {"doctor": -2, "equivalence": -1, "links": 2}
+    return turns.get(trial.purpose, int(trial.kind == "convergence"))
 
 
 def only_doctor_trials(plan: Plan) -> Plan:
     """Return the plan with its examinations only."""
     return _keeping(plan, lambda trial: trial.purpose == "doctor")
+
+
+def only_links_trials(plan: Plan) -> Plan:
+    """Return the plan with its measurements of links only, without skipped trials."""
+    return replace(_keeping(plan, lambda trial: trial.purpose == "links"), skips=())
 
 
 def without_doctor_trials(plan: Plan) -> Plan:
@@ -221,12 +228,14 @@ def _needed_cells(plan: Plan, cells: set[Cell]) -> dict[Purpose, set[Cell]]:
     explaining = set(explaining_cells(cells)) if plan.experiment.explains else set()
     check_ids = {trial.check_id for trial in plan.trials if trial.cell in cells}
     checks = {trial.cell for trial in plan.trials if trial.cell.id in check_ids}
+    placements = set(map(place, cells))
     return {
         "": cells | explaining,
         "twin": cells,
         "explain": explaining,
         "equivalence": checks | set(map(base_cell, checks)),
         "doctor": cells,
+        "links": {trial.cell for trial in plan.trials if trial.purpose == "links" and place(trial.cell) in placements},
     }
 
 

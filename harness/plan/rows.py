@@ -12,10 +12,12 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from harness.config.values import PlainValue
+from harness.plan.link_rows import LinkRow
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
-Purpose = Literal["", "twin", "explain", "equivalence", "doctor"]
-"""The purpose of a diagnostic trial: A/A test of the base, part of the waterfall, equivalence check, examination."""
+Purpose = Literal["", "twin", "explain", "equivalence", "doctor", "links"]
+"""The purpose of a diagnostic trial: A/A test of the base, part of the waterfall, equivalence check, examination,
+measurement of links and collectives."""
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
 SkipCode = Literal[
     "strategy_devices",
@@ -191,6 +193,7 @@ class TrialFacts(TypedDict, total=False):
     fsdp_reduce_scatter_s: float | None
     ddp_communication_s: float
     ddp_exposed_s: float
+    links_error: str
     findings: list[FindingRow]
     figures: dict[str, str]
     memory: MemoryFacts
@@ -281,4 +284,5 @@ class RecordedTrial(TrialColumns, Circumstances):
     parts: dict[str, float]
     ranks: list[RankRow]
     windows: list[WindowRow]
+    links: list[LinkRow] | None
     log: str | None

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.plan.cell import Cell
+from harness.plan.link_rows import LinkRow
 from harness.plan.placement import Placement
 from harness.plan.rows import Kind, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
 
@@ -34,16 +35,21 @@ class Trial:
         return self.kind == "throughput" or self.purpose in ("twin", "explain")
 
     @property
-    def scenario(self) -> Literal["throughput", "convergence", "equivalence", "doctor"]:
+    def trains(self) -> bool:
+        """Whether it trains its cell: an examination takes other steps, a measurement of links none."""
+        return self.purpose not in ("doctor", "links")
+
+    @property
+    def scenario(self) -> Literal["throughput", "convergence", "equivalence", "doctor", "links"]:
         """The scenario that its ranks run."""
-        if self.purpose == "equivalence" or self.purpose == "doctor":
+        if self.purpose == "equivalence" or self.purpose == "doctor" or self.purpose == "links":
             return self.purpose
         return "throughput" if self.timed else "convergence"
 
     @property
     def id(self) -> str:
         repeat = f"s{self.seed}" if self.kind == "convergence" else f"b{self.block}"
-        mark = {"twin": "t", "equivalence": "e", "doctor": "d"}.get(self.purpose, "")
+        mark = {"twin": "t", "equivalence": "e", "doctor": "d", "links": "l"}.get(self.purpose, "")
         return f"{self.cell.id}-{repeat}{mark}"
 
     @property
@@ -109,7 +115,7 @@ class TrialResult:
 
     Times are in seconds, on rank 0: ``trial_s`` is the whole time inside the worker group, ``steps_s`` the part in
     steps of any kind, ``parts`` the whole by part. ``facts``: further columns of the trial's row. ``checks``: the
-    parameter updates that an equivalence check compares.
+    parameter updates that an equivalence check compares. ``links``: the transfers and collectives of the placement.
     """
 
     trial_id: str
@@ -131,6 +137,7 @@ class TrialResult:
     steps: Columns = field(default_factory=dict)
     epochs: Columns = field(default_factory=dict)
     checks: Columns = field(default_factory=dict)
+    links: tuple[LinkRow, ...] = ()
 
     @property
     def ends_group(self) -> bool:

@@ -135,7 +135,7 @@ def _checked(line: dict[str, Any]) -> RecordedTrial:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
-    for row in (trial, trial["facts"], *trial["windows"], *trial["ranks"]):
+    for row in (trial, trial["facts"], *trial["windows"], *trial["ranks"], *(trial["links"] or ())):
         _check_integers(row)
     return trial
 

@@ -59,6 +59,7 @@ class Record:
             "parts": dict(result.parts),
             "ranks": list(result.ranks),
             "windows": list(result.windows),
+            "links": list(result.links) or None,
             "log": self.log,
         }
         redacted: Any = sanitize.redact_row(line)

@@ -24,6 +24,7 @@ from harness.report.tables.evidence import (
     versus_table,
 )
 from harness.report.tables.findings import findings_table
+from harness.report.tables.links import collectives_table, links_failed, links_table, links_words
 from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.report.tables.text import TextTable
 
@@ -132,6 +133,18 @@ DETAILS = (
         "By difference: the time of a step on all devices less that of the slowest rank without gradient exchange. It "
         "includes costs outside DDP's timers: copies of gradients into buckets and, on a CPU, the cores that the "
         "exchange occupies. On GPUs both numbers should be close.",
+    ),
+    Section(
+        "Links and collectives",
+        lambda results: collectives_table(results.collectives, results.links),
+        lambda results: links_words(results.trials),
+        empty=lambda results: links_failed(results.trials),
+    ),
+    Section(
+        "Links between devices",
+        lambda results: links_table(results.links),
+        "Bandwidth of the largest size, latency of the smallest and, between GPUs, the link as in nvidia-smi topo -m.",
+        level=3,
     ),
     Section(
         "Compute",

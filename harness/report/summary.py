@@ -114,14 +114,14 @@ def _noise(results: Results) -> list[str]:
 
 
 def checks_words(results: Results) -> str:
-    """Return a sentence on the share of the run that equivalence checks and preflight took."""
+    """Return a sentence on the share of the run that equivalence checks, preflight and links took."""
     ledger, trials = results.ledger, results.trials
-    checks = trials["trial_id"][trials["purpose"].isin(["equivalence", "doctor"])]
+    checks = trials["trial_id"][trials["purpose"].isin(["equivalence", "doctor", "links"])]
     total = float(ledger["seconds"].sum())
     if checks.empty or total <= 0:
         return ""
     spent = float(ledger["seconds"][(ledger["level"] == "trial") & ledger["trial_id"].isin(checks)].sum())
-    return f"Equivalence checks and preflight took {100 * spent / total:.1f} % of the run."
+    return f"Equivalence checks, preflight and links took {100 * spent / total:.1f} % of the run."
 
 
 def preflight_words(results: Results) -> str:

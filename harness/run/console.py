@@ -20,6 +20,7 @@ from rich.text import Text
 from harness.plan.planner import Plan
 from harness.report.tables.evidence import belief_lines, parity_table, versus_table
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
+from harness.report.tables.links import links_tables
 from harness.report.tables.scaling import scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, plural, speed
 from harness.run.events import (
@@ -144,6 +145,8 @@ class ConsoleSink:
         for name, table in (("versus", versus_table), ("parity", parity_table)):
             if len(event.tables[name]):
                 self._console.print(rich_table(table(event.tables[name], narrow=True), PAIRS[name]), "")
+        for name, content in links_tables(event.tables) if scaling.empty else []:
+            self._console.print(rich_table(content, name), "")
         trials = event.tables["trials"]
         last = trials.drop_duplicates("trial_id", keep="last")
         self._console.print(
@@ -193,8 +196,8 @@ def _result(line: Mapping[str, Any]) -> str:
 
     if line["outcome"] != "ok":
         return str(line["reason"])
-    if line["purpose"] == "equivalence":
-        return f"checked in {line['steps_s']:.1f} s"
+    if done := {"equivalence": "checked", "links": "measured"}.get(line["purpose"]):
+        return f"{done} in {line['steps_s']:.1f} s"
     if line["purpose"] == "doctor":
         found = line["facts"].get("findings", [])
         return f"examined in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
@@ -209,6 +212,7 @@ SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
     """Return the doctor's measurements and findings as text: observation, meaning, advice."""
     labels = {trial.id: trial.cell.label for trial in plan.trials}
+    examined = sum(trial.purpose == "doctor" for trial in plan.trials)
     lines = [Text("")]
     for trial_id, told in figures.items():
         measured = "; ".join(f"{name} {value}" for name, value in told.items())
@@ -219,9 +223,4 @@ def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]
         lines += [Text(""), head.append(escape_control(finding_location(group)), style="bold")]
         for title, text in (("observed", seen_text(group)), ("meaning", first["means"]), ("action", first["advice"])):
             lines.append(Text(f"  {title:<8}  {escape_control(str(text))}"))
-    return [*lines, Text(""), Text(summary_line(findings, len(doctor_labels(plan))), style="bold")]
-
-
-def doctor_labels(plan: Plan) -> list[str]:
-    """Return the trial ids of a plan's examinations."""
-    return [trial.id for trial in plan.trials if trial.purpose == "doctor"]
+    return [*lines, Text(""), Text(summary_line(findings, examined), style="bold")]

@@ -1,12 +1,14 @@
-"""The doctor's command: examines an experiment's cells on real ranks and reports findings; measures nothing."""
+"""The doctor's command: examines an experiment's cells on real ranks, or measures the links of its placements."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from harness.analysis.findings import figures
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
+from harness.config.sections import Throughput
 from harness.plan.checks import versions
 from harness.plan.planner import only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
@@ -14,11 +16,14 @@ from harness.record.schema import FINDINGS
 from harness.run.events import DoctorFinished, Emit, RunStarted
 from harness.run.execution import Execution
 from harness.run.launchers import launcher_for, start_ray
+from harness.run.pipeline import run
 from harness.run.prepare import check_paths, failing_imports, prepare
 from harness.run.request import Request
 from harness.system.scratch import Scratch, sweep
 
 HEALTHY, ILL = 0, 1
+LINKS_S = 60.0
+"""The maximum time of a placement's links and collectives under ``--links``."""
 
 
 def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
@@ -44,3 +49,14 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
         results = Results(folder)
         emit(DoctorFinished(results.findings, figures(results.lines), whole))
     return ILL if results.findings["severity"].eq("error").any() else HEALTHY
+
+
+def run_links(request: Request, experiment: Experiment, emit: Emit) -> int:
+    """Measure the links of every placement, and nothing else, in a run folder; return the exit code.
+
+    Raises HarnessError if nothing was started.
+    """
+    settings = {"twin": False, "explain": True, "links_seconds": LINKS_S}
+    throughput = (experiment.throughput or Throughput()).model_copy(update=settings)
+    without = {"convergence": None, "checkpoint": None, "equivalence": False, "preflight": False}
+    return run(replace(request, links=True), experiment.model_copy(update={**without, "throughput": throughput}), emit)

@@ -27,7 +27,7 @@ from harness.system.scratch import sweep
 from harness.system.signals import INTERRUPTED, deferred_interrupts
 
 OK, FAILED = 0, 1
-SHOWN = ("trials", "scaling", "noise", "versus", "parity")
+SHOWN = ("trials", "scaling", "noise", "versus", "parity", "links", "collectives")
 """The tables that a run shows at its end."""
 
 
@@ -90,7 +90,7 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | Non
 
 def _ended_early(end: BaseException, folder: RunFolder, request: Request, began: float, emit: Emit) -> int:
     """Report an early end and return its exit code; the commands come first, since the report may be cut short too."""
-    resume = "" if request.inline else f"Resume with: {resume_command(request, folder.path)}\n"
+    resume = "" if request.inline or request.links else f"Resume with: {resume_command(request, folder.path)}\n"
     commands = f"{resume}{_how_to_report(folder)}"
     if isinstance(end, WriteError):
         emit(Note(commands))
@@ -127,8 +127,9 @@ def _exit_code(folder: RunFolder, plan: Plan) -> int:
     if any(line["skip_code"] in ("doctor", "doctor_memory") for line in lines.values()):
         return FAILED
     last = {trial_id: line["outcome"] for trial_id, line in lines.items()}
-    # a check that cannot be made is a finding, no failure of the measurement
-    outcomes = [last.get(trial.id, "lost") for trial in plan.trials if trial.purpose not in ("equivalence", "doctor")]
+    # a check that cannot be made is a finding, no failure of the measurement; nor are links that cannot be measured
+    counted = [trial for trial in plan.trials if trial.purpose not in ("equivalence", "doctor", "links")] or plan.trials
+    outcomes = [last.get(trial.id, "lost") for trial in counted]
     measured = "ok" in outcomes
     return OK if measured and all(outcome in ("ok", "skipped") for outcome in outcomes) else FAILED
 

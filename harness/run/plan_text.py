@@ -15,6 +15,7 @@ WHY = {
     "explain": "for the losses of efficiency",
     "equivalence": "for the equivalence of strategies",
     "doctor": "for the doctor, each the first trial of its worker group",
+    "links": "for the bandwidth of links and collectives",
 }
 
 

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config.experiment import Experiment
-from harness.errors import RunFolderError, WorkloadError
+from harness.errors import ExperimentError, RunFolderError, WorkloadError
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.checks import versions
-from harness.plan.planner import Plan, filter_plan, make_plan, single_rank_only, without_doctor_trials
+from harness.plan.planner import (
+    Plan,
+    filter_plan,
+    make_plan,
+    only_links_trials,
+    single_rank_only,
+    without_doctor_trials,
+)
 from harness.record.folder import RunFolder
 from harness.run.request import Request
 from harness.run.resume import check_meanings, reopen
@@ -72,6 +79,10 @@ def make_checked_plan(request: Request, experiment: Experiment, ray_cluster: Clu
     plan = make_plan(experiment, inventory, own_traits(experiment))
     plan = filter_plan(plan, request.only) if request.only else plan
     plan = plan if request.preflight else without_doctor_trials(plan)
+    plan = only_links_trials(plan) if request.links else plan
+    if request.links and not plan.trials:
+        needed = "ddp or fsdp on at least 2 devices, or dp on at least 2 GPUs"
+        raise ExperimentError("--links", [f"no cell of {request.file} that can run here has links; allowed: {needed}"])
     check_workloads(plan)
     check_optimizers(plan)
     check_target(experiment)

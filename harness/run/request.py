@@ -37,6 +37,7 @@ class Request:
     no_user_code: bool = False
     preflight: bool = True
     inline: bool = False
+    links: bool = False
 
     @property
     def plans_only(self) -> bool:

@@ -34,7 +34,7 @@ class SkipPolicy:
         """Take a trial's result into account for the trials after it."""
         self._refusals += skip_rules(trial.cell, result.facts)
         # an examination takes steps that the cell itself does not: its memory says nothing about the cell's
-        if result.outcome == "oom" and trial.purpose != "doctor" and self._plan.experiment.limits.prune_oom:
+        if result.outcome == "oom" and trial.trains and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
 
     def skipped(self, trial: Trial) -> TrialResult | None:
@@ -49,7 +49,7 @@ class SkipPolicy:
         return SkipReason("time_up", "time is up: limits.wall was reached")
 
     def _refused(self, trial: Trial) -> SkipReason | None:
-        return None if trial.purpose == "doctor" else skip_reason(self._refusals, trial.cell)
+        return skip_reason(self._refusals, trial.cell) if trial.trains else None
 
     def _precise_enough(self, trial: Trial) -> SkipReason | None:
         """Decide once, after the pilot's blocks: deciding again after each block would make intervals too narrow."""
@@ -66,7 +66,7 @@ class SkipPolicy:
 
     def _too_large(self, trial: Trial) -> SkipReason | None:
         smaller = next((cell for cell in self._out_of_memory if needs_no_less(trial.cell, cell)), None)
-        if smaller is None:
+        if smaller is None or trial.purpose == "links":
             return None
         batch = f"a batch of {smaller.per_device_batch_size} per device of the same cell"
         return SkipReason("out_of_memory", f"{batch} ran out of memory (limits.prune_oom)")

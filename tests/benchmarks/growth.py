@@ -160,6 +160,7 @@ def results_by_purpose(plain: bool = False) -> dict[str, Any]:
         "twin": dataclasses.replace(timed, windows=alone),
         "equivalence": dataclasses.replace(bare, checks={"bucket": list(range(64)), "update": [1.0] * 64}),
         "doctor": dataclasses.replace(bare, facts={"findings": []}),
+        "links": bare,
     }
 
 

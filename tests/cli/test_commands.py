@@ -48,6 +48,12 @@ def test_a_plan_for_an_assumed_cluster(write_experiment: Write) -> None:
     assert "1 cell added as the base" in result.output
 
 
+def test_links_are_an_option_of_the_doctor_alone(write_experiment: Write) -> None:
+    assert "--links" in call("doctor", "--help").output
+    result = call("run", write_experiment(SMALL), "--links")
+    assert result.exit_code == 2 and "No such option" in result.output
+
+
 def test_only_narrows_the_plan(write_experiment: Write) -> None:
     output = call("run", write_experiment(SMALL), "--dry-run", "--only", "strategy=single").output
     assert "ddp" not in output

@@ -8,6 +8,7 @@ import pytest
 
 from harness.config.experiment import Experiment
 from harness.plan.comparison import base_cell
+from harness.plan.diagnostics import seconds_of_links
 from harness.plan.inventory import Inventory
 from harness.plan.planner import filter_plan, make_plan
 from harness.record.rows import trial_columns
@@ -64,7 +65,7 @@ def test_each_strategy_and_device_count_is_checked_once_in_the_first_block(make_
 def test_checks_open_their_group_and_epochs_close_it(make_experiment: Make) -> None:
     experiment = make_experiment(WEAK, diagnostics=True, convergence={"epochs": 1})
     for group in make_plan(experiment, laptop()).groups:
-        turns = {"doctor": -2, "equivalence": -1}
+        turns = {"doctor": -2, "equivalence": -1, "links": 2}
         ranks = [turns.get(t.purpose, int(t.kind == "convergence")) for t in group.trials]
         assert ranks == sorted(ranks)
 
@@ -113,7 +114,59 @@ def test_only_keeps_diagnostic_trials_of_its_cells(make_experiment: Make) -> Non
         ("single", 1, 8, "twin"),
         ("ddp", 2, 8, "equivalence"),
         ("single", 1, 8, "equivalence"),
+        ("ddp", 2, 16, "links"),
     }
+
+
+def test_links_are_measured_once_a_placement_of_several_devices_in_the_first_block(make_experiment: Make) -> None:
+    grid = {"strategy": ["dp", "ddp", "fsdp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
+    experiment = make_experiment(grid, diagnostics=True, throughput={"blocks": 2})
+    for machine, placements in (
+        (laptop(4), [(2, 1), (4, 1)]),
+        (gpu_cluster(), [(1, 2), (1, 4), (2, 1), (4, 1)]),
+    ):
+        groups = [g for g in make_plan(experiment, machine).groups if any(t.purpose == "links" for t in g.trials)]
+        found = [(group.placement.workers, group.placement.devices_per_worker) for group in groups]
+        assert sorted(found) == placements
+        assert {group.block for group in groups} == {0}
+        assert all([t.purpose for t in group.trials].index("links") == len(group.trials) - 1 for group in groups)
+
+
+def test_pairs_of_named_gpus_each_have_their_links_measured(make_experiment: Make) -> None:
+    grid = {"strategy": ["ddp", "fsdp"], "device_ids": [[0, 1], [2, 3]], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, diagnostics=True), gpu_cluster())
+    assert [t.cell.device_ids for t in plan.trials if t.purpose == "links"].count((0, 1)) == 1
+    assert {t.cell.device_ids for t in plan.trials if t.purpose == "links"} == {(0, 1), (2, 3)}
+
+
+def test_each_backend_of_a_placement_has_its_links_measured(make_experiment: Make) -> None:
+    grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "ddp.backend": ["auto", "nccl", "gloo"]}
+    plan = make_plan(make_experiment(grid, diagnostics=True), gpu_cluster())
+    assert sorted(t.cell.backend for t in plan.trials if t.purpose == "links") == ["auto", "gloo"]
+
+
+def test_devices_that_ranks_share_have_no_links(make_experiment: Make) -> None:
+    experiment = make_experiment(WEAK, diagnostics=True, oversubscribe=True)
+    assert not [t for t in make_plan(experiment, laptop(1)).trials if t.purpose == "links"]
+
+
+def test_a_placement_of_both_launchers_is_measured_under_ray(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(WEAK, diagnostics=True, launcher=["torchrun", "ray"]), laptop())
+    assert [t.cell.launcher for t in plan.trials if t.purpose == "links"] == ["ray"]
+
+
+@pytest.mark.parametrize("settings", [{"explain": False}, {"links_seconds": 0}])
+def test_the_measurement_of_links_can_be_switched_off(make_experiment: Make, settings: dict[str, object]) -> None:
+    plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput=settings), laptop())
+    assert not [t for t in plan.trials if t.purpose == "links"]
+
+
+def test_links_take_five_seconds_on_gpus_one_on_cpu_slots_or_what_the_file_says(make_experiment: Make) -> None:
+    default = make_experiment().throughput
+    chosen = make_experiment(throughput={"links_seconds": 7}).throughput
+    assert default and chosen
+    assert [seconds_of_links(default, device) for device in ("cuda", "cpu")] == [5.0, 1.0]
+    assert [seconds_of_links(chosen, device) for device in ("cuda", "cpu")] == [7.0, 7.0]
 
 
 @pytest.mark.parametrize("switch", ["twin", "explain"])

@@ -8,10 +8,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from harness.plan.link_rows import LinkRow
 from harness.plan.rows import FindingRow, RankRow, RecordedTrial, TrialFacts, WindowRow
-from harness.record.schema import FINDINGS, RANKS, TRIAL_COLUMNS, TRIALS, WINDOWS, Table
+from harness.record.schema import COLLECTIVES, FINDINGS, LINKS, RANKS, TRIAL_COLUMNS, TRIALS, WINDOWS, Table
 
-NESTED = {"facts", "parts", "ranks", "windows", "findings", "figures", "memory", "estimates"}
+NESTED = {"facts", "parts", "ranks", "windows", "links", "findings", "figures", "memory", "estimates"}
 """Keys of a recorded line, or of its facts, that are no columns of these tables."""
 COMPUTED = {
     "device_model",
@@ -67,3 +68,8 @@ def test_a_column_has_one_type_in_both(table: Table, types: tuple[type, ...], el
 
 def test_a_finding_s_keys_are_columns_of_the_findings() -> None:
     assert set(fields_of(FindingRow)) <= set(FINDINGS.names)
+
+
+def test_a_link_s_keys_are_columns_of_links_and_but_for_its_ends_of_collectives() -> None:
+    assert set(fields_of(LinkRow)) <= set(LINKS.names)
+    assert set(fields_of(LinkRow)) - {"source", "target", "link"} <= set(COLLECTIVES.names)

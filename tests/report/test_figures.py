@@ -19,6 +19,7 @@ from harness.analysis import phases as phase_tables
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import CountedDoubt
+from harness.analysis.links import collectives, links
 from harness.analysis.results import Results
 from harness.analysis.waterfall import waterfall
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -32,7 +33,17 @@ from harness.report.tables.scaling import convergence_table
 from tests.records import epochs_of, line, steps_of, with_set_ids
 
 HATCH = "$////$"
-NAMES = ("throughput", "efficiency", "ratios", "batch_sizes", "phases", "waterfall", "step_times", "convergence")
+NAMES = (
+    "throughput",
+    "efficiency",
+    "ratios",
+    "batch_sizes",
+    "phases",
+    "waterfall",
+    "step_times",
+    "links",
+    "convergence",
+)
 BY_NAME = dict(zip(NAMES, FIGURES, strict=True))
 
 
@@ -63,6 +74,8 @@ def results_of(
         "waterfall": lambda: waterfall(trials, made.windows, ratios.scaling(trials)),
         "phases": lambda: phase_tables.phases(trials, made.windows),
         "convergence": lambda: convergence(trials, made.epochs, None, excluded),
+        "links": lambda: links(lines),
+        "collectives": lambda: collectives(lines),
     }
     curves = EPOCHS.frame([]) if epochs is None else epochs
     vars(made).update(makers=makers, trials=trials, step_times=steps, epochs=curves)

@@ -439,13 +439,16 @@ def test_noise_floors_of_several_bases_are_labelled() -> None:
 
 def test_the_time_of_checks_is_reported(results: Results) -> None:
     trials = TRIALS.frame(
-        [{"trial_id": name, "purpose": purpose} for name, purpose in (("a", ""), ("b", "equivalence"), ("c", "doctor"))]
+        [
+            {"trial_id": name, "purpose": purpose}
+            for name, purpose in (("a", ""), ("b", "equivalence"), ("c", "doctor"), ("d", "links"))
+        ]
     )
-    rows = [("trial", name, seconds) for name, seconds in (("a", 80.0), ("b", 4.0), ("c", 1.0))]
-    rows += [("group", None, 15.0)]
+    rows = [("trial", name, seconds) for name, seconds in (("a", 80.0), ("b", 4.0), ("c", 1.0), ("d", 1.0))]
+    rows += [("group", None, 14.0)]
     vars(results)["ledger"] = pd.DataFrame(rows, columns=["level", "trial_id", "seconds"])
     vars(results)["trials"] = trials
-    assert content.checks_words(results) == "Equivalence checks and preflight took 5.0 % of the run."
+    assert content.checks_words(results) == "Equivalence checks, preflight and links took 6.0 % of the run."
     vars(results)["trials"] = trials[:1]
     assert content.checks_words(results) == ""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.commands import parse_only
+from harness.cli.values import parse_only
 from harness.plan.inventory import Inventory
 from harness.run.request import Request, resume_command
 

@@ -58,7 +58,10 @@ def test_no_trial_starts_after_the_time_limit(make_experiment: Make) -> None:
     assert {reason_of(policy, trial) for trial in limited.trials} == {"time is up: limits.wall was reached"}
 
 
-@pytest.mark.parametrize(("kind", "prunes", "pruned"), [("", True, True), ("doctor", True, False), ("", False, False)])
+@pytest.mark.parametrize(
+    ("kind", "prunes", "pruned"),
+    [("", True, True), ("doctor", True, False), ("links", True, False), ("", False, False)],
+)
 def test_a_cell_that_ran_out_of_memory_is_tried_at_smaller_batches_only(
     plan: Plan, kind: str, prunes: bool, pruned: bool
 ) -> None:
@@ -70,6 +73,16 @@ def test_a_cell_that_ran_out_of_memory_is_tried_at_smaller_batches_only(
     expected = "a batch of 16 per device of the same cell ran out of memory (limits.prune_oom)" if pruned else None
     assert (reason_of(policy, small), reason_of(policy, large)) == (None, expected)
     assert reason_of(policy, trial_of(plan, "single", 16)) is None
+
+
+def test_links_need_neither_a_cell_that_trains_nor_its_memory(plan: Plan) -> None:
+    cell = trial_of(plan, "ddp", 8)
+    links = replace(cell, purpose="links")
+    policy = policy_of(plan, cell.cell)
+    assert reason_of(policy, cell) and reason_of(policy, links) is None
+    policy = policy_of(plan)
+    policy.learn(replace(cell, purpose="doctor"), TrialResult("t", "ok", facts={"findings": [finding("gradients")]}))
+    assert reason_of(policy, cell) and reason_of(policy, links) is None
 
 
 def test_earlier_out_of_memory_outcomes_are_used(plan: Plan) -> None:

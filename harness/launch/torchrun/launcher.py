@@ -38,7 +38,7 @@ class TorchrunLauncher:
         for trial in group.trials:
             if deadline is not None and time.time() >= deadline:
                 return
-            if trial.purpose != "doctor" and (reason := skip_reason(rules, trial.cell)):
+            if trial.trains and (reason := skip_reason(rules, trial.cell)):
                 yield skipped(trial, reason)
                 continue
             job = Job(self.experiment, replace(group, trials=(trial,)), self.threads_per_device, self.import_path)

@@ -19,6 +19,7 @@ from harness.record.schema.derived import (
     VERSUS,
     WATERFALL,
 )
+from harness.record.schema.links import COLLECTIVES, LINKS
 from harness.record.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, STEPS, TRIAL_COLUMNS, TRIALS, WINDOWS
 from harness.record.schema.table import Column, Table
 
@@ -26,6 +27,7 @@ __all__ = [
     "AXES",
     "CELLS",
     "CHECKS",
+    "COLLECTIVES",
     "CONVERGENCE",
     "DERIVED",
     "EPOCHS",
@@ -34,6 +36,7 @@ __all__ = [
     "GPUS",
     "HOST_PHASES",
     "LEDGER",
+    "LINKS",
     "MISSING",
     "NOISE",
     "OUTCOMES",
@@ -68,6 +71,8 @@ DERIVED = (
     MISSING,
     LEDGER,
     GPUS,
+    LINKS,
+    COLLECTIVES,
     FINDINGS,
 )
 AXES = tuple(column.name for column in AXIS_COLUMNS)

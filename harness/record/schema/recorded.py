@@ -77,7 +77,7 @@ TRIALS = Table(
         _c(
             "purpose",
             "string",
-            "of a diagnostic trial: twin (noise floor), explain (waterfall), equivalence or doctor",
+            "of a diagnostic trial: twin (noise floor), explain (waterfall), equivalence, doctor or links",
         ),
         BLOCK,
         SEED,
@@ -131,6 +131,7 @@ TRIALS = Table(
             "string",
             "reason if the waterfall is incomplete: a failure after the timed windows, or a limit",
         ),
+        _c("links_error", "string", "reason if the measurement of links or collectives is incomplete"),
         *COLLECTIVE_COLUMNS,
         _c("doubts", "list", "names of the doubts about its figures, explained at the end of results/README.md"),
         _c("ddp_communication_s", "Float64", "DDP's timer: first bucket ready to last bucket reduced, per step", "s"),

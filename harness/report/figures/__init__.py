@@ -8,6 +8,7 @@ from harness.analysis.results import Results
 from harness.report.figures.batches import batch_sizes
 from harness.report.figures.common import Drawing, style
 from harness.report.figures.convergence import learning_curves
+from harness.report.figures.links import bus_bandwidth
 from harness.report.figures.phases import step_phases
 from harness.report.figures.ratios import paired_ratios
 from harness.report.figures.scaling import efficiency_by_devices, throughput_by_devices
@@ -24,5 +25,6 @@ FIGURES: Sequence[Callable[[Results], Drawing]] = (
     step_phases,
     efficiency_waterfall,
     step_times,
+    bus_bandwidth,
     learning_curves,
 )

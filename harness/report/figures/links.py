@@ -1,0 +1,78 @@
+"""Bus bandwidth of collectives and of pairs of devices against size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from harness.analysis.results import Results
+from harness.report.figures import captions
+from harness.report.figures.common import MOST_FACETS, Drawing, panels
+from harness.report.row import Row, rows_of
+from harness.report.tables.links import operation_label, operations, placement_label
+from harness.report.tables.text import size
+
+STYLES: Mapping[str, tuple[Literal["-", "--", "-.", ":"], str, str]] = {
+    "all_reduce": ("-", "o", "0.1"),
+    "all_gather": ("--", "v", "0.35"),
+    "reduce_scatter": ("-.", "P", "0.35"),
+    "send_receive": (":", "x", "0.55"),
+    "copy": (":", "x", "0.55"),
+}
+"""Line, marker and grey of an operation: colour means strategy."""
+TICK_EVERY = 8
+"""The factor between ticks of the axis of sizes."""
+
+
+def bus_bandwidth(results: Results) -> Drawing:
+    """Draw the bus bandwidth of each collective, and of the pairs of a tier, against size; one panel a placement."""
+    name, title = "links", "Bus bandwidth against size"
+    found = operations(results.collectives, results.links)
+    if not found:
+        return Drawing(name, title, "Left out: no links were measured (throughput.explain, links_seconds).", None)
+    facets: dict[str, list[pd.DataFrame]] = {}
+    for sizes in found:
+        facets.setdefault(placement_label(rows_of(sizes[:1])[0]), []).append(sizes)
+    drawn = [(label, pd.concat(parts)) for label, parts in list(facets.items())[:MOST_FACETS]]
+    firsts = {operation_label(row): row for sizes in found for row in rows_of(sizes[:1])}
+    figure = panels(drawn, _draw, legend=[_legend(label, row) for label, row in firsts.items()])
+    everything = pd.concat(found)
+    counts = everything["repetitions"]
+    repetitions = " to ".join(dict.fromkeys(str(int(n)) for n in (counts.min(), counts.max())))
+    largest = size(float(everything["size_bytes"].max()))
+    caption = (
+        "Algorithm bandwidth (size over time of the slowest rank), times 2(n-1)/n for all-reduce and (n-1)/n for "
+        "all-gather and reduce-scatter of n devices, as nccl-tests defines it. Bars: shortest and longest of "
+        f"{repetitions} repetitions; of pairs the median over the pairs. Largest size: {largest}; the next would have "
+        f"exceeded throughput.links_seconds or the memory.{captions.cut(drawn)}"
+    )
+    return Drawing(name, title, caption, figure)
+
+
+def _draw(axes: Axes, part: pd.DataFrame) -> None:
+    for (operation, _), sizes in part.groupby(["operation", "tier"], sort=False):
+        line, marker, grey = STYLES[str(operation)]
+        x, y = (sizes[name].astype(float) for name in ("size_bytes", "bus_bytes_per_s"))
+        slowest, fastest = (y * sizes["time_s"].astype(float) / sizes[end].astype(float) for end in ("max_s", "min_s"))
+        error = [(y - slowest).clip(lower=0) / 1e9, (fastest - y).clip(lower=0) / 1e9]
+        axes.errorbar(x, y / 1e9, yerr=error, color=grey, linestyle=line, marker=marker, markersize=4, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    least, most = float(part["size_bytes"].min()), float(part["size_bytes"].max())
+    ticks = [1024.0]
+    while ticks[-1] * TICK_EVERY <= most:
+        ticks.append(ticks[-1] * TICK_EVERY)
+    axes.set_xticks(ticks, [size(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(least / 1.5, most * 1.5)
+    axes.set_xlabel("size")
+    axes.set_ylabel("bus bandwidth (GB/s)")
+
+
+def _legend(label: str, row: Row) -> Line2D:
+    line, marker, grey = STYLES[str(row["operation"])]
+    return Line2D([], [], color=grey, linestyle=line, marker=marker, markersize=4, label=label)

@@ -1,0 +1,146 @@
+"""Text tables of the links between devices and of collectives, by placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from harness.report.labels import shown_devices
+from harness.report.row import Row, Scalar, is_missing, number, rows_of
+from harness.report.tables.text import Column, TextTable, decimal, flush_right, make_table, size, speed, words
+
+MOST_COLUMNS = 16
+"""The most devices of the matrix; tables/links.csv has all."""
+GIGA = decimal("{:.3g}", 1e-9)
+PLACEMENT = ["devices", "device_ids", "nodes", "backend"]
+NAMES = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "send_receive": "send and receive",
+    "copy": "copy",
+}
+
+
+def microseconds(value: Scalar) -> str:
+    """Return seconds as microseconds with three significant digits at least."""
+    return speed(None if is_missing(value) else 1e6 * number(value))
+
+
+def placement_label(row: Row) -> str:
+    """Return '4 on 2 nodes, nccl', or '2 (GPU 0,1), cuda'."""
+    return f"{shown_devices({**row, 'link': None})}, {row['backend']}"
+
+
+def links_table(links: pd.DataFrame) -> TextTable:
+    """Return the matrix of pairs of each placement: from the device of the row to that of the column.
+
+    Bandwidth of the largest size, latency (time of the smallest size) and, for GPUs, the kind of link.
+    """
+    count = min(MOST_COLUMNS, max(int(links["devices"].max()), 2)) if len(links) else 0
+    columns: list[Column] = [("devices", "label", words), ("from", "from", flush_right), ("", "quantity", words)]
+    columns += [(f"to {target}", str(target), flush_right) for target in range(count)]
+    lines = [line for _, part in links.groupby(PLACEMENT, dropna=False, sort=False) for line in _matrix(part, count)]
+    return make_table(columns, lines)
+
+
+def _matrix(links: pd.DataFrame, count: int) -> list[Row]:
+    """Return the rows of one placement; a message that is sent and returned fills both directions."""
+    label = placement_label(rows_of(links[:1])[0])
+    ends: dict[tuple[int, int], tuple[Row, Row]] = {}
+    for _, pair in links.sort_values("size_bytes").groupby(["source", "target"]):
+        sizes = rows_of(pair)
+        first = sizes[0]
+        source, target = int(number(first["source"])), int(number(first["target"]))
+        ends[source, target] = first, sizes[-1]
+        if first["operation"] == "send_receive":
+            ends[target, source] = ends[source, target]
+    lines: list[Row] = []
+    for source in range(min(count, int(links["devices"].iloc[0]))):
+        here = {target: ends[source, target] for target in range(count) if (source, target) in ends}
+        quantities = {
+            "GB/s": {target: GIGA(last["bus_bytes_per_s"]) for target, (_, last) in here.items()},
+            "us": {target: microseconds(first["time_s"]) for target, (first, _) in here.items()},
+            "link": {target: words(first["link"]) for target, (first, _) in here.items()},
+        }
+        for quantity, cells in quantities.items():
+            if quantity != "link" or any(cells.values()):
+                lines.append(_line(label if source == 0 and quantity == "GB/s" else "", source, quantity, cells, count))
+    return lines
+
+
+def _line(label: str, source: int, quantity: str, cells: Mapping[int, str], count: int) -> Row:
+    shown = {str(target): cells.get(target, "X" if target == source else "") for target in range(count)}
+    return {"label": label, "from": str(source), "quantity": quantity, **shown}
+
+
+def collectives_table(collectives: pd.DataFrame, links: pd.DataFrame) -> TextTable:
+    """Return, for each operation of each placement, its latency, its largest size and the bandwidths there.
+
+    Of pairs, the median over the pairs of a tier.
+    """
+    columns: tuple[Column, ...] = (
+        ("devices", "label", words),
+        ("operation", "name", words),
+        ("latency (us)", "latency_s", microseconds),
+        ("up to", "size_bytes", size),
+        ("GB/s", "algorithm_bytes_per_s", GIGA),
+        ("bus GB/s", "bus_bytes_per_s", GIGA),
+        ("n", "repetitions", flush_right),
+    )
+    return make_table(columns, map(_extremes, operations(collectives, links)))
+
+
+def operations(collectives: pd.DataFrame, links: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the sizes of each operation of each placement and tier, one row a size; of pairs the median over them."""
+    keys = [*PLACEMENT, "operation", "tier"]
+    found = [part for frame in (collectives, links) for _, part in frame.groupby(keys, dropna=False, sort=False)]
+    found.sort(key=lambda part: (part["nodes"].iloc[0], part["devices"].iloc[0]))
+    return [_median(part) for part in found]
+
+
+def _median(sizes: pd.DataFrame) -> pd.DataFrame:
+    values = ["time_s", "min_s", "max_s", "algorithm_bytes_per_s", "bus_bytes_per_s"]
+    medians = sizes.groupby("size_bytes", sort=True)[values].median()
+    first = sizes.drop_duplicates("size_bytes").set_index("size_bytes").sort_index()
+    return first.assign(**{name: medians[name] for name in values}).reset_index()
+
+
+def _extremes(sizes: pd.DataFrame) -> Row:
+    rows: Sequence[Row] = rows_of(sizes)
+    first, last = rows[0], rows[-1]
+    return {**last, "label": placement_label(last), "name": operation_label(last), "latency_s": first["time_s"]}
+
+
+def operation_label(row: Row) -> str:
+    """Return 'all-reduce', or 'send and receive inside a node' for pairs if the placement has several nodes."""
+    name = NAMES[str(row["operation"])]
+    pair = row["operation"] in ("send_receive", "copy") and not is_missing(row["nodes"]) and number(row["nodes"]) > 1
+    return f"{name} {row['tier']}" if pair else name
+
+
+def links_tables(tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, TextTable]]:
+    """Return the tables of a run's links under their titles; none if no links were measured."""
+    links, collectives = tables["links"], tables["collectives"]
+    both = (
+        ("Links and collectives", collectives_table(collectives, links)),
+        ("Links between devices", links_table(links)),
+    )
+    return [(title, table) for title, table in both if table.rows]
+
+
+def links_words(trials: pd.DataFrame) -> str:
+    """Return the sentences above the tables: definitions, the largest size, measurements that failed."""
+    return (
+        "Bus bandwidth as nccl-tests defines it: the size over the time, times 2(n-1)/n for all-reduce and (n-1)/n for "
+        "all-gather and reduce-scatter of n devices. Latency: the time of 1 KiB. Times are medians over n repetitions, "
+        "of pairs also over the pairs; sizes double until the next would exceed throughput.links_seconds. "
+        f"{links_failed(trials)}"
+    ).strip()
+
+
+def links_failed(trials: pd.DataFrame) -> str:
+    """Return a sentence on the operations that could not be measured; empty if there are none."""
+    failed = trials["links_error"].dropna().unique()
+    return f"Not measured: {'; '.join(map(str, failed))}." if len(failed) else ""

@@ -1,0 +1,241 @@
+"""Links and collectives by size within a given time: with a clock of its own, and ranks that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
+
+from harness.measure import links, transfers
+from harness.measure.links import FIRST_CONTACT, REPETITIONS, Meter, NotMeasuredError, measure_links, sweep
+from harness.measure.transfers import Device, Operation
+from harness.plan.link_rows import LinkRow
+from harness.train.ranks import Ranks
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+class Clock:
+    """A clock that only transfers move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def transfer(clock: Clock, latency_s: float, bytes_per_s: float, **columns: Any) -> Operation:
+    """A transfer of known latency and bandwidth."""
+
+    def prepare(size: int) -> Callable[[], None]:
+        return lambda: clock.advance(latency_s + size / bytes_per_s)
+
+    return Operation(columns.pop("name", "all_reduce"), "gloo", frozenset((0,)), prepare, "inside a node", **columns)
+
+
+def meter(clock: Clock, ranks: Ranks = ALONE) -> Meter:
+    return Meter(ranks, lambda: None, clock, lambda devices: None)
+
+
+def swept(clock: Clock, series: Sequence[Operation], seconds: float, most_bytes: int = GIB) -> list[LinkRow]:
+    return list(sweep(series, meter(clock), seconds, most_bytes))
+
+
+def test_sizes_double_until_the_next_would_exceed_the_time() -> None:
+    clock = Clock()
+    rows = swept(clock, [transfer(clock, 1e-4, 1e8)], 5.0)
+    sizes = [row["size_bytes"] for row in rows]
+    assert sizes == [KIB * 2**k for k in range(len(sizes))]
+    last_s = (REPETITIONS + 1) * (1e-4 + sizes[-1] / 1e8)
+    assert clock.now <= 5.0 < clock.now + 2 * last_s
+    assert sizes[-1] == 32 * MIB
+
+
+def test_a_row_has_the_latency_and_the_bandwidth_of_its_transfer() -> None:
+    clock = Clock()
+    first, *_, last = swept(clock, [transfer(clock, 1e-4, 1e8)], 5.0)
+    assert first["time_s"] == pytest.approx(1e-4 + KIB / 1e8)
+    assert last["size_bytes"] / last["time_s"] == pytest.approx(1e8, rel=0.01)
+    assert (first["repetitions"], first["calls"], last["calls"]) == (REPETITIONS, 9, 1)
+    assert last["min_s"] == pytest.approx(last["max_s"])
+
+
+def test_a_message_that_is_sent_and_returned_counts_half() -> None:
+    clock = Clock()
+    once, both = (swept(clock, [transfer(clock, 0.0, 1e8, legs=legs)], 0.1)[0]["time_s"] for legs in (1, 2))
+    assert both == pytest.approx(once / 2)
+
+
+def test_sizes_end_at_the_memory() -> None:
+    clock = Clock()
+    rows = swept(clock, [transfer(clock, 1e-6, 1e12)], 5.0, most_bytes=5000)
+    assert [row["size_bytes"] for row in rows] == [KIB, 2 * KIB, 4 * KIB]
+
+
+def test_a_size_that_does_not_divide_by_the_ranks_is_the_next_smaller_that_does() -> None:
+    clock = Clock()
+    rows = swept(clock, [transfer(clock, 1e-6, 1e12, granule=12)], 5.0, most_bytes=2048)
+    assert [row["size_bytes"] for row in rows] == [1020, 2040]
+
+
+def test_pairs_whose_first_messages_come_too_late_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    pairs = [transfer(clock, 0.05, 1e9, name="send_receive", source=0, target=n) for n in range(1, 9)]
+    monkeypatch.setattr(links, "_free_bytes", lambda ranks: 8 * GIB)
+    rows, notes = measure_links([pairs], meter(clock), 4.0, ALONE)
+    targets = {row["target"] for row in rows}
+    first_contacts = 1 + int(FIRST_CONTACT * 4.0 / ((REPETITIONS + 1) * 0.05))
+    assert targets == set(range(1, 1 + first_contacts)) and first_contacts < 8
+    assert notes == [f"send_receive: {first_contacts} of 8 pairs measured in the time"]
+
+
+def test_kinds_share_the_time_and_one_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    def refuse(size: int) -> Callable[[], None]:
+        raise RuntimeError("no such\ncollective")
+
+    series = [
+        [transfer(clock, 1e-4, 1e8)],
+        [replace(transfer(clock, 1e-4, 1e8, name="all_gather"), prepare=refuse)],
+        [transfer(clock, 1e-4, 1e8, name="reduce_scatter")],
+    ]
+    monkeypatch.setattr(links, "_free_bytes", lambda ranks: 8 * GIB)
+    rows, notes = measure_links(series, meter(clock), 3.0, ALONE)
+    largest: dict[str, int] = {}
+    for row in rows:
+        largest[row["operation"]] = row["size_bytes"]
+    assert clock.now <= 3.0
+    assert largest == {"all_reduce": 4 * MIB, "reduce_scatter": 16 * MIB}  # 1 s, and the 2.5 s that are left
+    assert notes == ["all_gather: RuntimeError: no such collective (rank 0)"]
+
+
+class Two(Ranks):
+    """The first of two ranks; the other is always slower, and fails to prepare if asked to."""
+
+    other_fails = False
+
+    def broadcast(self, value: T) -> T:
+        return value
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [value + self.other_fails for value in values]
+
+    def gather(self, value: Any) -> list[Any]:
+        times, _, now = value
+        return [value, ([2 * seconds for seconds in times], "OutOfMemoryError: no" * self.other_fails, now + 99)]
+
+
+def test_the_slowest_rank_gives_the_time_and_rank_0_the_clock() -> None:
+    clock = Clock()
+    both = meter(clock, Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,)))
+    assert both.seconds(transfer(clock, 0.5, 1e30), KIB, 1) == [1.0] * REPETITIONS
+    assert both.now == clock.now
+
+
+def test_no_rank_starts_a_call_that_another_cannot_take_part_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Two, "other_fails", True)
+    clock = Clock()
+    both = meter(clock, Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,)))
+    with pytest.raises(NotMeasuredError, match=r"OutOfMemoryError: no \(rank 1\)"):
+        both.seconds(transfer(clock, 0.5, 1e30), KIB, 1)
+    assert clock.now == 0.0
+
+
+@pytest.fixture
+def eight() -> Iterator[Ranks]:
+    """One of eight ranks whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=8)
+    yield Ranks(2, 8, 2, 0, "n", "127.0.0.1", (CPU,))
+    dist.destroy_process_group()
+
+
+def devices(*nodes: str) -> list[Device]:
+    return [Device(node, None, None) for node in nodes]
+
+
+def test_collectives_are_called_on_the_whole_tensor_and_a_rank_s_part(
+    eight: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[tuple[str, list[int]]] = []
+
+    def recorded(name: str) -> None:
+        real = getattr(dist, name)
+
+        def call(*tensors: torch.Tensor, **options: Any) -> object:
+            called.append((name, [tensor.nbytes for tensor in tensors]))
+            return real(*tensors, **options)
+
+        monkeypatch.setattr(dist, name, call)
+
+    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
+        recorded(name)
+    for (operation,) in transfers.collectives(eight, "gloo", devices(*"aaaabbbb")):
+        assert operation.members == frozenset(range(8)) and operation.tier == "between nodes"
+        assert operation.size(1100) == 1088
+        operation.prepare(operation.size(KIB))()
+    assert called == [
+        ("all_reduce", [1024]),
+        ("all_gather_into_tensor", [1024, 128]),
+        ("reduce_scatter_tensor", [128, 1024]),
+    ]
+
+
+def test_every_pair_of_ranks_is_measured_once_neighbours_first() -> None:
+    four = Ranks(1, 4, 1, 0, "a", "127.0.0.1", (CPU,))
+    found = transfers.pairs(four, "gloo", devices("a", "a", "b", "b"))
+    ends = [(pair.source, pair.target) for pair in found]
+    assert ends == [(0, 1), (0, 3), (1, 2), (2, 3), (0, 2), (1, 3)]
+    tiers = {ends: pair.tier for ends, pair in zip(ends, found, strict=True)}
+    assert [ends for ends, tier in tiers.items() if tier == "inside a node"] == [(0, 1), (2, 3)]
+    assert all(pair.members == {pair.source, pair.target} and pair.legs == 2 for pair in found)
+
+
+def test_a_process_copies_between_its_gpus_in_both_directions() -> None:
+    gpus = tuple(torch.device("cuda", index) for index in range(3))
+    square: list[list[str | None]] = [["X", "NV12", "SYS"], ["NV12", "X", "SYS"], ["SYS", "SYS", "X"]]
+    topology: Any = {"gpus": ["GPU-a", "GPU-b", "GPU-c"], "links": square}
+    found = transfers.copies(gpus, [Device("n", uuid, topology) for uuid in "abc"])
+    assert {(copy.source, copy.target): copy.link for copy in found} == {
+        (0, 1): "NV12",
+        (1, 0): "NV12",
+        (0, 2): "SYS",
+        (2, 0): "SYS",
+        (1, 2): "SYS",
+        (2, 1): "SYS",
+    }
+    with FakeTensorMode():  # tensors of GPUs that are not there
+        arrived = found[1].prepare(KIB)()  # 0 to 2
+    assert isinstance(arrived, torch.Tensor)
+    assert (arrived.device, arrived.nbytes) == (gpus[2], KIB)
+
+
+def test_one_process_has_copies_and_several_have_collectives_and_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value] * ranks.world_size)
+    one = replace(ALONE, devices=(torch.device("meta", 0), torch.device("meta", 1)))
+    assert [[op.name for op in kind] for kind in transfers.operations_of(one)] == [["copy", "copy"]]
+    two = replace(ALONE, world_size=2)
+    found = transfers.operations_of(two)
+    assert [[op.name for op in kind] for kind in found] == [
+        ["all_reduce"],
+        ["all_gather"],
+        ["reduce_scatter"],
+        ["send_receive"],
+    ]
+    assert {op.backend for kind in found for op in kind} == {"gloo"}
+    assert transfers.backend_of("cuda") == "nccl"
