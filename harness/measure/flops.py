@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
@@ -45,18 +46,19 @@ class Flops:
     reason: str = ""
 
 
-def count_flops(workload: Workload, batch: object, device: torch.device) -> Flops:
+def count_flops(workload: Workload, batch: object, device: torch.device, *, without_memory: bool = False) -> Flops:
     """Count the FLOPs of one ``workload.loss`` and its backward on a new, unwrapped, eager model, per unit of weight.
 
     Counted are matrix products, convolutions and attention; causal attention counts as full, as in MFU
     (Chowdhery et al. 2022, appendix B, arXiv 2204.02311). ``batch``: on the device; at least two samples, else
     batch normalisation may fail. Random generators and grad mode are restored. An exception of the workload, out of
     memory included, becomes the reason; KeyboardInterrupt and SystemExit pass. Work outside torch's operators,
-    such as a Triton kernel started by hand, is not counted.
+    such as a Triton kernel started by hand, is not counted. ``without_memory``: count on parameters that have shapes
+    but no memory, for a model that may not fit on the device; what reads a value that depends on them is the reason.
     """
     with _leaving_no_trace(device):
         try:
-            return _count(workload, batch, device)
+            return _count(workload, batch, device, without_memory)
         except Exception as error:
             return Flops(None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
@@ -70,14 +72,36 @@ def first_samples(batch: object, count: int) -> object:
     return _cut(batch, count) if len(lengths) == 1 and () not in lengths else batch
 
 
-def _count(workload: Workload, batch: object, device: torch.device) -> Flops:
-    model = build_model(workload)
-    if reason := too_large(model, device):
-        return Flops(None, reason)
-    model = model.to(device)
-    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
+def _build_without_memory(workload: Workload, device: torch.device) -> nn.Module:
+    """Return the model on fake tensors. An operator that meets one computes shapes alone; others run as usual."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = workload.build_model()
+        moved: dict[Tensor, Tensor] = {}  # tied parameters stay tied
+        for module in model.modules():
+            holders: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for held in holders:
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        held[name] = moved.setdefault(tensor, _empty_like(tensor, device))
+        return model
+
+
+def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
+    empty = torch.empty_like(tensor, device=device)  # Module.to() cannot exchange a tensor without memory
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _count(workload: Workload, batch: object, device: torch.device, without_memory: bool) -> Flops:
+    if without_memory:
+        model = _build_without_memory(workload, device)
+    else:
+        model = build_model(workload)
+        if reason := too_large(model, device):
+            return Flops(None, reason)
+        model = model.to(device)
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return Flops(None, "SyncBatchNorm waits for all ranks, and one alone counts")
-    if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # some batches run step by step, in products that are counted; others of the same model do not
         return Flops(None, "a recurrent layer, whose kernel depends on the batch and may have no formula")
     # the audit is the outer mode: it sees operators after the counter has decomposed composite ones

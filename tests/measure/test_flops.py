@@ -89,6 +89,33 @@ def images(side: int, count: int = 2) -> tuple[Tensor, Tensor]:
     return torch.ones(count, 3, side, side), torch.zeros(count, dtype=torch.int64)
 
 
+def images_to_images(side: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(2, 3, side, side), torch.ones(2, 3, side, side)
+
+
+@pytest.mark.parametrize(
+    ("workload", "batch"),
+    [
+        (ImageClassification(model="resnet8", width=4), images(16)),
+        (LanguageModel(context=8), torch.ones(3, 9).long()),
+        (ConvStack(model="small"), images_to_images(8)),
+    ],
+)
+def test_parameters_without_memory_give_the_same_count(workload: Any, batch: Any) -> None:
+    assert count_flops(workload, batch, CPU, without_memory=True) == count_flops(workload, batch, CPU)
+
+
+@pytest.mark.parametrize("built_on", ["cpu", "meta"])
+def test_a_model_larger_than_any_memory_is_counted_without_it(built_on: str) -> None:
+    def make() -> nn.Module:
+        with torch.device(built_on):
+            return nn.Linear(10**7, 10**7, bias=False)  # 400 TB
+
+    flops = count_flops(Net(make, 1), torch.ones(1, 10**7), CPU, without_memory=True)
+    assert flops == Flops(2 * 2 * 1e14)
+    assert "memory" in count_flops(Net(make, 1), torch.ones(1, 10**7), CPU).reason or built_on == "meta"
+
+
 def test_a_linear_layer_by_hand() -> None:
     # forward 2 x 8 x 5 = 80 a sample; backward as much for the weight, nothing for the input
     assert count(lambda: nn.Linear(8, 5), ROWS) == Flops(160.0, "")
