@@ -69,13 +69,18 @@ class ProfiledPart:
     """A part of a step that the profiler measures.
 
     ``name``: its label in the waterfall. ``column``: its column in the table of trials, in seconds a step. ``events``:
-    its names in a profile; the first that occurs counts.
+    its names in a profile: of kernels of NCCL, of which the first that occurs counts, and of calls on the host.
     """
 
     name: str
     column: str
     description: str
     events: tuple[str, ...]
+
+    @property
+    def exposed_column(self) -> str:
+        """The column of the time in which nothing is computed meanwhile."""
+        return f"{self.column.removesuffix('_s')}_exposed_s"
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,8 @@ class StrategyTraits:
     without a gradient makes the next step fail. ``buckets_gradients``: gradients are copied into buckets of the same
     size, unless its option gradient_as_bucket_view is set. ``explained_by``: the measurement of its communication:
     windows without gradient synchronisation ("removal"), a profile of ``profiled_parts`` ("profile"), or none.
-    ``wrapper_cost``: the wrapped model on one device is measured beside the bare one. ``options``: the keys of its
+    ``wrapper_cost``: the wrapped model on one device is measured beside the bare one, and on every device its steps
+    without exchange. ``options``: the keys of its
     section in the file. ``marker``: matplotlib's marker of its points.
     """
 
@@ -124,7 +130,9 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
         emulated_on_cpu=True,
         explained_by="profile",
         profiled_parts=(  # autograd functions of nn.DataParallel; those of the emulation on CPU have the same names
-            ProfiledPart("replicate", "dp_replicate_s", "copying the model to the devices, a step", ("Broadcast",)),
+            ProfiledPart(
+                "replicate", "dp_replicate_s", "copying the model to the devices, per step", ("Broadcast", "Replicate")
+            ),
             ProfiledPart("scatter", "dp_scatter_s", "splitting the batch", ("Scatter",)),
             ProfiledPart("gather", "dp_gather_s", "joining the outputs", ("Gather",)),
             ProfiledPart("reduce", "dp_reduce_s", "adding up the gradients", ("BroadcastBackward",)),
@@ -143,19 +151,25 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
     "fsdp": StrategyTraits(
         shards_parameters=True,
         explained_by="profile",
-        profiled_parts=(  # the first event that occurs: a kernel and its annotation cover the same time
+        wrapper_cost=True,
+        profiled_parts=(  # a kernel of NCCL and its annotation cover the same time; gloo's run in a thread of its own
             ProfiledPart(
                 "all-gather",
                 "fsdp_all_gather_s",
-                "gathering parameters, a step, overlapped or not",
-                ("ncclDevKernel_AllGather", "nccl:_all_gather_base", "gloo:all_gather"),
+                "gathering parameters, per step",
+                ("ncclDevKernel_AllGather", "nccl:_all_gather_base", "gloo:all_gather", "c10d::_allgather_base_"),
             ),
             ProfiledPart(
                 "reduce-scatter",
                 "fsdp_reduce_scatter_s",
                 "reducing and scattering gradients",
                 # gloo implements reduce-scatter as an all-reduce
-                ("ncclDevKernel_ReduceScatter", "nccl:_reduce_scatter_base", "gloo:all_reduce"),
+                (
+                    "ncclDevKernel_ReduceScatter",
+                    "nccl:_reduce_scatter_base",
+                    "gloo:all_reduce",
+                    "c10d::_reduce_scatter_base_",
+                ),
             ),
         ),
         options=FsdpOptions,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from harness.plan.cell import Cell
@@ -105,14 +107,17 @@ class Training:
         The gradient is that of (sum of all ranks' losses) / (sum of all ranks' weights). The strategies
         average over ranks, so each rank's loss is scaled by world size / global weight.
         """
-        self.optimizer.zero_grad(set_to_none=True)
+        # alone, fsdp's model holds gathered parameters, and their gradients, which its optimizer does not know
+        (self.model if self._alone else self.optimizer).zero_grad(set_to_none=True)
         mark(CLEARED)
         if self._micro_batches == 1:
             loss, weight = self._backward(batch, share, mark)
         else:
             loss, weight = self._accumulate(batch, share, mark)
         mark(BACKWARD)
-        if self._scaler:
+        if self._alone and self._cell.traits.shards_parameters:
+            pass  # no shard has a gradient
+        elif self._scaler:
             self._scaled_update(self._scaler)
         else:
             if self._clip:
@@ -158,7 +163,7 @@ class Training:
         weights: list[Tensor] = []
         for number, (batch, part) in enumerate(zip(batches, shares, strict=True)):
             last = number == len(shares) - 1
-            with self.strategy.gradient_sync(self.model, enabled=last):
+            with self.strategy.gradient_sync(self.model, enabled=last and not self._alone):
                 loss, weight = self._backward(batch, part, mark, weights, last=last)
             losses.append(loss)
             weights.append(weight)
@@ -184,12 +189,17 @@ class Training:
         """The workload's own model, without the strategy's wrapper."""
         return without_autocast(self.strategy.unwrap(self.model))
 
+    def own_loss(self, model: nn.Module, batch: object) -> Tensor:
+        """Return the sum of the losses of a batch on a copy of the model, without the strategy. For any thread."""
+        loss: Tensor = self._workload.loss(model, batch)[0]
+        return loss
+
     @contextmanager
-    def without_gradient_sync(self) -> Iterator[None]:
-        """Disable the exchange of gradients for a block; the parameters of the ranks diverge in it."""
+    def without_exchange(self) -> Iterator[None]:
+        """Disable every exchange between the ranks for a block; their parameters diverge in it."""
         self._alone = True
         try:
-            with self.strategy.gradient_sync(self.model, enabled=False):
+            with self.strategy.alone(self.model), _own_statistics(self.model):
                 yield
         finally:
             self._alone = False
@@ -252,6 +262,19 @@ class Training:
     def loss_scale(self) -> LossScale | None:
         """Return the state of the loss scale, read from the device: between windows only; None unless fp16."""
         return LossScale.of(self._scaler) if self._scaler else None
+
+
+@contextmanager
+def _own_statistics(model: nn.Module) -> Iterator[None]:
+    """Make each SyncBatchNorm a plain BatchNorm for a block: it exchanges its statistics in every forward pass."""
+    synchronised = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    for module in synchronised:
+        module.forward = partial(_BatchNorm.forward, module)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in synchronised:
+            del module.forward
 
 
 def _context(cell: Cell, workload: Workload, ranks: Ranks, precision: Precision) -> WrapContext:

@@ -310,3 +310,27 @@ def test_a_weight_in_the_hosts_memory_is_not_copied_to_the_device() -> None:
     with Copies():
         assert on_device(weight, torch.device("meta")).device.type == "meta"
     assert not [name for name in seen if "copy" in name]
+
+
+class Synchronised(Regression):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(super().build_model(), nn.SyncBatchNorm(1))
+
+
+@pytest.mark.usefixtures("no_group")
+def test_without_exchange_synchronised_statistics_are_the_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SyncBatchNorm gathers them in every forward pass, no_sync() or not."""
+    gathered: list[object] = []
+
+    def gathers(self: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        gathered.append(rows)
+        return rows
+
+    monkeypatch.setattr(nn.SyncBatchNorm, "forward", gathers)
+    training = Training(CELL, Synchronised(), SEED, ONE)
+    norm = training.model[1]  # type: ignore[index]
+    rows = torch.tensor([[1.0], [3.0]])
+    with training.without_exchange():
+        assert torch.allclose(norm(rows), torch.tensor([[-1.0], [1.0]]), atol=1e-4) and not gathered
+    norm(rows)
+    assert len(gathered) == 1

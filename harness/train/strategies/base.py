@@ -75,6 +75,10 @@ class Strategy(ABC):
         """Return a context whose backward passes exchange gradients between ranks only if ``enabled``."""
         return nullcontext()
 
+    def alone(self, model: nn.Module) -> AbstractContextManager[object]:
+        """Return a context whose steps, after the first, exchange nothing between ranks."""
+        return self.gradient_sync(model, enabled=False)
+
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state by parameter name, on the host; other ranks' may be empty. Every rank calls it.
 

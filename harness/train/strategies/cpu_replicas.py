@@ -27,7 +27,9 @@ class ReplicatedModule(nn.Module):
             chunks = scatter((args, kwargs), self.replicas)
         if len(chunks) == 1:
             return self.module(*args, **kwargs)
-        outputs = _apply(replicate(self.module, len(chunks)), chunks)
+        with record_function("Replicate"):
+            replicas = replicate(self.module, len(chunks))
+        outputs = _apply(replicas, chunks)
         with record_function("Gather"):
             return gather(outputs)
 

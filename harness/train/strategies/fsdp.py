@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -88,6 +89,26 @@ class Fsdp(Strategy):
         """Set whether the backward passes that follow reduce gradients; the setting remains after the context."""
         model.set_requires_gradient_sync(enabled)  # type: ignore[operator]
         return nullcontext()
+
+    @contextmanager
+    def alone(self, model: nn.Module) -> Iterator[None]:
+        """Return a context whose steps keep the parameters that the first one gathers, and reduce no gradient.
+
+        The optimizer has nothing to update in it: its shards get no gradient. Afterwards parameters are shards again,
+        which the next forward pass gathers as before; reshard_after_forward stays False.
+        """
+        units = [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
+        for unit in units:
+            unit.set_requires_gradient_sync(False, recurse=False)  # type: ignore[operator]
+            unit.set_reshard_after_forward(False, recurse=False)  # type: ignore[operator]
+            unit.set_reshard_after_backward(False, recurse=False)  # type: ignore[operator]
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.set_requires_gradient_sync(True, recurse=False)  # type: ignore[operator]
+                unit.set_reshard_after_backward(True, recurse=False)  # type: ignore[operator]
+                unit.reshard()  # type: ignore[operator]
 
 
 def _mesh(context: WrapContext) -> DeviceMesh:

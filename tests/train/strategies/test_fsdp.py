@@ -268,3 +268,23 @@ def test_hybrid_shards_inside_a_node_and_replicates_between_nodes() -> None:
 def test_the_row_names_the_dtypes_and_the_number_of_groups(precision: str, options: dict[str, Any], text: str) -> None:
     facts = training_of(replace(CELL, precision=precision, strategy_options=options), gpt()).facts
     assert facts["dtypes"].endswith(text) and facts["shard_units"] == 3
+
+
+@pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_alone_steps_exchange_nothing_after_the_first_and_update_nothing(precision: str) -> None:
+    training = training_of(replace(CELL, precision=precision), gpt())
+
+    def calls() -> int:
+        with Traffic() as traffic:
+            training.step(tokens(), SHARE)
+        return traffic.calls + traffic.scattered
+
+    usual = calls()
+    before = [cast(Any, parameter).to_local().detach().clone() for parameter in training.model.parameters()]
+    with training.without_exchange():
+        first, *others = (calls() for _ in range(3))
+    assert usual > first > 0 and others == [0, 0]
+    after = [cast(Any, parameter).to_local().detach() for parameter in training.model.parameters()]
+    assert all(map(torch.equal, before, after)), "they are shards again, and as before"
+    assert calls() > 0
