@@ -50,6 +50,7 @@ Send = Callable[[Message], bool]
 SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
     "throughput": scenarios.throughput,
     "convergence": scenarios.convergence,
+    "profile": scenarios.profile,
     "equivalence": scenarios.equivalence,
     "doctor": run_doctor_trial,
     "links": run_links_trial,
@@ -68,10 +69,11 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
     _preload(job, ranks, cache)
     link = _announce(ranks, send)
     for trial in job.group.trials:
+        context = TrialContext(trial, job.experiment, ranks, advance, cache)
         try:
             if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
                 return
-            result = _run_trial(TrialContext(trial, job.experiment, ranks, advance, cache))
+            result = _run_trial(context)
         except SkipTrial as skip:
             result = skipped(trial, skip.reason)
         except BaseException as error:
@@ -79,6 +81,8 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
             raise TrialFailed(f"{trial.id} on rank {ranks.rank}: {type(error).__name__}") from None
         if ranks.first:
             send(replace(result, facts={**result.facts, "link": link}))
+        if context.device_failed:  # the next trial would fail in its place: fresh processes run the rest
+            return
         _release()
 
 

@@ -3,86 +3,57 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import torch
 from torch import nn
-from torch._C._autograd import DeviceType
-from torch.autograd.profiler_util import FunctionEvent, Kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from harness.config.strategy_traits import StrategyTraits
+from harness.measure.exposure import CollectiveTime, Event, collective_times, events_of
 from harness.measure.stepper import Stepper, TimedWindow
+from harness.measure.window import synchronize
 
-PROFILED_STEPS = 3
+FIRST_STEPS, PROFILED_STEPS = 3, 5
+"""Steps before the profile, which allocate buffers and connect the ranks, and those of the profile."""
+NO_KERNELS = "the profile has no kernel of a GPU: CUPTI is not permitted or not there, so collectives are not known"
 
 
-def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, float | None]:
-    """Return seconds per step of each collective on this rank, overlapped or not; None if it does not occur.
+def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, Any]:
+    """Return seconds a step of each collective, total and exposed, from a few profiled steps; None if not seen.
 
-    From a few profiled steps, which are never timed. On a GPU a collective's kernels count; on a CPU its call, or the
-    time of gloo's thread.
+    Those of the rank that waits least for its collectives: the others wait for it, which is no cost of exchange.
     """
-    names: Mapping[str, Iterable[str]] = {part.column: part.events for part in traits.profiled_parts}
-    cuda = stepper.ranks.devices[0].type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    device = stepper.ranks.devices[0]
+    for _ in range(FIRST_STEPS):
+        stepper.step()
+    events = _profiled(stepper)
+    by_rank = stepper.ranks.gather(collective_times(events, traits.profiled_parts, device))
+    least = min(by_rank, key=_exposed_s)
+    facts: dict[str, Any] = {}
+    for part in traits.profiled_parts:
+        time = least[part.column]
+        facts[part.column] = time and time.total_s / PROFILED_STEPS
+        facts[part.exposed_column] = time and time.exposed_s / PROFILED_STEPS
+    unseen = device.type == "cuda" and all(event.gpu is None for event in events)
+    return facts | ({"explain_error": NO_KERNELS} if unseen else {})
+
+
+def _profiled(stepper: Stepper) -> list[Event]:
+    devices = stepper.ranks.devices
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices[0].type == "cuda" else [])]
     stepper.ranks.barrier()
-    with profile(activities=activities, acc_events=cuda) as profiler:
+    synchronize(devices)
+    with profile(activities=activities) as profiler:
         for _ in range(PROFILED_STEPS):
             stepper.step()
-        if cuda:
-            torch.cuda.synchronize(stepper.ranks.devices[0])
-    events = (
-        list(profiler.events()) if cuda else _host_calls(profiler, {key for keys in names.values() for key in keys})
-    )
-    seen = {column: _first_seen(events, keys, cuda) for column, keys in names.items()}
-    return {column: None if seconds is None else seconds / PROFILED_STEPS for column, seconds in seen.items()}
+        synchronize(devices)
+    return events_of(profiler)
 
 
-class HostCall(NamedTuple):
-    """A call on the host; microseconds, as in the profiler's own events."""
-
-    name: str
-    cpu_time_total: float
-
-
-def _host_calls(profiler: profile, names: Collection[str]) -> list[HostCall]:
-    """Return the calls of these names, without building events()' tree of all calls: 0.5 s for three steps."""
-    results: Any = profiler.profiler and profiler.profiler.kineto_results
-    named = ((event, event.name()) for event in results.events())
-    return [HostCall(name, event.duration_ns() / 1e3) for event, name in named if name in names]
-
-
-def _first_seen(events: Sequence[HostCall | FunctionEvent], keys: Iterable[str], cuda: bool) -> float | None:
-    """Return the seconds of the events of the first name that occurs; None if none does."""
-    for key in keys:
-        # the function itself, or a kernel whose name begins with the key
-        named = [e for e in events if e.name == key or (key.startswith("nccl") and e.name.startswith(key))]
-        if named:
-            return _seconds(named, cuda)
-    return None
-
-
-def _seconds(events: Sequence[Any], cuda: bool) -> float:
-    """Return the seconds of the calls on a CPU; on GPUs those of the kernels, of the device with the most."""
-    if not cuda:
-        return float(sum(event.cpu_time_total for event in events)) / 1e6
-    by_device: dict[int, float] = {}
-    for event in events:
-        if event.device_type == DeviceType.CUDA:
-            by_device[event.device_index] = by_device.get(event.device_index, 0.0) + event.time_range.elapsed_us()
-        for kernel in _kernels(event):
-            by_device[kernel.device] = by_device.get(kernel.device, 0.0) + kernel.duration
-    return max(by_device.values(), default=0.0) / 1e6
-
-
-def _kernels(event: FunctionEvent) -> Iterator[Kernel]:
-    """Yield the kernels that a call, or a call inside it, started."""
-    yield from event.kernels
-    for child in event.cpu_children:
-        yield from _kernels(child)
+def _exposed_s(times: Mapping[str, CollectiveTime | None]) -> float:
+    return sum(time.exposed_s for time in times.values() if time) or float("inf")
 
 
 ROUNDS = 2
@@ -90,26 +61,39 @@ LEAST_STEPS = 5
 LOGGED_STEPS = 5
 
 
-def measure_communication(stepper: Stepper, steps: int) -> tuple[list[TimedWindow], dict[str, float]]:
+def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[TimedWindow]:
+    """Measure a window of half of ``steps`` without exchange, after which the training is of no further use."""
+    with stepper.training.without_exchange():
+        stepper.window("alone", 1, detailed=detailed)  # fsdp gathers its parameters once more: not kept
+        return [stepper.window("alone", ROUNDS * _count(steps), detailed=detailed)]
+
+
+def measure_communication(
+    stepper: Stepper, steps: int, *, detailed: bool
+) -> tuple[list[TimedWindow], dict[str, float]]:
     """Measure windows of a quarter of ``steps``, in turn without and with gradient exchange, and read DDP's own timers.
 
     Without exchange no rank waits for another, so the window shows the rank's own time. Parameters, buffers and
-    optimizer state are restored.
+    optimizer state are restored. ``detailed``: as in the timed windows, with which they are compared.
     """
     training = stepper.training
-    count = max(LEAST_STEPS, -(-steps // 4))
+    count = _count(steps)
     before = training.snapshot()
     windows: list[TimedWindow] = []
     for _ in range(ROUNDS):
-        with training.without_gradient_sync():
-            stepper.window("alone", 1)  # this step still broadcasts buffers: not kept
-            windows.append(stepper.window("alone", count))
+        with training.without_exchange():
+            stepper.window("alone", 1, detailed=detailed)  # this step still broadcasts buffers: not kept
+            windows.append(stepper.window("alone", count, detailed=detailed))
         training.restore(before)
-        stepper.window("together", 1)  # nor does this step broadcast them
-        windows.append(stepper.window("together", count))
+        stepper.window("together", 1, detailed=detailed)  # nor does this step broadcast them
+        windows.append(stepper.window("together", count, detailed=detailed))
     timers = read_ddp_timers(training.model, lambda: stepper.window("together", 1))
     training.restore(before)
     return windows, timers
+
+
+def _count(steps: int) -> int:
+    return max(LEAST_STEPS, -(-steps // 4))
 
 
 def read_ddp_timers(model: nn.Module, step: Callable[[], object]) -> dict[str, float]:

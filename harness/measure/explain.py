@@ -6,11 +6,13 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import torch
 
-from harness.measure.collectives import measure_collectives, measure_communication
+from harness.measure.collectives import measure_alone, measure_communication
 from harness.measure.flops import count_flops, first_samples
 from harness.measure.matmul_peak import measured_peak
+from harness.measure.replicas import measure_replicas
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.throughput import ThroughputMeasurement
 from harness.plan.cell import Cell
@@ -18,6 +20,8 @@ from harness.plan.rows import TrialFacts
 from harness.train.workloads import Workload
 
 STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
+TOO_LARGE = "no steps without exchange: a device has no memory for the whole model beside its shards"
+BYTES_OF_PARAMETER = 4
 FLOPS_SAMPLES = 2
 PROBE_S = 0.1
 
@@ -33,21 +37,45 @@ class Explanation:
 def explain(
     cell: Cell, stepper: Stepper, speed: ThroughputMeasurement, workload: Workload, cache: dict[Hashable, Any]
 ) -> Explanation:
-    """Measure what the timed windows do not show: communication, collectives, FLOPs and the device's peak."""
+    """Measure what the timed windows do not show: steps without exchange, replicas, FLOPs and the device's peak.
+
+    Nothing is profiled here: timed trials follow in this process.
+    """
     windows: list[TimedWindow] = []
     facts: dict[str, Any] = {}
-    if cell.traits.explained_by == "removal" and stepper.ranks.world_size > 1:
-        if cell.strategy_options.get("static_graph"):
-            facts["explain_error"] = STATIC_GRAPH
-        else:
-            windows, ddp_facts = measure_communication(stepper, speed.window_steps)
-            facts |= ddp_facts
-    # a wrapper in one process has no collectives on one device
-    if cell.traits.explained_by == "profile" and (cell.devices > 1 or not cell.traits.one_process):
-        facts |= measure_collectives(cell.traits, stepper)
+    detailed = all(window.kind != "phases" for window in speed.windows)
+    if cell.traits.wrapper_cost or cell.traits.explained_by == "removal":
+        windows, facts = _without_exchange(cell, stepper, speed.window_steps, detailed=detailed)
+    elif cell.traits.replicates and cell.devices > 1:
+        facts = measure_replicas(stepper, speed.window_steps)
     if stepper.ranks.first:
-        facts |= _arithmetic(cell, stepper, workload, cache)
+        facts = {**facts, **_arithmetic(cell, stepper, workload, cache)}
     return Explanation(tuple(windows), facts)
+
+
+def _without_exchange(
+    cell: Cell, stepper: Stepper, steps: int, *, detailed: bool
+) -> tuple[list[TimedWindow], dict[str, Any]]:
+    """Return windows of each rank's own steps, and facts; the reason if there can be no such step."""
+    if cell.strategy_options.get("static_graph"):
+        return [], {"explain_error": STATIC_GRAPH} if cell.devices > 1 else {}
+    if cell.traits.explained_by == "removal" and stepper.ranks.world_size > 1:
+        return measure_communication(stepper, steps, detailed=detailed)
+    if cell.traits.shards_parameters and not _whole_model_fits(stepper):
+        return [], {"explain_error": TOO_LARGE}
+    return measure_alone(stepper, steps, detailed=detailed), {}
+
+
+def _whole_model_fits(stepper: Stepper) -> bool:
+    """Return whether every rank has memory for the whole model and its gradients beside its training's peak."""
+    needed = 2 * BYTES_OF_PARAMETER * stepper.training.parameters
+    device, ranks = stepper.ranks.devices[0], stepper.ranks
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused
+    else:
+        free = psutil.virtual_memory().available // ranks.world_size
+    return ranks.sum([float(needed < free)]) == [ranks.world_size]
 
 
 def _peak(device: torch.device, precision: str) -> float | None:
@@ -64,7 +92,7 @@ def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Ha
     model = ("flops", cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
     if model not in cache:
         batch = first_samples(stepper.one_batch(), FLOPS_SAMPLES)
-        cache[model] = count_flops(workload, batch, device)
+        cache[model] = count_flops(workload, batch, device, without_memory=cell.traits.shards_parameters)
     peak = ("peak", cell.precision)
     if peak not in cache:
         cache[peak] = _peak(device, cell.precision)

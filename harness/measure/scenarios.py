@@ -7,20 +7,23 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
 from harness.measure import memory
+from harness.measure.collectives import measure_collectives
 from harness.measure.convergence import Epochs
 from harness.measure.divergence import Divergence, earliest, first_in, outcome_columns
 from harness.measure.epoch_data import EpochData
 from harness.measure.equivalence import measure_updates
 from harness.measure.explain import Explanation, explain
 from harness.measure.loss_scale import ScaleDiverged
-from harness.measure.stepper import Stepper, TimedWindow, columns_of, joined, step_columns, window_rows
+from harness.measure.stepper import StepColumns, Stepper, TimedWindow, columns_of, joined, step_columns, window_rows
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
-from harness.plan.rows import RankFacts, RankRow
+from harness.plan.rows import RankFacts, RankRow, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager
@@ -40,6 +43,8 @@ class TrialContext:
     cache: dict[Hashable, Any]
     parts: dict[str, float] = field(default_factory=dict)
     rank_facts: RankFacts = field(default_factory=RankFacts)
+    device_failed: bool = False
+    """Whether a device reported an error that every later call in this process would report again."""
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -102,10 +107,27 @@ def throughput(context: TrialContext) -> TrialResult:
     except ScaleDiverged as error:
         return _unscaled(context, setup, str(error), stepper.spent_s)
     context.rank_facts |= {**setup.memory(context.ranks), **speed.load}
+    steps = step_columns(context.ranks.rank, speed.windows)  # before an error of the device may make them unreadable
     explanation = _explanation(context, settings, stepper, speed, setup.workload)
     windows = (*speed.windows, *explanation.windows)
     context.parts |= _seconds_by_part(windows)
-    return _throughput_result(context, setup, speed, windows, explanation.facts, stepper.spent_s)
+    return _throughput_result(context, setup, speed, windows, steps, explanation.facts, stepper.spent_s)
+
+
+def profile(context: TrialContext) -> TrialResult:
+    """Profile a few steps of a cell, for the time of its collectives; no step is timed."""
+    setup = _build(context)
+    stepper = _stepper(context, setup)
+    with context.part("profile"):
+        facts = measure_collectives(context.trial.cell.traits, stepper)
+    return TrialResult(
+        context.trial.id,
+        "ok",
+        unit=setup.workload.unit,
+        parameters=setup.training.parameters,
+        steps_s=stepper.spent_s,
+        facts=cast(TrialFacts, facts),
+    )
 
 
 def _stepper(context: TrialContext, setup: Setup) -> Stepper:
@@ -136,10 +158,19 @@ def _explanation(
     except Exception as error:
         if context.ranks.world_size > 1:  # the other ranks are in a collective that this one would not join
             raise
+        context.device_failed = is_device_error(error)
         return Explanation(facts={"explain_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
     finally:
         context.parts["explaining steps"] = stepper.spent_s - before
         context.parts["explain"] -= context.parts["explaining steps"]
+
+
+def is_device_error(error: Exception) -> bool:
+    """Return whether an error may stay with the CUDA context of the process; one of memory does not."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    named = any(sign in str(error) for sign in ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error"))
+    return isinstance(error, torch.AcceleratorError) or named
 
 
 def _seconds_by_part(windows: Sequence[TimedWindow]) -> dict[str, float]:
@@ -168,14 +199,15 @@ def _throughput_result(
     setup: Setup,
     speed: ThroughputMeasurement,
     windows: Sequence[TimedWindow],
+    steps: StepColumns,
     explained: Mapping[str, Any],
     steps_s: float,
 ) -> TrialResult:
     """Assemble the result of all ranks' windows and steps."""
     ranks, training = context.ranks, setup.training
     facts = {"steady": speed.steady, **training.facts, **speed.facts, **explained}
-    gathered = ranks.gather((window_rows(ranks.rank, windows), step_columns(ranks.rank, windows)))
-    diverged = earliest(first_in(steps["loss"], rank) for rank, (_, steps) in enumerate(gathered))
+    gathered = ranks.gather((window_rows(ranks.rank, windows), steps))
+    diverged = earliest(first_in(of_rank["loss"], rank) for rank, (_, of_rank) in enumerate(gathered))
     return TrialResult(
         context.trial.id,
         **outcome_columns(diverged or (None if speed.finite else Divergence(0)), facts),
@@ -183,7 +215,7 @@ def _throughput_result(
         parameters=training.parameters,
         steps_s=steps_s,
         windows=tuple(row for rows, _ in gathered for row in rows),
-        steps=joined([steps for _, steps in gathered]),
+        steps=joined([of_rank for _, of_rank in gathered]),
     )
 
 

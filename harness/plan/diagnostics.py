@@ -1,4 +1,4 @@
-"""The diagnostic trials: A/A twins, parts of the waterfall, equivalence checks, examinations, measurements of links."""
+"""The diagnostic trials: A/A twins, parts of the waterfall, profiles, checks, examinations, measurements of links."""
 
 from __future__ import annotations
 
@@ -35,6 +35,26 @@ def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
         for block in range(blocks)
         for cell in wanted
         if cell not in there
+    ]
+
+
+def profiles(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
+    """Return the profiles of the collectives of each cell on several devices whose strategy is explained by them.
+
+    A trial of its own, after the timed ones of its worker group: CUPTI may stay attached and slow what follows in the
+    process. The collectives are the same under either launcher, so of two a cell is profiled under Ray.
+    """
+    known = set(cells)
+    wanted = [
+        cell
+        for cell in cells
+        if cell.traits.profiled_parts and cell.devices > 1
+        if cell.launcher == "ray" or replace(cell, launcher="ray") not in known
+    ]
+    return [
+        Trial(cell, "diagnostic", block, seed, added=True, purpose="profile")
+        for block in range(blocks)
+        for cell in wanted
     ]
 
 

@@ -13,7 +13,15 @@ from harness.config.values import PlainValue
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell
 from harness.plan.comparison import base_cell, base_cells, explaining_cells
-from harness.plan.diagnostics import doctor_trials, explaining, links_trials, seconds_of_links, twins, with_checks
+from harness.plan.diagnostics import (
+    doctor_trials,
+    explaining,
+    links_trials,
+    profiles,
+    seconds_of_links,
+    twins,
+    with_checks,
+)
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.grid import NO_TRAITS, TraitsByName, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
@@ -91,6 +99,7 @@ def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, device: s
         trials += twins(cells, settings.most_blocks, experiment.seed)
     if settings and settings.explain:
         trials += explaining(cells, settings.most_blocks, experiment.seed)
+        trials += profiles(cells, settings.most_blocks, experiment.seed)
     if settings and settings.explain and seconds_of_links(settings, device):
         trials += links_trials(trials, experiment.seed)
     trials = with_checks(trials, experiment.seed) if experiment.equivalence else trials
@@ -160,7 +169,8 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
         for position, key in enumerate(keys):
             members = by_placement[key]
             order.shuffle(members)
-            # diagnostic checks first, epochs and links last: their failure costs no timed window of its block
+            # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
+            # last: the profiler may stay attached and slow what follows in the process
             members.sort(key=_turn)
             placement, oversubscribe, launcher, backend, _ = key
             group_id = f"b{block}-g{position}"
@@ -173,7 +183,7 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
 
 def _turn(trial: Trial) -> int:
     """Return the sort key of a trial in its worker group."""
-    turns = {"doctor": -2, "equivalence": -1, "links": 2}
+    turns = {"doctor": -2, "equivalence": -1, "links": 2, "profile": 3}
     return turns.get(trial.purpose, int(trial.kind == "convergence"))
 
 
@@ -193,7 +203,10 @@ def without_doctor_trials(plan: Plan) -> Plan:
 
 
 def single_rank_only(plan: Plan) -> Plan:
-    """Return the plan for ``--inline``: trials of worker groups of several ranks become skips."""
+    """Return the plan for ``--inline``: trials of worker groups of several ranks become skips.
+
+    Without profiles: all groups share one process, whose timed trials would follow them.
+    """
     kept = tuple(group for group in plan.groups if group.placement.workers == 1)
     skips = [
         Skip(trial, f"--inline runs one rank in this process; this cell needs {group.placement.workers}", "inline")
@@ -201,7 +214,7 @@ def single_rank_only(plan: Plan) -> Plan:
         if group.placement.workers > 1
         for trial in group.trials
     ]
-    return replace(plan, groups=kept, skips=(*plan.skips, *skips))
+    return _keeping(replace(plan, groups=kept, skips=(*plan.skips, *skips)), lambda trial: trial.purpose != "profile")
 
 
 def _keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
@@ -233,6 +246,7 @@ def _needed_cells(plan: Plan, cells: set[Cell]) -> dict[Purpose, set[Cell]]:
         "": cells | explaining,
         "twin": cells,
         "explain": explaining,
+        "profile": cells,
         "equivalence": checks | set(map(base_cell, checks)),
         "doctor": cells,
         "links": {trial.cell for trial in plan.trials if trial.purpose == "links" and place(trial.cell) in placements},

@@ -15,9 +15,9 @@ from harness.config.values import PlainValue
 from harness.plan.link_rows import LinkRow
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
-Purpose = Literal["", "twin", "explain", "equivalence", "doctor", "links"]
-"""The purpose of a diagnostic trial: A/A test of the base, part of the waterfall, equivalence check, examination,
-measurement of links and collectives."""
+Purpose = Literal["", "twin", "explain", "profile", "equivalence", "doctor", "links"]
+"""The purpose of a diagnostic trial: A/A test of the base, part of the waterfall, profile of collectives, equivalence
+check, examination, measurement of links and collectives."""
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
 SkipCode = Literal[
     "strategy_devices",
@@ -43,12 +43,13 @@ SkipCode = Literal[
     "doctor_memory",
     "out_of_memory",
     "precise",
+    "not_measured",
     "time_up",
     "inline",
 ]
 """Why a trial was skipped: its cell cannot run on this machine or data, the doctor found an error, a smaller batch ran
-out of memory, the interval is narrow enough, limits.wall was reached, or --inline runs one rank only. The column
-``reason`` has the numbers."""
+out of memory, the interval is narrow enough, the trial that it would profile has no result, limits.wall was reached,
+or --inline runs one rank only. The column ``reason`` has the numbers."""
 WindowKind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
 """Only timed windows enter a throughput."""
 Severity = Literal["error", "warning", "note"]
@@ -191,6 +192,14 @@ class TrialFacts(TypedDict, total=False):
     dp_reduce_s: float | None
     fsdp_all_gather_s: float | None
     fsdp_reduce_scatter_s: float | None
+    dp_replicate_exposed_s: float | None
+    dp_scatter_exposed_s: float | None
+    dp_gather_exposed_s: float | None
+    dp_reduce_exposed_s: float | None
+    fsdp_all_gather_exposed_s: float | None
+    fsdp_reduce_scatter_exposed_s: float | None
+    dp_threads_s: float
+    dp_side_by_side_s: float
     ddp_communication_s: float
     ddp_exposed_s: float
     links_error: str

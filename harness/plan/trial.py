@@ -36,20 +36,25 @@ class Trial:
 
     @property
     def trains(self) -> bool:
-        """Whether it trains its cell: an examination takes other steps, a measurement of links none."""
-        return self.purpose not in ("doctor", "links")
+        """Whether it trains its cell as it is: an examination takes other steps, a profile needs more memory."""
+        return self.purpose not in ("doctor", "links", "profile")
 
     @property
-    def scenario(self) -> Literal["throughput", "convergence", "equivalence", "doctor", "links"]:
+    def scenario(self) -> Literal["throughput", "convergence", "profile", "equivalence", "doctor", "links"]:
         """The scenario that its ranks run."""
-        if self.purpose == "equivalence" or self.purpose == "doctor" or self.purpose == "links":
+        if (
+            self.purpose == "equivalence"
+            or self.purpose == "doctor"
+            or self.purpose == "links"
+            or self.purpose == "profile"
+        ):
             return self.purpose
         return "throughput" if self.timed else "convergence"
 
     @property
     def id(self) -> str:
         repeat = f"s{self.seed}" if self.kind == "convergence" else f"b{self.block}"
-        mark = {"twin": "t", "equivalence": "e", "doctor": "d", "links": "l"}.get(self.purpose, "")
+        mark = {"twin": "t", "profile": "p", "equivalence": "e", "doctor": "d", "links": "l"}.get(self.purpose, "")
         return f"{self.cell.id}-{repeat}{mark}"
 
     @property

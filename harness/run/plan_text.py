@@ -13,6 +13,7 @@ from harness.report.tables.text import duration, plural
 WHY = {
     "twin": "for the noise floor (A/A test of the base)",
     "explain": "for the losses of efficiency",
+    "profile": "for the collectives (profiles)",
     "equivalence": "for the equivalence of strategies",
     "doctor": "for the doctor, each the first trial of its worker group",
     "links": "for the bandwidth of links and collectives",

@@ -25,6 +25,7 @@ class SkipPolicy:
         self._plan, self._read_lines = plan, read_lines
         self._out_of_memory = list(out_of_memory)
         self._refusals: list[SkipRule] = []
+        self._failed: set[tuple[Cell, int]] = set()
         self._needed: dict[str, int] | None = None
         wall = plan.experiment.limits.wall
         self.deadline = time.time() + wall if wall else None
@@ -33,13 +34,16 @@ class SkipPolicy:
     def learn(self, trial: Trial, result: TrialResult) -> None:
         """Take a trial's result into account for the trials after it."""
         self._refusals += skip_rules(trial.cell, result.facts)
-        # an examination takes steps that the cell itself does not: its memory says nothing about the cell's
+        if trial.timed and trial.purpose != "twin":
+            change = self._failed.discard if result.outcome == "ok" else self._failed.add
+            change((trial.cell, trial.block))
+        # an examination, or a profile, needs memory that the cell itself does not: it says nothing of the cell
         if result.outcome == "oom" and trial.trains and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
 
     def skipped(self, trial: Trial) -> TrialResult | None:
         """Return the result of a trial that is not started, with its reason; None if it is started."""
-        rules = (self._time_is_up, self._refused, self._precise_enough, self._too_large)
+        rules = (self._time_is_up, self._refused, self._precise_enough, self._too_large, self._not_measured)
         reason = next((reason for rule in rules if (reason := rule(trial))), None)
         return skipped(trial, reason) if reason else None
 
@@ -55,7 +59,7 @@ class SkipPolicy:
         """Decide once, after the pilot's blocks: deciding again after each block would make intervals too narrow."""
         timed = self._plan.experiment.throughput
         rule = timed.rule if timed else None
-        if rule is None or not trial.timed or trial.block < rule.at_least:
+        if rule is None or trial.scenario not in ("throughput", "profile") or trial.block < rule.at_least:
             return None
         if self._needed is None:
             self._needed = needed_blocks(self._plan.trials, self._read_lines(), rule)
@@ -63,6 +67,12 @@ class SkipPolicy:
         if trial.block < needed:
             return None
         return SkipReason("precise", f"precise enough: {needed} blocks suffice for {100 * rule.halfwidth:g} %")
+
+    def _not_measured(self, trial: Trial) -> SkipReason | None:
+        """Return the reason for a profile of a trial that failed: it would fail again, and end its worker group."""
+        if trial.purpose != "profile" or (trial.cell, trial.block) not in self._failed:
+            return None
+        return SkipReason("not_measured", "the trial that it profiles has no result in this block")
 
     def _too_large(self, trial: Trial) -> SkipReason | None:
         smaller = next((cell for cell in self._out_of_memory if needs_no_less(trial.cell, cell)), None)

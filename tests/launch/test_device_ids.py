@@ -250,6 +250,12 @@ def test_numbers_are_those_of_nvidia_smi() -> None:
     assert "CUDA_DEVICE_ORDER" not in process_variables(group(Placement(1, 2, 1)), 4)
 
 
+def test_a_profile_leaves_no_cupti_behind_in_processes_on_gpus() -> None:
+    on_gpus = group(Placement(1, 2, 1))
+    assert process_variables(on_gpus, 4)["TEARDOWN_CUPTI"] == "1"
+    assert "TEARDOWN_CUPTI" not in process_variables(replace(on_gpus, device="cpu"), 4)
+
+
 # --- the tables
 
 

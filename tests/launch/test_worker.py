@@ -1,4 +1,4 @@
-"""Exceptions in a trial, each of them in this process: its row says why, and the trials after it are measured."""
+"""The trials of a worker group, one after the other, and exceptions in them; all in this process."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness.config.experiment import Experiment
+from harness.launch import worker
 from harness.launch.inline import InlineLauncher
+from harness.launch.protocol import Job, TrialStarted
 from harness.launch.worker import TrialFailed
+from harness.measure.scenarios import TrialContext
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
+from harness.train.ranks import Ranks
 from tests import faulty_workload
 from tests.conftest import laptop
 
@@ -101,3 +106,52 @@ def test_messages_and_errors_of_a_worker_can_be_pickled_if_the_exception_cannot(
     assert isinstance(messages[-1], TrialResult) and pickle.loads(pickle.dumps(messages)) == messages
     (error,) = raised
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+GRID = {"strategy": "dp", "devices": 2, "per_device_batch_size": [8, 16]}
+TWO = (torch.device("cpu"), torch.device("cpu"))
+RANK = Ranks(0, 1, 0, 0, "n", "127.0.0.1", TWO)
+
+
+@pytest.fixture
+def run_group(make_experiment: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Run the worker group of a plan whose cells have two devices; return what its rank sent."""
+    plan = make_plan(make_experiment(GRID, diagnostics=True, throughput={"blocks": 1}), laptop())
+    (group,) = (group for group in plan.groups if group.placement.devices_per_worker == 2)
+    for name in ("_prepare_process", "_preload", "_announce", "_release"):
+        monkeypatch.setattr(worker, name, lambda *asked: None)
+    monkeypatch.setattr(worker, "_rank_row", lambda *asked: {})
+
+    def run(scenario: Callable[[TrialContext], TrialResult]) -> list[Any]:
+        for name in worker.SCENARIOS:
+            monkeypatch.setitem(worker.SCENARIOS, name, scenario)  # type: ignore[arg-type]
+        sent: list[Any] = []
+        job = Job(plan.experiment, group, 1, None)
+        worker.run_group(job, RANK, lambda message: not sent.append(message), lambda: None)
+        return sent
+
+    return run
+
+
+def measured(context: TrialContext) -> TrialResult:
+    return TrialResult(context.trial.id, "ok", facts={"explain_error": context.trial.scenario})
+
+
+def test_a_group_profiles_after_its_last_timed_trial(run_group: Callable[..., list[Any]]) -> None:
+    """CUPTI may stay attached to the process, and slow what follows."""
+    results = [message for message in run_group(measured) if isinstance(message, TrialResult)]
+    scenarios = [result.facts["explain_error"] for result in results]
+    assert [name for name in scenarios if name not in ("doctor", "equivalence")] == ["throughput"] * 2 + ["profile"] * 2
+
+
+def test_after_an_error_of_the_device_fresh_processes_run_the_rest(run_group: Callable[..., list[Any]]) -> None:
+    """The result is sent; the next trial of this process would fail in its place."""
+
+    def failing(context: TrialContext) -> TrialResult:
+        context.device_failed = context.trial.scenario == "throughput"
+        return measured(context)
+
+    sent = run_group(failing)
+    assert isinstance(sent[-1], TrialResult) and sent[-1].facts["explain_error"] == "throughput"
+    assert len([message for message in sent if isinstance(message, TrialStarted)]) == len(sent) // 2
+    assert len(sent) < len(run_group(measured))

@@ -9,15 +9,15 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
-from torch._C._autograd import DeviceType
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
+from harness.measure import collectives, throughput
 from harness.measure import explain as explaining
-from harness.measure import throughput
-from harness.measure.collectives import _first_seen, measure_collectives, measure_communication
+from harness.measure.collectives import NO_KERNELS, measure_collectives, measure_communication
+from harness.measure.exposure import CollectiveTime, Event
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell
@@ -40,9 +40,6 @@ class Net:
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = batch
         return (model(x) - y).square().sum(), torch.tensor(float(len(x) + self.lie))
-
-
-EVENTS = {part.column: part.events for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts}
 
 
 def stepper_for(cell: Cell, workload: Any = None, samples: int = 64) -> Stepper:
@@ -112,14 +109,36 @@ def test_a_batch_above_the_data_set_is_skipped_with_the_numbers() -> None:
 def test_a_trial_whose_communication_cannot_be_disabled_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = replace(CELL, strategy="ddp", devices=2, strategy_options={"static_graph": True})
     asked: list[Any] = []
-    monkeypatch.setattr(explaining, "measure_communication", lambda *args: (asked.append(args) or [], {}))
+    monkeypatch.setattr(explaining, "measure_communication", lambda *args, **kw: (asked.append((*args, kw)) or [], {}))
     stepper = cast(Any, SimpleNamespace(ranks=replace(stepper_for(CELL).ranks, rank=1, world_size=2)))
     speed = throughput.ThroughputMeasurement((), 8, True, True, {})
     explained = explaining.explain(cell, stepper, speed, Net(), {})
     assert explained == explaining.Explanation((), {"explain_error": explaining.STATIC_GRAPH})
     assert not asked
     explaining.explain(replace(cell, strategy_options={}), stepper, speed, Net(), {})
-    assert len(asked) == 1
+    assert len(asked) == 1 and asked[0][-1] == {"detailed": True}
+    marked_apart = replace(speed, windows=(SimpleNamespace(kind="phases"),))
+    explaining.explain(replace(cell, strategy_options={}), stepper, marked_apart, Net(), {})
+    assert asked[1][-1] == {"detailed": False}, "as the timed windows"
+
+
+@pytest.mark.usefixtures("no_group")
+def test_on_one_device_ddp_has_a_window_without_exchange_too() -> None:
+    stepper = stepper_for(replace(CELL, strategy="ddp"))
+    speed = measure_throughput(stepper, FAST)
+    explained = explaining.explain(replace(CELL, strategy="ddp"), stepper, speed, Net(), {})
+    assert [window.kind for window in explained.windows] == ["alone"]
+    assert explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}).windows == ()
+
+
+def test_without_memory_for_the_whole_model_fsdp_has_no_step_alone_on_any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = replace(CELL, strategy="fsdp", devices=2)
+    training = SimpleNamespace(parameters=10**15)
+    ranks = replace(stepper_for(CELL).ranks, rank=1, world_size=2)
+    monkeypatch.setattr(Ranks, "sum", lambda ranks, fits: [fits[0] + 1.0])  # the other rank has room
+    stepper = cast(Any, SimpleNamespace(ranks=ranks, training=training))
+    speed = throughput.ThroughputMeasurement((), 8, True, True, {})
+    assert explaining.explain(cell, stepper, speed, Net(), {}).facts == {"explain_error": explaining.TOO_LARGE}
 
 
 class Counting(nn.Module):
@@ -144,7 +163,7 @@ class CountingNet(Net):
 def test_non_persistent_buffers_are_restored_too() -> None:
     stepper = stepper_for(replace(CELL, strategy="ddp"), CountingNet())
     stepper.window("warmup", 3)
-    measure_communication(stepper, 20)
+    measure_communication(stepper, 20, detailed=True)
     assert stepper.training.model.module.calls.item() == 3  # type: ignore[union-attr, operator]
 
 
@@ -153,7 +172,7 @@ def test_state_is_restored_after_the_communication_windows() -> None:
     stepper = stepper_for(replace(CELL, strategy="ddp"))
     stepper.window("warmup", 3)
     before = stepper.training.snapshot()
-    windows, result = measure_communication(stepper, 20)
+    windows, result = measure_communication(stepper, 20, detailed=True)
     assert [window.kind for window in windows] == ["alone", "together"] * 2
     assert {window.window.steps for window in windows} == {5}
     assert set(result) in ({"ddp_communication_s", "ddp_exposed_s"}, set())  # on one process DDP may tell nothing
@@ -166,50 +185,43 @@ def test_state_is_restored_after_the_communication_windows() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler.*")
-def test_emulated_replicas_record_their_collectives() -> None:
+def test_the_emulated_replicas_report_their_collectives() -> None:
     stepper = stepper_for(replace(CELL, strategy="dp", devices=2, global_batch_size=16))
-    stepper.window("warmup", 2)
-    result = measure_collectives(BUILTIN_TRAITS["dp"], stepper)
-    assert set(result) == {"dp_replicate_s", "dp_scatter_s", "dp_gather_s", "dp_reduce_s"}
-    assert all(seconds > 0 for seconds in result.values())
+    facts = measure_collectives(BUILTIN_TRAITS["dp"], stepper)
+    names = ("replicate", "scatter", "gather", "reduce")
+    assert set(facts) == {f"dp_{name}{end}" for name in names for end in ("_s", "_exposed_s")}
+    assert all(0 < facts[f"dp_{name}_exposed_s"] <= facts[f"dp_{name}_s"] for name in names)
 
 
-KERNEL = "ncclDevKernel_AllGather_RING"
+def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for it: their waiting is its slowness, no cost of exchange."""
+    seen = [
+        {"fsdp_all_gather_s": CollectiveTime(9.0, gather), "fsdp_reduce_scatter_s": CollectiveTime(5.0, scatter)}
+        for gather, scatter in ((4.0, 4.0), (5.0, 2.0))
+    ]
+    monkeypatch.setattr(collectives, "_profiled", lambda stepper: [])
+    stepper = stepper_for(CELL)
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: seen)
+    steps = collectives.PROFILED_STEPS
+    assert measure_collectives(BUILTIN_TRAITS["fsdp"], stepper) == {
+        "fsdp_all_gather_s": 9.0 / steps,
+        "fsdp_all_gather_exposed_s": 5.0 / steps,
+        "fsdp_reduce_scatter_s": 5.0 / steps,
+        "fsdp_reduce_scatter_exposed_s": 2.0 / steps,
+    }
 
 
-class Call:
-    """An event of the profiler, with what it started on GPUs."""
-
-    def __init__(self, name: str, *, device: int | None = None, us: float = 0.0, kernels: Any = (), inside: Any = ()):
-        self.name, self.device_index, self.cpu_time_total = name, device, us
-        self.device_type = DeviceType.CPU if device is None else DeviceType.CUDA
-        self.time_range = SimpleNamespace(elapsed_us=lambda: us)
-        self.kernels = [SimpleNamespace(device=at, duration=kernel_us) for at, kernel_us in kernels]
-        self.cpu_children = list(inside)
-
-
-@pytest.mark.parametrize(
-    ("events", "seconds"),
-    [
-        # the kernel and its annotation are the same time twice: the kernel's counts
-        ([Call(KERNEL, device=0, us=300.0), Call("nccl:_all_gather_base", device=0, us=310.0)], 3e-4),
-        ([Call(KERNEL, device=at, us=us) for at, us in ((0, 100.0), (1, 250.0), (0, 50.0))], 2.5e-4),
-        ([Call("nccl:_all_gather_base", device=0, us=310.0)], 3.1e-4),
-        ([Call("ncclDevKernel_ReduceScatter", device=0, us=9.0)], None),
-        ([], None),
-    ],
-)
-def test_on_gpus_the_kernels_of_a_collective_count_on_the_device_that_was_longest_at_it(
-    events: list[Call], seconds: float
-) -> None:
-    assert _first_seen(events, EVENTS["fsdp_all_gather_s"], cuda=True) == pytest.approx(seconds)
-
-
-def test_kernels_of_a_replicating_call_count_with_its_nested_calls() -> None:
-    inner = Call("aten::copy_", kernels=[(1, 40.0)])
-    events = [Call("Broadcast", us=999.0, kernels=[(0, 10.0), (1, 5.0)], inside=[inner])]
-    assert _first_seen(events, EVENTS["dp_replicate_s"], cuda=True) == pytest.approx(45e-6)
-    assert _first_seen(events, EVENTS["dp_replicate_s"], cuda=False) == pytest.approx(999e-6)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_profile_without_kernels_has_a_reason(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
+    """As in a container that forbids CUPTI: the calls are seen, and collectives are unknown, not 0 ms."""
+    events = [Event("Broadcast", (0, 9), thread=1, correlation=1), *([Event("sgemm", (0, 9), 0)] if kernels else [])]
+    monkeypatch.setattr(collectives, "_profiled", lambda stepper: events)
+    stepper = stepper_for(CELL)
+    stepper.ranks = replace(stepper.ranks, devices=(torch.device("cuda", 0),))
+    monkeypatch.setattr(Stepper, "step", lambda stepper: None)
+    facts = measure_collectives(BUILTIN_TRAITS["dp"], stepper)
+    assert facts.pop("explain_error", None) == (None if kernels else NO_KERNELS)
+    assert set(facts.values()) == {None}
 
 
 @pytest.mark.usefixtures("no_group")

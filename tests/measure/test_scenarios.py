@@ -159,3 +159,58 @@ def test_the_peak_of_the_steps_is_not_that_of_the_construction(run_fp16: Any, mo
     monkeypatch.setattr(scenarios, "Training", lambda *args: events.append("built") or built(*args))
     run_fp16()
     assert events == ["reset", "built", "reset"]
+
+
+STICKY = "CUDA error: device-side assert triggered"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_device"),
+    [
+        (RuntimeError(STICKY), True),
+        (torch.AcceleratorError(STICKY), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. CUDA error: ..."), False),
+        (ValueError("no profile"), False),
+    ],
+)
+def test_an_error_of_the_device_is_known_as_one(error: Exception, is_of_device: bool) -> None:
+    assert scenarios.is_device_error(error) is is_of_device
+
+
+def test_after_an_error_of_the_device_the_timed_steps_are_recorded_and_the_process_is_marked(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses are on the device: after its error they could not be read any more."""
+    experiment = make_experiment(GRID, diagnostics=True, workload_options={"width": 4}, throughput=SHORT)
+    trial = next(t for t in make_plan(experiment, laptop()).trials if t.kind == "throughput")
+    one = context(trial, experiment, ALONE)
+
+    def fail(*asked: Any) -> Any:
+        monkeypatch.setattr(scenarios, "step_columns", broken)
+        raise RuntimeError(STICKY)
+
+    monkeypatch.setattr(scenarios, "explain", fail)
+    result = run_scenario(one)
+    assert result.outcome == "ok" and len(result.steps["loss"]) >= 10
+    assert one.device_failed and STICKY in result.facts["explain_error"]
+
+
+TWO_REPLICAS = replace(ALONE, devices=ALONE.devices * 2)
+
+
+def test_a_timed_trial_profiles_nothing_and_a_profile_times_nothing(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = {**GRID, "strategy": "dp", "devices": 2}
+    experiment = make_experiment(grid, diagnostics=True, workload_options={"width": 4}, throughput=SHORT)
+    trials = {trial.purpose: trial for trial in make_plan(experiment, laptop()).trials if trial.cell.devices == 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.profiler.profile, "__enter__", broken)
+        timed = run_scenario(context(trials[""], experiment, TWO_REPLICAS))
+        with pytest.raises(RuntimeError, match="no profile"):
+            run_scenario(context(trials["profile"], experiment, TWO_REPLICAS))
+    assert {"dp_threads_s", "dp_side_by_side_s"} <= timed.facts.keys() and "explain_error" not in timed.facts
+    profile = run_scenario(context(trials["profile"], experiment, TWO_REPLICAS))
+    assert profile.outcome == "ok" and not profile.windows and profile.steps_s > 0
+    assert profile.facts["dp_reduce_exposed_s"] > 0

@@ -68,10 +68,11 @@ def test_an_indivisible_global_batch_is_compared_in_a_check_only() -> None:
     assert base_cells([uneven, CELL, CELL]) == {base_cell(CELL): None}
 
 
-def test_only_ddp_on_several_devices_is_explained_by_its_wrapper() -> None:
-    fsdp = replace(CELL, strategy="fsdp")
+def test_wrappers_of_ranks_on_several_devices_are_explained_on_one() -> None:
+    dp, fsdp = (replace(CELL, strategy=name, strategy_options={}) for name in ("dp", "fsdp"))
     assert set(explaining_cells([CELL])) == {single_device_cell(CELL), wrapped_single_device_cell(CELL)}
-    assert set(explaining_cells([fsdp, base_cell(fsdp)])) == {single_device_cell(fsdp)}
+    assert set(explaining_cells([fsdp])) == {single_device_cell(fsdp), wrapped_single_device_cell(fsdp)}
+    assert set(explaining_cells([dp, base_cell(dp)])) == {single_device_cell(dp)}
 
 
 def test_the_control_is_the_same_cell_under_the_other_launcher() -> None:

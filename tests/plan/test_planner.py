@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.plan.planner import filter_plan, make_plan
+from harness.plan.planner import filter_plan, make_plan, single_rank_only
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]
@@ -75,6 +75,31 @@ def test_each_convergence_seed_is_in_its_own_block_after_the_timed_trials(make_e
     for group in plan.groups:
         kinds = [trial.kind for trial in group.trials]
         assert kinds == sorted(kinds, reverse=True)
+
+
+def test_profiles_come_after_everything_else_of_their_worker_group(make_experiment: Make) -> None:
+    """The profiler may stay attached to the process and slow the timed windows, or epochs, that follow."""
+    grid = {"strategy": ["single", "dp", "ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
+    experiment = make_experiment(
+        grid, diagnostics=True, preflight=True, throughput={"blocks": 2}, convergence={"epochs": 1, "seeds": [7]}
+    )
+    plan = make_plan(experiment, laptop())
+    profiled = [(t.cell.strategy, t.cell.per_device_batch_size, t.block) for t in plan.trials if t.purpose == "profile"]
+    assert sorted(profiled) == [(name, b, k) for name in ("dp", "fsdp") for b in (8, 16) for k in (0, 1)]
+    for group in plan.groups:
+        purposes = [trial.purpose for trial in group.trials]
+        assert purposes == sorted(purposes, key=lambda purpose: purpose == "profile")
+    assert not [t for t in single_rank_only(plan).trials if t.purpose == "profile"], "one process has all groups"
+
+
+@pytest.mark.parametrize(("launchers", "profiled"), [(["ray", "torchrun"], "ray"), (["torchrun"], "torchrun")])
+def test_a_cell_under_both_launchers_is_profiled_once(
+    make_experiment: Make, launchers: list[str], profiled: str
+) -> None:
+    grid = {"strategy": "fsdp", "devices": 2, "per_device_batch_size": 8}
+    experiment = make_experiment(grid, diagnostics=True, throughput={"blocks": 1}, launcher=launchers)
+    plan = make_plan(experiment, laptop())
+    assert [trial.cell.launcher for trial in plan.trials if trial.purpose == "profile"] == [profiled]
 
 
 def test_convergence_takes_the_largest_runnable_device_count_at_one_batch_size(make_experiment: Make) -> None:

@@ -134,3 +134,19 @@ def test_the_number_of_blocks_is_decided_once_after_the_pilot(make_experiment: M
     assert [reasons[block] for block in (0, 1, 2)] == [None] * 3
     assert reasons[3] == reasons[4] == "precise enough: 3 blocks suffice for 10 %"
     assert calls == [1]
+
+
+def test_what_has_no_result_in_a_block_is_not_profiled_there(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 2}), laptop())
+    policy = policy_of(plan)
+    profiles = {trial.block: trial for trial in plan.trials if trial.purpose == "profile"}
+    timed = {t.block: t for t in plan.trials if t.kind == "throughput" and t.cell == profiles[0].cell}
+    policy.learn(timed[0], TrialResult(timed[0].id, "lost"))
+    policy.learn(timed[1], TrialResult(timed[1].id, "ok"))
+    skipped = policy.skipped(profiles[0])
+    assert skipped and skipped.skip_code == "not_measured" and policy.skipped(profiles[1]) is None
+    policy.learn(timed[0], TrialResult(timed[0].id, "ok"))
+    assert policy.skipped(profiles[0]) is None, "a second attempt was ok"
+    policy.learn(profiles[0], TrialResult(profiles[0].id, "oom"))
+    assert policy.skipped(timed[0]) is None and policy.skipped(profiles[1]) is None, "its memory is the profiler's too"

@@ -224,7 +224,11 @@ WATERFALL = Table(
         _c("position", "Int64", "position in the order of parts, starting at the ideal"),
         _c("part", "string", "ideal, whose share is the efficiency, or the name of a loss"),
         _c("part_s", "Float64", "time per step, mean over blocks", "s"),
-        _c("share", "Float64", "fraction of the measured step, mean over blocks"),
+        _c(
+            "share",
+            "Float64",
+            "fraction of the measured step: the efficiency in scaling for the ideal, else in proportion to part_s",
+        ),
         _c("blocks", "Int64", "number of blocks in the estimate (n)"),
         _c("low", "Float64", "lower end of the 95 % confidence interval of the share over blocks"),
         _c("high", "Float64", "upper end of the 95 % confidence interval of the share over blocks"),

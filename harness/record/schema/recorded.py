@@ -55,7 +55,12 @@ AXIS_COLUMNS = (
 )
 
 COLLECTIVE_COLUMNS = tuple(
-    _c(part.column, "Float64", f"profiled: {part.description}", "s")
+    _c(part.column, "Float64", f"profiled: {part.description}, overlapped by computation or not", "s")
+    for traits in BUILTIN_TRAITS.values()
+    for part in traits.profiled_parts
+)
+EXPOSED_COLUMNS = tuple(
+    _c(part.exposed_column, "Float64", f"profiled: {part.description}, while nothing is computed", "s")
     for traits in BUILTIN_TRAITS.values()
     for part in traits.profiled_parts
 )
@@ -77,7 +82,7 @@ TRIALS = Table(
         _c(
             "purpose",
             "string",
-            "of a diagnostic trial: twin (noise floor), explain (waterfall), equivalence, doctor or links",
+            "of a diagnostic trial: twin (noise floor), explain (waterfall), profile, equivalence, doctor or links",
         ),
         BLOCK,
         SEED,
@@ -133,6 +138,14 @@ TRIALS = Table(
         ),
         _c("links_error", "string", "reason if the measurement of links or collectives is incomplete"),
         *COLLECTIVE_COLUMNS,
+        *EXPOSED_COLUMNS,
+        _c("dp_threads_s", "Float64", "threads: one replica's step in a thread, minus the same without a thread", "s"),
+        _c(
+            "dp_side_by_side_s",
+            "Float64",
+            "contention: the step of all replicas at once, nothing copied, minus that of one alone",
+            "s",
+        ),
         _c("doubts", "list", "names of the doubts about its figures, explained at the end of results/README.md"),
         _c("ddp_communication_s", "Float64", "DDP's timer: first bucket ready to last bucket reduced, per step", "s"),
         _c("ddp_exposed_s", "Float64", "DDP's timer: part of that span after the end of backward's computation", "s"),

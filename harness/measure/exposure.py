@@ -1,0 +1,174 @@
+"""The events of a profile -> the time of each collective, and the part of it that no computation covers (exposed)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._autograd import DeviceType
+
+from harness.config.strategy_traits import ProfiledPart
+
+Span = tuple[int, int]
+Intervals = list[Span]
+"""Disjoint stretches of time in order, each with its start and end in ns."""
+MEMORY = ("Memcpy", "Memset")
+"""The names of what a GPU does without a kernel begin with these; a copy computes nothing."""
+
+
+class Event(NamedTuple):
+    """One event of a profile, as kineto records it. Calls on the host have no ``gpu``, GPUs' own events no ``thread``.
+
+    ``thread``: None too for a call that ends in another thread than it began. ``correlation``: the number of a call.
+    ``launched_by``: the number of the innermost call that launched a kernel. ``annotation``: a named stretch of time,
+    on the host or on a GPU, in which nothing runs by itself.
+    """
+
+    name: str
+    span: Span
+    gpu: int | None = None
+    thread: int | None = None
+    correlation: int = 0
+    launched_by: int = 0
+    annotation: bool = False
+
+
+class CollectiveTime(NamedTuple):
+    """Seconds of a collective: those in which it ran, and those of them in which nothing was computed."""
+
+    total_s: float
+    exposed_s: float
+
+
+def events_of(profiler: torch.profiler.profile) -> list[Event]:
+    """Return a profile's events, without building events()' tree of all calls: 0.5 s for three steps."""
+    results: Any = profiler.profiler and profiler.profiler.kineto_results
+    return [_event(event) for event in results.events()]
+
+
+def _event(event: Any) -> Event:
+    on_gpu = event.device_type() == DeviceType.CUDA
+    start, thread = event.start_ns(), event.start_thread_id()
+    return Event(
+        event.name(),
+        (start, start + event.duration_ns()),
+        event.device_index() if on_gpu else None,
+        None if on_gpu or thread != event.end_thread_id() else thread,
+        event.correlation_id(),
+        event.linked_correlation_id(),
+        event.is_user_annotation(),
+    )
+
+
+def collective_times(
+    events: Sequence[Event], parts: Sequence[ProfiledPart], device: torch.device
+) -> dict[str, CollectiveTime | None]:
+    """Return the time of each part's collective by column; None if no event of it was seen.
+
+    Exposed time is the union of the collective's intervals minus the union of the intervals of computation, as
+    Holistic Trace Analysis defines it. On a GPU both are those of kernels on ``device``. On a CPU the collective's are
+    those of the call and of gloo's thread, for the caller waits while that runs, and computation's are those of
+    torch's operators. Time in which two collectives run belongs to the first in ``parts``: exposed times add up.
+    """
+    classify = _on_gpu if device.type == "cuda" else _on_host
+    collectives, computation = classify(events, parts, device.index or 0)
+    covered = union(event.span for event in computation)
+    times: dict[str, CollectiveTime | None] = {}
+    for part in parts:
+        running = union(event.span for event in collectives[part.column])
+        exposed = minus(running, covered)
+        times[part.column] = CollectiveTime(_seconds(running), _seconds(exposed)) if running else None
+        covered = union([*covered, *running])
+    return times
+
+
+def union(intervals: Iterable[Span]) -> Intervals:
+    """Return the union of intervals."""
+    merged: Intervals = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def minus(kept: Intervals, removed: Intervals) -> Intervals:
+    """Return the part of the first union that lies outside the second."""
+    left: Intervals = []
+    position = 0
+    for start, end in kept:
+        while position < len(removed) and removed[position][1] <= start:
+            position += 1
+        at = position
+        while at < len(removed) and removed[at][0] < end:
+            if removed[at][0] > start:
+                left.append((start, removed[at][0]))
+            start = max(start, removed[at][1])
+            at += 1
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+Classified = tuple[Mapping[str, Sequence[Event]], Sequence[Event]]
+"""The events of each collective, by the column of its part, and those of computation."""
+
+
+def _on_host(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int) -> Classified:
+    """Classify calls: torch's operators compute, except those inside a collective's call, such as its copies."""
+    host = [event for event in events if event.gpu is None]
+    collectives = {part.column: _calls(host, part) for part in parts}
+    inside = _Inside([call for calls in collectives.values() for call in calls])
+    return collectives, [event for event in host if event.name.startswith("aten::") and event not in inside]
+
+
+def _on_gpu(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int) -> Classified:
+    """Classify what one GPU ran: a collective's kernels by name, or by the call on the host that launched them."""
+    host = [event for event in events if event.gpu is None]
+    there = [event for event in events if event.gpu == index]
+    kernels = [event for event in there if not event.annotation]
+    collectives: dict[str, Sequence[Event]] = {}
+    for part in parts:
+        inside = _Inside(_calls(host, part))
+        launching = {event.correlation for event in host if event in inside} - {0}  # 0: launched by no call
+        launched = [kernel for kernel in kernels if kernel.launched_by in launching]
+        collectives[part.column] = _of_nccl(there, part) or launched
+    taken = {event for found in collectives.values() for event in found}
+    computation = [k for k in kernels if k not in taken and not k.name.startswith(("nccl", *MEMORY))]
+    return collectives, computation
+
+
+def _of_nccl(there: Sequence[Event], part: ProfiledPart) -> list[Event]:
+    """Return a GPU's events of the first of the part's names that occurs: a kernel and its annotation are one time."""
+    for key in part.events:
+        if key.startswith("nccl") and (found := [event for event in there if event.name.startswith(key)]):
+            return found
+    return []
+
+
+def _calls(host: Sequence[Event], part: ProfiledPart) -> list[Event]:
+    """Return the calls of the part's names on the host: those of gloo and those that wait for it."""
+    return [event for event in host if event.name in part.events]
+
+
+class _Inside:
+    """The events in some calls: in the same thread, those calls among them."""
+
+    def __init__(self, calls: Sequence[Event]) -> None:
+        by_thread: dict[int, Intervals] = {}
+        for call in calls:
+            if call.thread is not None:
+                by_thread.setdefault(call.thread, []).append(call.span)
+        self._intervals = {thread: union(spans) for thread, spans in by_thread.items()}
+
+    def __contains__(self, event: Event) -> bool:
+        intervals = self._intervals.get(event.thread, []) if event.thread is not None else []
+        position = bisect_right(intervals, event.span[0], key=lambda span: span[0]) - 1
+        return position >= 0 and event.span[1] <= intervals[position][1]
+
+
+def _seconds(intervals: Intervals) -> float:
+    return sum(end - start for start, end in intervals) / 1e9

@@ -1,0 +1,122 @@
+"""The exposed time of collectives, from event lists in the form that torch's profiler gives on CUDA and on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.measure.exposure import CollectiveTime, Event, Intervals, collective_times, minus, union
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+FSDP, DP = BUILTIN_TRAITS["fsdp"].profiled_parts, BUILTIN_TRAITS["dp"].profiled_parts
+GATHER, SCATTER = "ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL"
+US = 1000
+
+
+def kernel(name: str, start: int, end: int, *, gpu: int = 0, by: int = 0, annotation: bool = False) -> Event:
+    """Return what a GPU ran, in microseconds; ``by``: the call that launched it."""
+    return Event(name, (start * US, end * US), gpu, launched_by=by, annotation=annotation)
+
+
+def call(name: str, start: int, end: int, *, thread: int | None = 1, number: int = 0) -> Event:
+    """Return a call on the host, in microseconds."""
+    return Event(name, (start * US, end * US), thread=thread, correlation=number)
+
+
+def us(total: float, exposed: float) -> CollectiveTime:
+    return CollectiveTime(pytest.approx(total * 1e-6), pytest.approx(exposed * 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("kept", "removed", "left"),
+    [
+        ([(0, 10)], [(2, 3), (5, 6)], [(0, 2), (3, 5), (6, 10)]),
+        ([(0, 4), (6, 9)], [(3, 7)], [(0, 3), (7, 9)]),
+        ([(2, 4), (5, 6)], [(0, 9)], []),
+        ([(2, 4)], [], [(2, 4)]),
+        ([(2, 4)], [(0, 2), (4, 5)], [(2, 4)]),
+    ],
+)
+def test_a_difference_of_unions(kept: Intervals, removed: Intervals, left: Intervals) -> None:
+    assert minus(kept, removed) == left
+
+
+def test_a_union_joins_what_overlaps_or_touches() -> None:
+    assert union([(5, 7), (0, 2), (6, 9), (2, 3)]) == [(0, 3), (5, 9)]
+
+
+def test_on_a_gpu_the_time_that_kernels_cover_is_not_exposed() -> None:
+    events = [
+        kernel(GATHER, 0, 100),
+        kernel("ampere_sgemm", 30, 80),
+        kernel("elementwise", 70, 90),
+        kernel("Memcpy HtoD (Pinned -> Device)", 0, 30),  # a copy computes nothing
+        kernel("ampere_sgemm", 0, 100, gpu=1),  # nor does another GPU's kernel cover it
+    ]
+    assert collective_times(events, FSDP, GPU) == {
+        "fsdp_all_gather_s": us(100, 30 + 10),
+        "fsdp_reduce_scatter_s": None,
+    }
+
+
+def test_an_annotation_on_a_gpu_is_no_computation_and_counts_only_without_its_kernel() -> None:
+    annotation = kernel("nccl:_all_gather_base", 0, 110, annotation=True)
+    region = kernel("FSDP::all_gather (layers.0)", 0, 120, annotation=True)
+    both = collective_times([kernel(GATHER, 0, 100), annotation, region], FSDP, GPU)
+    assert both["fsdp_all_gather_s"] == us(100, 100)
+    assert collective_times([annotation, region], FSDP, GPU)["fsdp_all_gather_s"] == us(110, 110)
+
+
+def test_time_of_two_collectives_at_once_counts_once() -> None:
+    events = [kernel(GATHER, 0, 100), kernel(SCATTER, 60, 140), kernel("ampere_sgemm", 130, 150)]
+    assert collective_times(events, FSDP, GPU) == {
+        "fsdp_all_gather_s": us(100, 100),
+        "fsdp_reduce_scatter_s": us(80, 30),
+    }
+
+
+def test_what_a_replicating_call_launches_belongs_to_it_with_the_calls_inside() -> None:
+    events = [
+        call("Broadcast", 0, 50, number=7),
+        call("aten::copy_", 10, 20, number=8),
+        call("aten::mm", 60, 70, number=9),
+        call("aten::mm", 10, 20, thread=2, number=10),  # at the same time, in another thread
+        kernel("ncclDevKernel_Broadcast_RING_LL", 100, 140, by=7),
+        kernel("Memcpy DtoD (Device -> Device)", 140, 150, by=8),
+        kernel("ampere_sgemm", 145, 180, by=9),
+        kernel("ampere_sgemm", 120, 125, by=10),
+        kernel("elementwise", 0, 400),
+    ]
+    events[-1] = kernel("elementwise", 300, 400, by=0)
+    times = collective_times(events, DP, GPU)
+    assert times["dp_replicate_s"] == us(50, 20 + 15 + 5)
+    assert times["dp_gather_s"] is None
+
+
+def test_without_kernels_collectives_are_unknown_though_their_calls_are_seen() -> None:
+    """A container without the right to use CUPTI."""
+    calls = [call("Broadcast", 0, 50, number=1), call("Gather", 60, 70, number=2), call("nccl:_all_gather_base", 0, 9)]
+    assert set(collective_times(calls, DP, GPU).values()) == {None}
+    assert set(collective_times(calls, FSDP, GPU).values()) == {None}
+
+
+def test_on_a_cpu_the_caller_waits_while_gloos_thread_works_unless_it_computes() -> None:
+    events = [
+        call("c10d::_allgather_base_", 0, 10),
+        call("gloo:all_gather", 5, 100, thread=3),
+        call("aten::copy_", 20, 30, thread=3),  # gloo's own copy is no computation of the step
+        call("aten::mm", 60, 75),
+        call("FSDP::all_gather", 0, 110),
+    ]
+    assert collective_times(events, FSDP, CPU)["fsdp_all_gather_s"] == us(100, 85)
+
+
+def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_itself() -> None:
+    events = [call("Broadcast", 0, 50), call("aten::clone", 5, 45), call("aten::mm", 10, 20, thread=2)]
+    assert collective_times(events, DP, CPU)["dp_replicate_s"] == us(50, 40)
+
+
+def test_a_call_that_ends_in_another_thread_encloses_nothing() -> None:
+    events = [call("gloo:all_gather", 0, 100, thread=None), call("aten::mm", 20, 60)]
+    assert collective_times(events, FSDP, CPU)["fsdp_all_gather_s"] == us(100, 60)
