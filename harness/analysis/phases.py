@@ -18,9 +18,19 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
     """Return one row a measured cell: seconds of its step by phase, the mean over ranks and blocks.
 
     Phases add up to the step. Source: the timed windows or, if timing the phases costs too much, separate windows.
-    The collectives of dp and fsdp, from rank 0's profiled steps, lie inside the phases: they must not be added.
+    The collectives of dp and fsdp, from profiled steps, lie inside the phases, overlapped or not: they must not be
+    added.
     """
-    profiled = measured(trials).groupby("cell_id")[COLLECTIVES].mean().to_dict("index")
+    own = (
+        measured(trials)
+        .groupby("cell_id")[["launchers_id", *COLLECTIVES]]
+        .agg(
+            {"launchers_id": "first", **dict.fromkeys(COLLECTIVES, "mean")}  # in runs until version 3 the trial's own
+        )
+    )
+    profiles = measured(trials, "profile").groupby("launchers_id")[COLLECTIVES].mean()
+    both = own[COLLECTIVES].fillna(profiles.reindex(own["launchers_id"]).set_axis(own.index))
+    profiled = both.to_dict("index")
     rows = _by_cell(trials, windows, NAMES)
     return PHASES.frame([{**row, **{name: profiled[row["cell_id"]][name] for name in COLLECTIVES}} for row in rows])
 

@@ -1,16 +1,16 @@
-"""Windows -> the parts of a step in which the efficiency of each cell is lost, from the ideal to the measured step."""
+"""Trials -> the parts of a step in which the efficiency of each cell is lost, from the ideal to the measured step."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, by_cell, measured, order
+from harness.analysis.common import Row, by_cell, measured, order
 from harness.analysis.stats import mean_interval
+from harness.analysis.step_timing import Timing, timings
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS
 from harness.record.frames import records
 from harness.record.schema import AXES, WATERFALL
@@ -18,6 +18,7 @@ from harness.record.schema import AXES, WATERFALL
 PARTS = (
     "smaller batch",
     "wrapper",
+    "threads",
     "side by side",
     "slowest rank",
     "exposed communication",
@@ -26,49 +27,10 @@ PARTS = (
     "rest",
 )
 """In the order in which they are taken from the ideal; a strategy has those that apply to it."""
-WINDOW_COLUMNS = (
-    "trial_id",
-    "attempt",
-    "rank",
-    "window",
-    "window_kind",
-    "duration_s",
-    "steps",
-    "wait_s",
-    "idle_s",
-    "host_wait_s",
-)
-
-
-@dataclass(frozen=True)
-class StepWindow:
-    """Steps between two device syncs, of one rank or of all: seconds, number of steps, seconds lost to data.
-
-    ``is_marked``: its phases were marked on the clock that its steps ran by, so that its wait for data is known.
-    """
-
-    duration_s: float
-    steps: int
-    wait_s: float
-    is_marked: bool
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds a step of one trial: of the slowest rank, and its wait for data.
-
-    Without the wait: ``alone_s`` by rank without gradient exchange, ``together_s`` of the slowest rank with it; None
-    for a strategy whose exchange cannot be taken out.
-    """
-
-    step_mean_s: float
-    wait_s: float
-    alone_s: Mapping[int, float]
-    together_s: float | None
-
-    @property
-    def net_s(self) -> float:
-        return self.step_mean_s - self.wait_s
+OF_REPLICAS = {"threads": "dp_threads_s", "side by side": "dp_side_by_side_s"}
+"""The parts that a trial of replicas in one process measures itself, and their columns."""
+MOST_CORRECTION = 0.25
+"""The largest factor, beside 1, by which parts are scaled to the efficiency: near 1, it may follow from noise alone."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +55,16 @@ class StepLoss:
                                                       |----| waiting for data
                                                            |-----| rest
 
-    dp and fsdp have the parts that a profile shows in place of those from the wrapper to the communication. A part
-    may be negative.
+    fsdp has the exposed time of its collectives, from a profile, in place of the communication; dp has them beside its
+    replicas' threads and what the replicas lose to each other (side by side). A part may be negative.
     """
 
     ideal_s: float
     step_mean_s: float
     parts: Mapping[str, float]
     rest_s: float
+    is_explained: bool = True
+    """Whether its profile was taken, if its strategy needs one."""
 
     @property
     def bars(self) -> dict[str, float]:
@@ -116,81 +80,103 @@ class StepLoss:
 
 Measured = Mapping[tuple[str, int, int], tuple[Row, Timing]]
 """Trials and their timings by cell, block and invocation."""
+Profiles = Mapping[tuple[str, int], Row]
+"""The latest profile of a cell and block; cells that differ in their launcher alone share it, by launchers_id."""
 
 
 def waterfall(
     trials: pd.DataFrame, windows: pd.DataFrame, scaling: pd.DataFrame, pilot: int | None = None
 ) -> pd.DataFrame:
-    """Return one row a part of a cell on several devices: its share of the step, the mean over blocks.
+    """Return one row a part of a cell on several devices: its share of the step, over blocks.
 
-    With T the measured step and T_ideal that of the base, scaled to this batch and these devices, efficiency is
-    T_ideal / T, and the share of each part is its seconds over T: all add up to 1. ``pilot``: the number of blocks
-    that a rule decided from.
+    The share of the ideal is the cell's efficiency E in ``scaling``, with its interval; the parts, the rest among
+    them, have the share 1 - E in proportion to their mean seconds. ``pilot``: the number of blocks that a rule
+    decided from.
     """
-    known = _measured(trials, windows)
-    bases = {row["cell_id"]: row for row in records(scaling) if row["base_strategy"] == BASE_STRATEGY}
+    known, profiles = _measured(trials, windows), _profiles(trials)
+    ratios = {row["cell_id"]: row for row in records(scaling) if row["base_strategy"] == BASE_STRATEGY}
     rows: list[Row] = []
     for cell_id, group in by_cell(measured(trials)).items():
-        first, base = group[0], bases.get(cell_id)
-        if first["devices"] == 1 or base is None or pd.isna(base["efficiency"]):
+        ratio = ratios.get(cell_id)
+        if group[0]["devices"] == 1 or ratio is None or pd.isna(ratio["efficiency"]):
             continue
-        by_block = [(row["block"], _step_loss(row, base["base_id"], known)) for row in group]
+        by_block = [(row["block"], _step_loss(row, ratio["base_id"], known, profiles)) for row in group]
         losses = {block: loss for block, loss in by_block if loss}  # the last invocation of a block counts
+        losses = {block: loss for block, loss in losses.items() if loss.is_explained} or losses
         if losses:
-            rows += _rows(first, str(base["base_id"]), _with_common_parts(losses), pilot)
+            rows += _rows(ratio, _with_common_parts(losses), pilot)
     return WATERFALL.frame(sorted(rows, key=lambda row: (*order(row), row["position"])))
 
 
 def _measured(trials: pd.DataFrame, windows: pd.DataFrame) -> Measured:
-    timings = _timings(windows)
+    by_trial = timings(windows)
     ok = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
     return {
         (row["cell_id"], row["block"], row["invocation"]): (row, timing)
         for row in records(ok)
-        if (timing := timings.get((row["trial_id"], row["attempt"])))
+        if (timing := by_trial.get((row["trial_id"], row["attempt"])))
     }
 
 
-def _step_loss(row: Row, base_id: str, known: Measured) -> StepLoss | None:
+def _profiles(trials: pd.DataFrame) -> Profiles:
+    return {(row["launchers_id"], row["block"]): row for row in records(measured(trials, "profile"))}
+
+
+def _step_loss(row: Row, base_id: str, known: Measured, profiles: Profiles) -> StepLoss | None:
     """Take one trial's step apart; None if a trial that it is compared with is missing from its block."""
     partners = (row["cell_id"], base_id, row["alone_id"], row["wrapped_id"])
     own, base, alone, wrapped = (known.get((cell_id, row["block"], row["invocation"])) for cell_id in partners)
     if own is None or base is None or alone is None:
         return None
     (base_row, base_timing), timing, alone_timing = base, own[1], alone[1]
-    added = _parts_of_strategy(row, timing, alone_timing, wrapped[1] if wrapped else None)
-    if added is None:
+    by_ranks = _parts_by_ranks(row, timing, alone_timing, wrapped[1] if wrapped else None)
+    if by_ranks is None:
         return None
+    by_profile = _profiled_parts(row["strategy"], profiles.get((row["launchers_id"], row["block"])))
     ideal_s = base_timing.step_mean_s * row["global_batch_size"] / base_row["global_batch_size"] / row["devices"]
     smaller = {"smaller batch": alone_timing.step_mean_s - ideal_s} if row["scaling"] == "strong" else {}
-    parts = {**smaller, **added, "waiting for data": timing.wait_s - alone_timing.wait_s}
-    return StepLoss(ideal_s, timing.step_mean_s, parts, timing.step_mean_s - ideal_s - sum(parts.values()))
+    parts = {**smaller, **by_ranks, **(by_profile or {}), "waiting for data": timing.wait_s - alone_timing.wait_s}
+    rest_s = timing.step_mean_s - ideal_s - sum(parts.values())
+    return StepLoss(ideal_s, timing.step_mean_s, parts, rest_s, by_profile is not None)
 
 
-def _parts_of_strategy(row: Row, timing: Timing, alone: Timing, wrapped: Timing | None) -> dict[str, float] | None:
-    """Return the parts that the strategy adds to one device's step; None if the measurements for them failed."""
-    if wrapped is not None and timing.together_s is not None:
-        return _parts_by_removal(timing.together_s, list(timing.alone_s.values()), alone, wrapped)
+def _parts_by_ranks(row: Row, timing: Timing, alone: Timing, wrapped: Timing | None) -> dict[str, float] | None:
+    """Return the parts that windows without exchange show; None if a strategy explained by them has none."""
     traits = BUILTIN_TRAITS.get(row["strategy"])
+    if wrapped is not None and timing.together_s is not None:
+        own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # older runs have no such window on one device
+        exposed = {"exposed communication": timing.together_s - max(timing.alone_s.values())}
+        return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s), **exposed}
     if traits and traits.explained_by == "removal":
         return None
-    columns = {part.name: part.column for part in (traits.profiled_parts if traits else ())}
-    profiled = {part: row[column] for part, column in columns.items() if not pd.isna(row[column])}
-    return None if columns and not profiled else profiled  # a part that the profile lacks is in the rest
+    parts = {part: row[column] for part, column in OF_REPLICAS.items() if not pd.isna(row[column])}
+    if wrapped is not None and traits and traits.wrapper_cost:
+        # without exchange fsdp's step has no optimizer: whole steps show the wrapper, those others what ranks lose
+        parts["wrapper"] = wrapped.net_s - alone.net_s
+        if timing.alone_s and wrapped.alone_s:
+            parts |= _over_ranks(timing, next(iter(wrapped.alone_s.values())))
+    return parts
 
 
-def _parts_by_removal(together_s: float, alone_s: list[float], alone: Timing, wrapped: Timing) -> dict[str, float]:
-    """Return the parts of a strategy whose gradient exchange can be left out, without waiting for data.
+def _over_ranks(timing: Timing, own_s: float) -> dict[str, float]:
+    """Return the parts from a step on one device to that of the slowest of several ranks, all without exchange.
 
     Of two ranks the faster is the usual one: with the median half of a slow rank's cost would fall on both.
     """
+    alone_s = list(timing.alone_s.values())
     usual = min(alone_s) if len(alone_s) == 2 else median(alone_s)
-    return {
-        "wrapper": wrapped.net_s - alone.net_s,
-        "side by side": usual - wrapped.net_s,
-        "slowest rank": max(alone_s) - usual,
-        "exposed communication": together_s - max(alone_s),
-    }
+    return {"side by side": usual - own_s, "slowest rank": max(alone_s) - usual}
+
+
+def _profiled_parts(strategy: str, profile: Row | None) -> dict[str, float] | None:
+    """Return the exposed time of each collective that the profile shows; None if a profile is missing, or empty."""
+    traits = BUILTIN_TRAITS.get(strategy)
+    if not traits or not traits.profiled_parts:
+        return {}
+    if profile is None:
+        return None
+    seen = {part.name: profile[part.exposed_column] for part in traits.profiled_parts}
+    return {name: seconds for name, seconds in seen.items() if not pd.isna(seconds)} or None
 
 
 def _with_common_parts(losses: Mapping[int, StepLoss]) -> dict[int, StepLoss]:
@@ -199,94 +185,46 @@ def _with_common_parts(losses: Mapping[int, StepLoss]) -> dict[int, StepLoss]:
     return {block: loss.keep(common) for block, loss in losses.items()}
 
 
-def _rows(first: Row, base_id: str, losses: Mapping[int, StepLoss], pilot: int | None) -> list[Row]:
-    named = {axis: first[axis] for axis in ("cell_id", *AXES)}
-    bars = {block: loss.bars for block, loss in losses.items()}
-    rows: list[Row] = []
-    for position, part in enumerate(("ideal", *PARTS)):
-        if any(part not in of_block for of_block in bars.values()):
+def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list[Row]:
+    """Return the rows of one cell, whose efficiency is in its row of ``scaling``."""
+    named = {axis: ratio[axis] for axis in ("cell_id", "base_id", *AXES)}
+    efficiency = float(ratio["efficiency"])
+    per_second = _share_of_a_second(efficiency, list(losses.values()))
+    ideal = {"share": efficiency, "low": ratio["efficiency_low"], "high": ratio["efficiency_high"]}
+    ideal_s = mean(loss.ideal_s for loss in losses.values())
+    rows: list[Row] = [{**named, "position": 0, "part": "ideal", "part_s": ideal_s, "blocks": ratio["blocks"], **ideal}]
+    left = 1.0 - efficiency
+    for position, part in enumerate(PARTS, 1):
+        seconds = {block: loss.bars[part] for block, loss in losses.items() if part in loss.bars}
+        if not seconds:
             continue
-        shares = {block: of_block[part] / losses[block].step_mean_s for block, of_block in bars.items()}
-        first_shares = [share for block, share in shares.items() if pilot and block < pilot]
-        share = mean_interval(list(shares.values()), pilot=first_shares or None)
+        in_pilot = [value for block, value in seconds.items() if pilot and block < pilot]
+        estimate = mean_interval(list(seconds.values()), pilot=in_pilot or None)
+        share = left if part == "rest" else estimate.value * per_second  # its share by its seconds is the same
+        half = None if estimate.high is None else (estimate.high - estimate.value) * per_second
+        ends = {} if half is None else {"low": share - half, "high": share + half}
         rows.append(
             {
                 **named,
-                "base_id": base_id,
                 "position": position,
                 "part": part,
-                "part_s": mean(of_block[part] for of_block in bars.values()),
-                "share": share.value,
-                "blocks": share.n,
-                "low": share.low,
-                "high": share.high,
+                "part_s": estimate.value,
+                "share": share,
+                "blocks": estimate.n,
+                **ends,
             }
         )
+        left -= share
     return rows
 
 
-def _timings(windows: pd.DataFrame) -> dict[tuple[str, int], Timing]:
-    """Return the timing of every trial that was timed, by its id and attempt."""
-    by_trial: dict[tuple[str, int], list[Row]] = {}
-    for row in records(windows[[*WINDOW_COLUMNS]]):
-        by_trial.setdefault((row["trial_id"], row["attempt"]), []).append(row)
-    return {key: timing for key, rows in by_trial.items() if (timing := _timing(rows))}
+def _share_of_a_second(efficiency: float, losses: Sequence[StepLoss]) -> float:
+    """Return the share of the step of one second of a part: what distributes 1 - E over all parts.
 
-
-def _timing(rows: Rows) -> Timing | None:
-    """Return the timing of a trial from its windows; None without a timed one."""
-    timed = _windows_of_all_ranks(rows, "timed")
-    if not timed:
-        return None
-    marked = timed if any(window.is_marked for window in timed) else _windows_of_all_ranks(rows, "phases")
-    alone: dict[int, list[StepWindow]] = {}
-    for row in rows:
-        if row["window_kind"] == "alone":
-            alone.setdefault(int(row["rank"]), []).append(_merged([row]))
-    together = _windows_of_all_ranks(rows, "together")
-    return Timing(
-        step_mean_s=sum(window.duration_s for window in timed) / sum(window.steps for window in timed),
-        wait_s=sum(window.wait_s for window in marked) / sum(window.steps for window in marked) if marked else 0.0,
-        alone_s={rank: _net_step_s(windows) for rank, windows in alone.items()},
-        together_s=_net_step_s(together) if together else None,
-    )
-
-
-def _windows_of_all_ranks(rows: Rows, kind: str) -> list[StepWindow]:
-    """Return the windows of a kind, each over all ranks."""
-    by_window: dict[int, list[Row]] = {}
-    for row in rows:
-        if row["window_kind"] == kind:
-            by_window.setdefault(int(row["window"]), []).append(row)
-    return [_merged(ranks) for ranks in by_window.values()]
-
-
-def _merged(ranks: Rows) -> StepWindow:
-    """Return one window over its ranks: the time of the slowest, and the wait of the one that waited longest.
-
-    Windows begin together, so the slowest rank ends each; and ranks that exchange gradients end a step together,
-    whichever of them made the others wait.
+    Near an efficiency of 1 the quotient may follow from noise alone; then one over the step, and the rest takes the
+    difference between the mean of ratios and the ratio of means.
     """
-    slowest, waiting = max(ranks, key=lambda row: row["duration_s"]), max(ranks, key=_wait_s)
-    is_marked = _known(waiting["wait_s"]) or _known(waiting["idle_s"])
-    return StepWindow(slowest["duration_s"], slowest["steps"], _wait_s(waiting), is_marked)
-
-
-def _wait_s(row: Row) -> float:
-    """Return the seconds of a window lost to data: the host's wait, or on a GPU the part of it with an idle stream."""
-    if _known(row["wait_s"]):
-        return float(row["wait_s"])
-    if _known(row["idle_s"]) and _known(row["host_wait_s"]):
-        return float(min(row["idle_s"], row["host_wait_s"]))
-    return 0.0
-
-
-def _known(seconds: float | None) -> bool:
-    """Return whether a number is there; pd.notna() takes ten times as long, for each window of each rank."""
-    return seconds is not None and not math.isnan(seconds)
-
-
-def _net_step_s(windows: list[StepWindow]) -> float:
-    """Return the seconds a step without the wait for data."""
-    steps = sum(window.steps for window in windows)
-    return sum(window.duration_s - window.wait_s for window in windows) / steps if steps else math.nan
+    step_s, ideal_s = mean(loss.step_mean_s for loss in losses), mean(loss.ideal_s for loss in losses)
+    lost_s = step_s - ideal_s
+    factor = (1.0 - efficiency) * step_s / lost_s if lost_s else 0.0
+    return (factor if abs(factor - 1.0) <= MOST_CORRECTION else 1.0) / step_s

@@ -95,8 +95,7 @@ class StrategyTraits:
     size, unless its option gradient_as_bucket_view is set. ``explained_by``: the measurement of its communication:
     windows without gradient synchronisation ("removal"), a profile of ``profiled_parts`` ("profile"), or none.
     ``wrapper_cost``: the wrapped model on one device is measured beside the bare one, and on every device its steps
-    without exchange. ``options``: the keys of its
-    section in the file. ``marker``: matplotlib's marker of its points.
+    without exchange. ``options``: the keys of its section in the file. ``marker``: matplotlib's marker of its points.
     """
 
     one_process: bool = False

@@ -122,8 +122,9 @@ DETAILS = (
     Section(
         "Efficiency loss by part, in numbers",
         lambda results: waterfall_table(results.waterfall),
-        "With two ranks, the faster one is the typical rank, so that the slower one's loss is counted in full. Cells "
-        "that lack a part, such as those whose profiled steps failed, have no rows.",
+        "With two ranks, the faster one is the typical rank, so that the slower one's loss is counted in full. A "
+        "collective whose profile is missing is in the rest. Parts have t intervals over blocks, the ideal that of "
+        "its efficiency.",
         folded="All parts of all cells",
     ),
     Section("Efficiency loss not explained", lambda results: unexplained_table(results.trials), level=3),

@@ -60,13 +60,14 @@ def waterfall_of(lines: list[dict[str, Any]], pilot: int | None = None) -> pd.Da
     return waterfall(trials, trial_tables.windows(lines), ratios.scaling(trials), pilot)
 
 
-def test_where_a_rule_set_the_blocks_the_intervals_of_parts_keep_the_pilots_spread() -> None:
+def test_if_a_rule_set_the_blocks_the_intervals_of_parts_keep_the_pilots_spread() -> None:
     lines = [one for block, s in enumerate((0.09, 0.10, 0.099, 0.1)) for one in study(block, single_s=s)]
-    whole, kept = (waterfall_of(lines, pilot).set_index("part").loc["ideal"] for pilot in (None, 2))
+    whole, kept = (waterfall_of(lines, pilot).set_index("part").loc["wrapper"] for pilot in (None, 2))
     assert whole["share"] == pytest.approx(kept["share"]) and whole["blocks"] == kept["blocks"] == 4
-    shares = [s / 0.160 for s in (0.09, 0.10, 0.099, 0.1)]
-    assert kept["high"] - kept["share"] == pytest.approx(12.706 * stdev(shares[:2]) / 2, rel=1e-4)
-    assert whole["high"] - whole["share"] == pytest.approx(3.182 * stdev(shares) / 2, rel=1e-3)
+    seconds = [0.105 - s for s in (0.09, 0.10, 0.099, 0.1)]
+    a_second = kept["share"] / kept["part_s"]
+    assert kept["high"] - kept["share"] == pytest.approx(a_second * 12.706 * stdev(seconds[:2]) / 2, rel=1e-4)
+    assert whole["high"] - whole["share"] == pytest.approx(a_second * 3.182 * stdev(seconds) / 2, rel=1e-3)
 
 
 def test_ddps_parts_by_hand_and_they_add_up() -> None:
@@ -88,20 +89,56 @@ def test_ddps_parts_by_hand_and_they_add_up() -> None:
     assert rows["share"].iloc[0] == pytest.approx(0.100 / 0.160)
 
 
-def test_the_ideal_share_is_the_efficiency() -> None:
-    lines = study()
-    trials = trial_tables.trials(lines, steps_of(lines))
-    efficiency = ratios.scaling(trials).set_index("cell_id").loc["ddp2", "efficiency"]
-    assert waterfall_of(lines)["share"].iloc[0] == pytest.approx(float(efficiency))
+def scaling_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    return ratios.scaling(trial_tables.trials(lines, steps_of(lines))).set_index("cell_id")
 
 
-def test_shares_carry_an_interval_over_blocks() -> None:
-    rows = waterfall_of(study(0) + study(1, single_s=0.104))
-    ideal = rows[rows["part"] == "ideal"].iloc[0]
-    assert ideal["blocks"] == 2
-    assert ideal["low"] < ideal["share"] < ideal["high"]
-    wrapper = rows[rows["part"] == "wrapper"].iloc[0]
-    assert wrapper["share"] == pytest.approx((0.005 + 0.001) / 2 / 0.160)
+def two_blocks(*single_s: float, step_s: tuple[float, float] = (0.160, 0.160)) -> list[dict[str, Any]]:
+    """Return two blocks in which the throughputs are those of the windows."""
+    lines = [one for block, seconds in enumerate(single_s) for one in study(block, single_s=seconds)]
+    for one, seconds in ((lines[2], step_s[0]), (lines[5], step_s[1])):
+        for two in one["windows"]:
+            two["duration_s"] += STEPS * (seconds - 0.160) * (two["window_kind"] in ("timed", "together"))
+    return lines
+
+
+def test_the_efficiency_is_the_headlines_and_all_parts_are_scaled_to_it() -> None:
+    """The headline is a geometric mean of ratios; the mean of the shares would be another number."""
+    lines = two_blocks(0.08, 0.12)
+    headline = scaling_of(lines).loc["ddp2"]
+    rows = waterfall_of(lines).set_index("part")
+    assert headline["efficiency"] != pytest.approx(0.100 / 0.160, rel=1e-3)
+    ideal = rows.loc["ideal"]
+    assert [ideal["share"], ideal["low"], ideal["high"]] == pytest.approx(
+        [headline["efficiency"], headline["efficiency_low"], headline["efficiency_high"]]
+    )
+    assert ideal["part_s"] == pytest.approx(0.100)
+    assert rows["share"].sum() == pytest.approx(1.0)
+    lost = rows.drop(index="ideal")
+    a_second = (1 - headline["efficiency"]) / 0.060
+    assert lost["share"].tolist() == pytest.approx([a_second * seconds for seconds in lost["part_s"]], abs=1e-9)
+
+
+def test_the_rest_is_scaled_like_the_parts() -> None:
+    lines = two_blocks(0.08, 0.12)
+    for one in (lines[2], lines[5]):
+        for two in one["windows"]:
+            two["duration_s"] += STEPS * 0.02 * (two["window_kind"] == "timed")
+    rows = waterfall_of(lines).set_index("part")
+    assert rows.loc["rest", "part_s"] == pytest.approx(0.02)
+    quotients = (rows["share"] / rows["part_s"])[["exposed communication", "rest"]]
+    assert quotients.iloc[0] == pytest.approx(quotients.iloc[1])
+
+
+def test_near_an_efficiency_of_one_parts_are_shares_of_the_step_and_the_rest_is_what_noise_leaves() -> None:
+    """Scaled to it they would be many times their seconds, or change their signs."""
+    lines = two_blocks(0.10, 0.20, step_s=(0.09, 0.224))
+    headline = float(scaling_of(lines).loc["ddp2", "efficiency"])
+    assert abs(headline - 1) < 0.01
+    rows = waterfall_of(lines).set_index("part")
+    assert rows.loc["ideal", "share"] == pytest.approx(headline)
+    assert rows.loc["wrapper", "share"] == pytest.approx(rows.loc["wrapper", "part_s"] / ((0.09 + 0.224) / 2))
+    assert rows["share"].sum() == pytest.approx(1.0)
 
 
 def test_a_part_may_be_negative() -> None:
@@ -119,7 +156,7 @@ def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
 def test_strong_scaling_names_the_smaller_batch() -> None:
     strong = {"scaling": "strong", "global_batch_size": 20}
     two = [window("timed", rank, 2, 0.070) for rank in (0, 1)]
-    facts = {"fsdp_all_gather_s": 0.004, "fsdp_reduce_scatter_s": 0.001}
+    seen = {"fsdp_all_gather_exposed_s": 0.004, "fsdp_reduce_scatter_exposed_s": 0.001}
     lines = [
         trial("single", [window("timed", 0, 2, 0.100)], **strong, per_device_batch_size=20, alone_id="single"),
         trial(
@@ -136,8 +173,8 @@ def test_strong_scaling_names_the_smaller_batch() -> None:
             strategy="fsdp",
             **strong,
             alone_id="small",
-            facts=facts,
         ),
+        profile("fsdp2", **strong, **seen),
     ]
     lines[1]["windows"] = [window("timed", 0, 2, 0.060)]
     seconds = waterfall_of(lines).set_index("part")["part_s"].to_dict()
@@ -154,24 +191,99 @@ def test_strong_scaling_names_the_smaller_batch() -> None:
     )
 
 
-def fsdp_study(block: int, **facts: float) -> list[dict[str, Any]]:
-    """Return trials; ms a step: single 100, fsdp on two devices 160."""
-    two = [window("timed", rank, 2, 0.160) for rank in (0, 1)]
-    facts = {"steady": True, **facts}
-    return [
-        trial("single", [window("timed", 0, 2, 0.100)], block=block, alone_id="single"),
-        trial("fsdp2", two, block=block, strategy="fsdp", alone_id="single", facts=facts),
+def profile(cell: str, *, block: int = 0, strategy: str = "fsdp", **columns: Any) -> dict[str, Any]:
+    """Return a trial that profiles the cell's collectives; ``columns`` in seconds are its facts."""
+    facts = {name: columns.pop(name) for name in list(columns) if name.endswith("_s")}
+    one = line(cell, rates=(1.0, 1.0), block=block, strategy=strategy, facts=facts, **columns)
+    return {**one, "kind": "diagnostic", "purpose": "profile", "trial_id": f"{cell}-b{block}p", "windows": []}
+
+
+def fsdp_study(block: int, *, profiled: bool = True, **exposed: float) -> list[dict[str, Any]]:
+    """Return trials; ms a step: single 100; fsdp on one device 104, 90 alone; on two devices 160, 95 and 99 alone."""
+    two = [
+        *(window("timed", rank, 2, 0.160) for rank in (0, 1)),
+        window("alone", 0, 3, 0.095),
+        window("alone", 1, 3, 0.099),
     ]
+    one = [window("timed", 0, 2, 0.104), window("alone", 0, 3, 0.090)]
+    trials = [
+        trial("single", [window("timed", 0, 2, 0.100)], block=block, alone_id="single"),
+        trial("fsdp1", one, block=block, strategy="fsdp", devices=1),
+        trial("fsdp2", two, block=block, strategy="fsdp", alone_id="single", wrapped_id="fsdp1"),
+    ]
+    return [*trials, profile("fsdp2", block=block, **exposed)] if profiled else trials
+
+
+def test_fsdps_parts_by_hand_each_measured_by_itself() -> None:
+    seconds = waterfall_of(fsdp_study(0, fsdp_all_gather_exposed_s=0.02, fsdp_reduce_scatter_exposed_s=0.01))
+    assert seconds.set_index("part")["part_s"].to_dict() == pytest.approx(
+        {
+            "ideal": 0.100,
+            "wrapper": 0.004,
+            "side by side": 0.005,
+            "slowest rank": 0.004,
+            "all-gather": 0.020,
+            "reduce-scatter": 0.010,
+            "waiting for data": 0.0,
+            "rest": 0.017,
+        },
+        abs=1e-9,
+    )
+
+
+def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
+    facts = {"steady": True, "dp_threads_s": 0.003, "dp_side_by_side_s": 0.030}
+    exposed = {f"dp_{name}_exposed_s": 0.001 for name in ("replicate", "scatter", "gather", "reduce")}
+    lines = [
+        trial("single", [window("timed", 0, 2, 0.100)], alone_id="single"),
+        trial(
+            "dp2",
+            [window("timed", 0, 2, 0.140)],
+            strategy="dp",
+            devices=2,
+            global_batch_size=20,
+            alone_id="single",
+            facts=facts,
+        ),
+        profile("dp2", strategy="dp", **exposed, dp_replicate_s=0.9),
+    ]
+    parts = waterfall_of(lines).set_index("part")["part_s"].drop(index=["ideal", "waiting for data"])
+    assert parts.to_dict() == pytest.approx(
+        {
+            "threads": 0.003,
+            "side by side": 0.030,
+            **dict.fromkeys(("replicate", "scatter", "gather", "reduce"), 0.001),
+            "rest": 0.140 - 0.100 - 0.037,
+        },
+        abs=1e-9,
+    )
 
 
 def test_a_collective_that_was_not_seen_in_every_block_is_in_the_rest_and_the_parts_add_up() -> None:
-    seen = {"fsdp_all_gather_s": 0.02, "fsdp_reduce_scatter_s": 0.01}
-    lines = [*fsdp_study(0, **seen), *fsdp_study(1, fsdp_all_gather_s=0.02)]
+    seen = {"fsdp_all_gather_exposed_s": 0.02, "fsdp_reduce_scatter_exposed_s": 0.01}
+    lines = [*fsdp_study(0, **seen), *fsdp_study(1, fsdp_all_gather_exposed_s=0.02)]
     rows = waterfall_of(lines).set_index("part")
     assert "reduce-scatter" not in rows.index and rows.loc["all-gather", "part_s"] == pytest.approx(0.02)
-    assert rows.loc["rest", "part_s"] == pytest.approx(0.04) and rows["share"].sum() == pytest.approx(1.0)
-    nothing = waterfall_of([*fsdp_study(0, **seen), *fsdp_study(1)])
-    assert nothing["blocks"].unique().tolist() == [1], "a block of which nothing was profiled does not count"
+    assert rows.loc["rest", "part_s"] == pytest.approx(0.027) and rows["share"].sum() == pytest.approx(1.0)
+    for second in (fsdp_study(1), fsdp_study(1, profiled=False)):
+        rows = waterfall_of([*fsdp_study(0, **seen), *second]).set_index("part")
+        assert rows.loc["rest", "blocks"] == 1, "a block of which nothing was profiled does not count"
+
+
+def test_without_any_profile_the_other_parts_are_shown_and_the_collectives_are_in_the_rest() -> None:
+    """As in a run that is older than the trials of profiles, or in a container that forbids CUPTI."""
+    old = fsdp_study(0, profiled=False)
+    old[2]["facts"] = {"steady": True, "fsdp_all_gather_s": 0.02}  # its total, which is no loss
+    rows = waterfall_of(old).set_index("part")
+    assert "all-gather" not in rows.index and rows.loc["wrapper", "part_s"] == pytest.approx(0.004)
+    assert rows.loc["rest", "part_s"] == pytest.approx(0.047)
+
+
+def test_a_profile_of_another_invocation_or_launcher_counts() -> None:
+    lines = fsdp_study(0, fsdp_all_gather_exposed_s=0.02)
+    lines[3] |= {"invocation": 1, "cell_id": "under-ray", "launchers_id": "both"}
+    lines[2]["launchers_id"] = "both"
+    assert waterfall_of(lines).set_index("part").loc["all-gather", "part_s"] == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(
@@ -202,17 +314,42 @@ def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
     assert phase_tables.host_phases(trials, trial_tables.windows(lines)).empty
 
 
-def test_collectives_are_listed_beside_their_phases() -> None:
+@pytest.mark.parametrize("purpose", ["", "profile"])
+def test_collectives_are_listed_beside_their_phases(purpose: str) -> None:
+    """Of the timed trials, as in older runs, or of trials of their own."""
     lines = [
         line("fsdp2", rates=(9.0, 9.0), block=block, facts={"steady": True, "fsdp_all_gather_s": seconds})
         for block, seconds in enumerate((0.002, 0.004))
     ]
     for one in lines:
         one["windows"] = [window | {"forward_s": 1.0, "rest_s": 1.0} for window in one["windows"]]
+    if purpose:
+        lines += [profile("fsdp2", block=one["block"], **one.pop("facts")) for one in lines]
+        for one in lines[:2]:
+            one["facts"] = {"steady": True}
     trials = trial_tables.trials(lines, steps_of(lines))
     (row,) = phase_tables.phases(trials, trial_tables.windows(lines)).to_dict("records")
     assert row["fsdp_all_gather_s"] == pytest.approx(0.003) and pd.isna(row["dp_replicate_s"])
     assert row["step_s"] == pytest.approx(0.2), "they are not added to it"
+
+
+def test_ddps_wrapper_and_contention_start_from_its_own_step_without_exchange() -> None:
+    """A step with exchange holds the copies into buckets, which the communication holds again."""
+    lines = study()
+    lines[1]["windows"] = [window("timed", 0, 2, 0.109), window("alone", 0, 3, 0.104)]
+    seconds = waterfall_of(lines).set_index("part")["part_s"]
+    assert (seconds["wrapper"], seconds["side by side"]) == (pytest.approx(0.004), pytest.approx(0.110 - 0.104))
+
+
+def test_windows_that_mark_no_phases_wait_as_those_that_do() -> None:
+    lines = study()
+    unmarked = {"wait_s": None, "idle_s": None, "host_wait_s": None}
+    for one in lines:
+        marked = [{**w, "window_kind": "phases", "window": 9} for w in one["windows"] if w["window_kind"] == "timed"]
+        one["windows"] = [w | unmarked for w in one["windows"]] + marked
+    seconds = waterfall_of(lines).set_index("part")["part_s"]
+    assert seconds["side by side"] == pytest.approx(0.110 - 0.010 - 0.105)
+    assert seconds["exposed communication"] == pytest.approx(0.160 - 0.120)
 
 
 def test_the_time_accounting_sums_to_wall_time() -> None:
@@ -265,7 +402,7 @@ def test_a_block_with_failed_diagnostics_is_omitted_from_the_waterfall() -> None
     lines[5]["windows"] = [one for one in lines[5]["windows"] if one["window_kind"] == "timed"]
     part = waterfall_of(lines)
     assert set(whole["blocks"]) == {2}
-    assert set(part["blocks"]) == {1}
+    assert part.set_index("part")["blocks"].to_dict() == {"ideal": 2} | dict.fromkeys(part["part"][1:], 1)
     assert part["share"].sum() == pytest.approx(1.0)
 
 

@@ -285,7 +285,10 @@ def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
     drawing = draw_all(results)["waterfall"]
     (panel,) = axes_of(drawing.figure)
     assert [0.55, 0.65] in [[float(x) for x in one.get_xdata()] for one in panel.get_lines()]
-    assert "n = 3 blocks" in drawing.caption
+    assert "n = 3 blocks" in drawing.caption and "find_unused_parameters" not in drawing.caption
+    rows = [{**row, "options": {"ddp.find_unused_parameters": True}} for row in rows]
+    searching = draw_all(with_tables(results, waterfall=WATERFALL.frame(rows)))["waterfall"]
+    assert "With find_unused_parameters its search of the graph is in exposed communication." in searching.caption
 
 
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:

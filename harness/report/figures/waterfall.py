@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 
 import pandas as pd
@@ -27,13 +28,20 @@ def efficiency_waterfall(results: Results) -> Drawing:
     tallest = max(len(part) for _, part in facets)
     figure = panels(facets, _draw, legend=[], height=1.1 + ROW_HEIGHT * (tallest + 1))
     caption = (
-        "From 100 % down to the efficiency that was measured: each bar is the share of the step that a part takes, "
+        "From 100 % down to the cell's efficiency: each bar is the share of the step that a part takes, "
         f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.one_block(rows)}, "
         f"{captions.count(rows)}. Side by side: the same step on all "
-        "devices at once, no gradients exchanged. dp's and fsdp's collectives come from profiled steps, overlapped "
-        f"or not, and the rest compensates.{captions.set_apart(rows)}{captions.cut(facets)}"
+        "devices at once, nothing exchanged. dp's and fsdp's collectives: the time in which nothing is computed "
+        f"meanwhile, from profiled steps.{_graph_search(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
+
+
+def _graph_search(rows: pd.DataFrame) -> str:
+    known = (options for options in rows["options"] if isinstance(options, Mapping))
+    if not any(options.get("ddp.find_unused_parameters") for options in known):
+        return ""
+    return " With find_unused_parameters its search of the graph is in exposed communication."
 
 
 def _draw(axes: Axes, part: pd.DataFrame) -> None:
