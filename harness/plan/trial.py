@@ -36,8 +36,8 @@ class Trial:
 
     @property
     def trains(self) -> bool:
-        """Whether it trains its cell as it is: an examination takes other steps, a profile needs more memory."""
-        return self.purpose not in ("doctor", "links", "profile")
+        """Whether it trains its cell: an examination takes other steps, a measurement of links none."""
+        return self.purpose not in ("doctor", "links")
 
     @property
     def scenario(self) -> Literal["throughput", "convergence", "profile", "equivalence", "doctor", "links"]:

@@ -53,7 +53,7 @@ def out_of_memory(plan: Plan, lines: Lines) -> list[Cell]:
     if not plan.experiment.limits.prune_oom:
         return []
     ids = {line["trial_id"] for line in lines if line["outcome"] == "oom"}
-    return list(dict.fromkeys(t.cell for t in plan.trials if t.id in ids and t.trains))
+    return list(dict.fromkeys(t.cell for t in plan.trials if t.id in ids and t.trains and t.purpose != "profile"))
 
 
 def attempts(lines: Lines) -> dict[str, int]:

@@ -38,7 +38,12 @@ class SkipPolicy:
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
             change((trial.cell, trial.block))
         # an examination, or a profile, needs memory that the cell itself does not: it says nothing of the cell
-        if result.outcome == "oom" and trial.trains and self._plan.experiment.limits.prune_oom:
+        if (
+            result.outcome == "oom"
+            and trial.trains
+            and trial.purpose != "profile"
+            and self._plan.experiment.limits.prune_oom
+        ):
             self._out_of_memory.append(trial.cell)
 
     def skipped(self, trial: Trial) -> TrialResult | None:
