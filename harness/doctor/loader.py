@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
@@ -50,23 +52,23 @@ def observe(subject: Subject) -> Rate | None:
 def time_batches(
     fetch: Iterator[object], workers: int, prefetch: int, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, bool]:
-    """Return the mean seconds of a batch over at least two full rounds of all workers, and True.
+    """Return the seconds of a batch, from the median of at least two full rounds of all workers, and True.
 
-    Workers deliver in bursts of one batch each, so that the median gap between batches is the time to take a ready one.
-    The first batches are left out: the workers start, and fill their queues. If time is up, the mean is that of all
-    batches since the start, which is longer, and the second value is False.
+    Workers deliver in bursts of one batch each, so that the median gap between batches is the time to take a ready one;
+    a round of all workers has one burst. The first batches are left out: the workers start, and fill their queues. If
+    time is up, the value is the mean of all batches since the start, which is longer, and the second one is False.
     """
+    size = max(1, workers)
     start = clock()
-    timed_from, dropped = start, max(1, workers * prefetch)
-    wanted = max(LEAST, 2 * workers)
+    dropped = max(1, workers * prefetch)
+    ends: list[float] = []  # of the last batch left out, and of each round after it
     for taken, _ in enumerate(fetch, 1):
         now = clock()
-        timed = taken - dropped
-        if timed == 0:
-            timed_from = now
-        full_round = timed % max(1, workers) == 0
-        if timed >= wanted and full_round and now - timed_from >= SECONDS:
-            return (now - timed_from) / timed, True
+        if taken >= dropped and (taken - dropped) % size == 0:
+            ends.append(now)
+            timed = taken - dropped
+            if timed >= max(LEAST, 2 * workers) and now - ends[0] >= SECONDS:
+                return statistics.median(late - early for early, late in pairwise(ends)) / size, True
         if now - start >= LIMIT_S:
             return (now - start) / taken, False
     raise ValueError("the loader ended: it must be endless")

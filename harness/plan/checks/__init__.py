@@ -1,1 +1,1 @@
-"""Checks of the doctor that need no rank: they judge a plan, or the recorded environment of the nodes."""
+"""Checks of the doctor that need no rank: they judge a plan, recorded sizes, or the environment of the nodes."""
