@@ -39,7 +39,9 @@ def bus_bandwidth(results: Results) -> Drawing:
         facets.setdefault(placement_label(rows_of(sizes[:1])[0]), []).append(sizes)
     drawn = [(label, pd.concat(parts)) for label, parts in list(facets.items())[:MOST_FACETS]]
     firsts = {operation_label(row): row for sizes in found for row in rows_of(sizes[:1])}
-    figure = panels(drawn, _draw, legend=[_legend(label, row) for label, row in firsts.items()])
+    figure = panels(drawn, _draw, legend=[])
+    handles = [_legend(label, row) for label, row in firsts.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False)  # the width of one panel
     everything = pd.concat(found)
     counts = everything["repetitions"]
     repetitions = " to ".join(dict.fromkeys(str(int(n)) for n in (counts.min(), counts.max())))
