@@ -65,6 +65,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("oom and recovery, torchrun", "runs:out_of_memory", ("torchrun",), limit_s=120, alone=True),
     Claim("oom and recovery, Ray", "runs:out_of_memory", ("ray",), limit_s=120, alone=True),
     # several GPUs
+    Claim("exposed communication, fsdp", "communication:exposed", gpus=2, limit_s=120, alone=True),
     Claim("links of 2 ranks", "communication:links", ("2",), gpus=2, limit_s=120, alone=True),
     Claim("links of 8 ranks", "communication:links", ("8",), gpus=8, cpu=False, limit_s=180, alone=True),
     Claim("copies between GPUs", "communication:peer_copies", gpus=2, cpu=False, alone=True),

@@ -1,4 +1,4 @@
-"""Claims about what devices exchange: the bandwidth of links and collectives."""
+"""Claims about what devices exchange: exposed communication, the bandwidth of links and collectives."""
 
 from __future__ import annotations
 
@@ -6,12 +6,43 @@ from typing import Any
 
 import torch
 
+from harness.measure.collectives import measure_collectives
 from harness.measure.links import Meter, measure_links
 from harness.measure.transfers import operations_of
 from harness.train.ranks import Ranks
-from tests.gpu.setting import need_cuda
+from tests.gpu.setting import SMALL, cell_of, need_cuda, pace_s, stepper_of, steps_for
 from tests.gpu.verdict import Verdict, judged
 from tests.gpu.world import run_ranks
+
+SLACK = 1.05
+"""An exposed time may exceed its total by what the profiler rounds."""
+
+
+def exposed(device: torch.device) -> Verdict:
+    """fsdp's collectives are seen, and no more of each is exposed than there is; a step with them takes longer."""
+    seen = run_ranks(exposed_of, device, 2, within_s=100.0)[0]
+    parts = [name.removesuffix("_s") for name in seen if name.endswith("_s") and not name.endswith("exposed_s")]
+    known = all(value is not None for name, value in seen.items() if name.endswith("_s"))
+    text = ", ".join(f"{name} {_ms(seen[f'{name}_s'])} of which exposed {_ms(_exposed(seen, name))}" for name in parts)
+    holds = known and bool(parts) and all(0 <= _exposed(seen, p) <= SLACK * seen[f"{p}_s"] for p in parts)
+    return judged(holds, f"{text}; a step {_ms(seen['step'])}", **seen)
+
+
+def exposed_of(ranks: Ranks) -> dict[str, Any]:
+    """Return fsdp's collectives as a trial records them, and the seconds of a step."""
+    cell = cell_of(ranks.devices[0], {**SMALL, "strategy": "fsdp"}, devices=ranks.world_size)
+    stepper = stepper_of(cell, ranks.devices[0], ranks=ranks)
+    step_s = pace_s(stepper.window("timed", ranks.broadcast(steps_for(stepper, 0.3)), detailed=False))
+    return {**measure_collectives(cell.traits, stepper), "step": step_s}
+
+
+def _exposed(seen: dict[str, Any], part: str) -> float:
+    value = seen[f"{part}_exposed_s"]
+    return -1.0 if value is None else float(value)
+
+
+def _ms(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{1000 * seconds:.2f} ms"
 
 
 def links(device: torch.device, ranks: str) -> Verdict:
