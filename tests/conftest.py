@@ -26,6 +26,11 @@ def silence_unloading() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run fast tests first, otherwise in the order of files: a mistake is seen after seconds."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
 @pytest.fixture
 def content() -> dict[str, Any]:
     """The smallest experiment file, as a mapping."""
