@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from harness.config.experiment import Experiment
 from harness.errors import HarnessError, RunFolderError
 from harness.record.folder import RunFolder
+from harness.run.events import Emit, Note
+from harness.run.prepare import Prepared, prepare
 from harness.run.request import AUTO, Request
-from harness.run.resume import same_experiment
+from harness.run.resume import ChangedMeaningError, same_experiment
+
+
+def prepare_run(request: Request, experiment: Experiment, stack: ExitStack, emit: Emit) -> tuple[Request, Prepared]:
+    """Return the request with the run folder that it resumes, and its checked plan; raises HarnessError.
+
+    A run whose cells mean something else in this version is not resumed by ``auto``: a new one is started.
+    """
+    chosen, reason = choose_run(request, experiment)
+    if reason:
+        emit(Note(reason))
+    try:
+        with ExitStack() as attempt:
+            prepared = prepare(chosen, experiment, attempt)
+            stack.enter_context(attempt.pop_all())
+            return chosen, prepared
+    except ChangedMeaningError as error:
+        if request.resume != AUTO:
+            raise
+        emit(Note(f"--resume auto: {error}"))
+    chosen = replace(request, resume=None)
+    return chosen, prepare(chosen, experiment, stack)
 
 
 def choose_run(request: Request, experiment: Experiment) -> tuple[Request, str]:
@@ -21,25 +45,27 @@ def choose_run(request: Request, experiment: Experiment) -> tuple[Request, str]:
     """
     if request.resume != AUTO:
         return request, ""
-    made = [folder for folder in _folders(request.output / experiment.name) if same_experiment(folder, experiment)]
-    unfinished = [(folder, why) for folder in made if (why := _why_unfinished(folder))]
+    made = dict(_runs_of(experiment, request.output / experiment.name))
+    unfinished = {folder: why for folder, why in made.items() if why}
     if not unfinished:
         others = f"the {len(made)} of this experiment are finished" if made else "there is none of this experiment"
         return replace(request, resume=None), f"--resume auto: a new run: below {request.output} {others}"
-    newest = max(_stamp(folder) for folder, _ in unfinished)
-    (folder, why), *more = [(folder, why) for folder, why in unfinished if _stamp(folder) == newest]
+    newest = max(map(_stamp, unfinished))
+    path, *more = [folder for folder in unfinished if _stamp(folder) == newest]
     if more:
-        names = ", ".join(str(each.path) for each, _ in [(folder, why), *more])
+        names = ", ".join(map(str, [path, *more]))
         raise RunFolderError(f"--resume auto: equally new runs of this experiment: {names}; give one with --resume")
-    return replace(request, resume=folder.path), f"--resume auto: {folder.path}, the newest unfinished run: {why}"
+    return replace(request, resume=path), f"--resume auto: {path}, the newest unfinished run: {unfinished[path]}"
 
 
-def _folders(parent: Path) -> Iterator[RunFolder]:
-    """Yield the run folders in ``parent`` that this harness reads."""
+def _runs_of(experiment: Experiment, parent: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the run folders in ``parent`` that the experiment made, each with why it is unfinished."""
     for path in sorted(parent.iterdir()) if parent.is_dir() else ():
         try:
-            yield RunFolder.open(path)
-        except HarnessError:  # another file, or a run of a newer harness
+            folder = RunFolder.open(path)
+            if same_experiment(folder, experiment):
+                yield path, _why_unfinished(folder)
+        except HarnessError:  # another file, a damaged run, or one of another version: nothing to resume
             continue
 
 
@@ -52,11 +78,13 @@ def _why_unfinished(folder: RunFolder) -> str:
     if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in lines.values()):
         return ""  # a run for a debugger is never resumed
     if (ended := invocations[-1].get("ended")) != "finished":
-        return "it was interrupted" if ended == "interrupted" else "its last invocation ended early"
+        return (
+            "it was interrupted" if ended == "interrupted" else "its last invocation failed, was killed or still runs"
+        )
     late = sum(line["skip_code"] == "time_up" for line in lines.values())
     return f"limits.wall left out {late} trials" if late else ""
 
 
-def _stamp(folder: RunFolder) -> str:
+def _stamp(folder: Path) -> str:
     """Return the time in a run folder's name, <time>-<id>."""
-    return folder.path.name.rpartition("-")[0]
+    return folder.name.rpartition("-")[0]

@@ -16,11 +16,11 @@ from harness.plan.environment import Ended, Invocation
 from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
-from harness.run.auto_resume import choose_run
+from harness.run.auto_resume import prepare_run
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
 from harness.run.execution import Execution
 from harness.run.launchers import inline_launcher, launcher_for, start_ray
-from harness.run.prepare import check_imports, check_paths, prepare
+from harness.run.prepare import check_imports, check_paths
 from harness.run.provenance import differences, invocation_facts
 from harness.run.request import Request, resume_command
 from harness.system.scratch import sweep
@@ -38,11 +38,8 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
     """
     began = time.time()
     home = request.file.resolve().parent
-    request, choice = choose_run(request, experiment)
-    if choice:
-        emit(Note(choice))
     with ExitStack() as stack:
-        prepared = prepare(request, experiment, stack)
+        request, prepared = prepare_run(request, experiment, stack, emit)
         plan, ray_cluster = prepared.plan, prepared.ray_cluster
         emit(Planned(plan))
         if not plan.trials:

@@ -175,12 +175,16 @@ def same_experiment(folder: RunFolder, experiment: Experiment) -> bool:
     return not _different(kept, _with_blocks_of(kept, experiment, folder))
 
 
+class ChangedMeaningError(RunFolderError):
+    """A cell of a run means something else in this version, so that the run cannot be resumed."""
+
+
 def check_meanings(folder: RunFolder, plan: Plan) -> None:
-    """Raise RunFolderError if a cell of the plan means something else than when the folder was made."""
+    """Raise ChangedMeaningError if a cell of the plan means something else than when the folder was made."""
     known = folder.plan().get("meanings", [])
     changed = [m for m in MEANINGS if m.name not in known and any(m.applies(trial.cell) for trial in plan.trials)]
     if changed:
-        raise RunFolderError(
+        raise ChangedMeaningError(
             f"{folder.path}: was made by an older version, and cells of the same name are another training now: "
             f"{'; '.join(meaning.text for meaning in changed)}. Start a new run"
         )

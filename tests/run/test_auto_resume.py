@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from harness.plan.planner import make_plan
 from harness.plan.rows import Circumstances
 from harness.plan.trial import SkipReason, TrialResult, skipped
 from harness.record.folder import RunFolder
-from harness.run.auto_resume import choose_run
+from harness.run.auto_resume import choose_run, prepare_run
+from harness.run.events import Event, Note
 from harness.run.request import AUTO, Request, read_experiment, run_to_resume
+from harness.run.resume import ChangedMeaningError
 from tests.conftest import laptop
 
 TEXT = (
@@ -58,7 +61,8 @@ def test_the_newest_unfinished_run_of_the_experiment_is_chosen(tmp_path: Path) -
     (tmp_path / "test" / "20260105-000000-aaaa").mkdir()
     path, reason = chosen(tmp_path)
     assert path == newest.path
-    assert reason == f"--resume auto: {newest.path}, the newest unfinished run: its last invocation ended early"
+    why = "its last invocation failed, was killed or still runs"
+    assert reason == f"--resume auto: {newest.path}, the newest unfinished run: {why}"
 
 
 def test_other_limits_are_the_same_experiment(tmp_path: Path) -> None:
@@ -89,6 +93,36 @@ def test_a_run_for_a_debugger_is_never_chosen(tmp_path: Path) -> None:
     trial = make_plan(experiment_of(), laptop()).trials[0]
     folder.append(trial, TrialResult(trial.id, "ok", facts={"inline": True}), FACTS)
     assert chosen(tmp_path)[0] is None
+
+
+def test_a_damaged_run_is_passed_over(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
+    damaged = run_folder(tmp_path, "20260102-000000-aaaa", "interrupted")
+    (damaged.path / "experiment.resolved.yaml").write_text("name: test\nremoved_option: 1\n")
+    assert chosen(tmp_path)[0] == folder.path
+
+
+def test_a_run_whose_cells_mean_something_else_now_is_left_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
+    prepared: list[Path | None] = []
+
+    def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> object:
+        prepared.append(request.resume)
+        if request.resume:
+            raise ChangedMeaningError("another training now. Start a new run")
+        return "a plan"
+
+    monkeypatch.setattr("harness.run.auto_resume.prepare", prepare)
+    notes: list[Event] = []
+    request = Request(Path("test.yaml"), resume=AUTO, output=tmp_path)
+    with ExitStack() as stack:
+        found, plan = prepare_run(request, experiment_of(), stack, notes.append)
+        assert (found.resume, plan) == (None, "a plan") and prepared == [folder.path, None]
+        assert Note("--resume auto: another training now. Start a new run") in notes
+        with pytest.raises(ChangedMeaningError):
+            prepare_run(Request(Path("test.yaml"), resume=folder.path), experiment_of(), stack, notes.append)
 
 
 def test_equally_new_runs_are_named(tmp_path: Path) -> None:
