@@ -48,13 +48,27 @@ class Record:
     x: Tensor
 
 
-def observed(make: Any) -> str:
+class Lengths:
+    """A batch that reads a value in ``to``, and keeps lengths on the host, where pack_padded_sequence needs them."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.lengths = x, torch.full((len(x),), 8)
+        self.moved_to: list[str] = []
+
+    def to(self, device: torch.device) -> Any:
+        self.moved_to.append(device.type)
+        torch.zeros((), device="meta" if device.type == "meta" else "cpu").item()
+        return self
+
+
+def observed(make: Any, device: str = "cpu") -> transfer.Moved:
     class Workload(Healthy):
         def collate(self, samples: list[Any]) -> Any:
             return make(torch.stack([x for x, _ in samples]))
 
     workload = Workload()
-    return transfer.observe(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS))
+    ranks = replace(RANKS, devices=(torch.device(device),))
+    return transfer.observe(Subject(cell_for("single", 1), workload, workload.datasets(), 0, ranks))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +85,7 @@ def observed(make: Any) -> str:
     ids=["tensor", "containers", "namedtuple", "UserDict", "PackedSequence", "dataclass", "without tensors"],
 )
 def test_batches_that_can_be_moved(make: Any) -> None:
-    assert observed(make) == ""
+    assert observed(make) == transfer.Moved()
 
 
 @pytest.mark.parametrize(
@@ -80,12 +94,28 @@ def test_batches_that_can_be_moved(make: Any) -> None:
 )
 def test_batches_that_cannot_be_moved(make: Any, text: str) -> None:
     seen = observed(make)
-    assert text in seen
-    (finding,) = transfer.judge(["", seen], Case(cell_for("single", 1)))
+    assert text in seen.error + seen.left
+    (finding,) = transfer.judge([transfer.Moved(), seen], Case(cell_for("single", 1)))
     assert finding.severity == "warning" and "no effect on this machine" in finding.means
 
 
 def test_a_batch_that_cannot_be_moved_is_an_error_on_a_gpu() -> None:
-    (finding,) = transfer.judge(["x"], Case(replace(cell_for("single", 1), device="cuda")))
-    assert finding.severity == "error"
-    assert transfer.judge(["", ""], Case(cell_for("single", 1))) == []
+    on_gpu = Case(replace(cell_for("single", 1), device="cuda"))
+    (finding,) = transfer.judge([transfer.Moved(left="y"), transfer.Moved(error="x")], on_gpu)
+    assert (finding.severity, finding.seen) == ("error", "x")
+    assert transfer.judge([transfer.Moved()] * 2, on_gpu) == []
+
+
+def test_a_batch_that_keeps_a_tensor_on_the_host_of_a_gpu_is_a_warning() -> None:
+    made: list[Lengths] = []
+
+    def make(x: Tensor) -> Lengths:
+        made.append(Lengths(x))
+        return made[0]
+
+    seen = observed(make, "cuda:0")
+    assert made[0].moved_to == ["cuda"] and not seen.error and "batch.lengths" in seen.left
+    (finding,) = transfer.judge([seen], Case(replace(cell_for("single", 1), device="cuda")))
+    assert finding.severity == "warning" and "unless they belong on the host" in finding.means
+    (finding,) = transfer.judge([observed(Lengths)], Case(cell_for("single", 1)))
+    assert finding.severity == "warning" and "RuntimeError" in finding.seen
