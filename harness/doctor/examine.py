@@ -127,6 +127,9 @@ def examine(subject: Subject) -> DoctorReport:
         return found
     affordable = memory.at_affordable_batch(subject, found.memory)
     if affordable is None:
+        assert found.memory
+        left_out = [check.name for check in CHECKS if check.after_steps]
+        found.findings.append(memory.without_steps(found.memory, subject.cell, left_out))
         return found
     if found.memory and subject.whole_model_fits and not affordable.whole_model_fits:
         left_out = [check.name for check in CHECKS if check.needs_whole_model and check.after_steps]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from harness.config.experiment import Experiment
 from harness.doctor.check import Case, Check
-from harness.doctor.subject import Subject, at_smaller_batch
+from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
 from harness.plan.checks.finding import Finding
@@ -117,6 +117,20 @@ def without_reference(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -
     )
 
 
+def without_steps(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Finding:
+    """Return the note that no batch is small enough for real steps."""
+    smallest = memory.at_smaller_batch(cell, cell.global_batch_size)
+    need = max(memory.needs(facts, smallest), key=lambda need: need.ratio)
+    return Finding(
+        "real steps",
+        "note",
+        f"estimated peak for {need.place}, with one sample per device: {need.needed / GIB:.1f} GiB; available: "
+        f"{need.available / GIB:.1f} GiB",
+        f"no real steps are taken, and no result of these checks: {', '.join(left_out)}",
+        "for these checks, examine a smaller model of the same code",
+    )
+
+
 def modes_of(cell: Cell, experiment: Experiment) -> list[tuple[str, bool]]:
     """Return precision and compilation of the experiment's cells, without repetitions; the cell's own is first."""
     grids = [grid for grid in (experiment.grid, *experiment.cells) if grid]
@@ -132,7 +146,7 @@ def at_affordable_batch(subject: Subject, facts: MemoryFacts | None) -> Subject 
     divisor = memory.affordable_divisor(facts, subject.cell)
     if divisor is None:
         return None
-    cell = at_smaller_batch(subject.cell, divisor) if divisor > 1 else subject.cell
+    cell = memory.at_smaller_batch(subject.cell, divisor) if divisor > 1 else subject.cell
     fits = subject.whole_model_fits and fits_on_one_device(facts, cell)
     return replace(subject, memory=facts, cell=cell, whole_model_fits=fits)
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from harness.plan.cell import Cell
+from harness.plan.checks.memory import at_smaller_batch
 from harness.plan.comparison import base_cell
 from harness.plan.rows import MemoryFacts
 from harness.train.loader import Share, batches, endless_shares
@@ -33,18 +34,6 @@ def doctor_cell(cell: Cell) -> Cell:
     """Return the cell that the doctor trains: not compiled, a micro-batch a step at the whole batch's learning rate."""
     recipe = {name: value for name, value in cell.training.items() if name != "accumulation"}
     return at_smaller_batch(replace(cell, compile=False, training=recipe), cell.micro_batches)
-
-
-def at_smaller_batch(cell: Cell, divisor: int) -> Cell:
-    """Return the cell with the batch divided, rounded down, at the same learning rate."""
-    recipe = dict(cell.training)
-    share = cell.per_device_batch_size
-    batch = share // divisor * cell.devices if share else cell.global_batch_size // divisor
-    if isinstance(base := cell.training.get("lr_base_batch_size"), int | float):
-        recipe["lr_base_batch_size"] = base * batch / cell.global_batch_size
-    return replace(
-        cell, training=recipe, per_device_batch_size=share // divisor if share else None, global_batch_size=batch
-    )
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,18 @@ def test_real_steps_are_at_a_batch_that_fits(monkeypatch: pytest.MonkeyPatch) ->
     assert unchanged and unchanged.cell == examined.cell
 
 
+def test_an_examination_without_an_affordable_batch_names_the_checks_that_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "at_affordable_batch", lambda subject, facts: None)
+    workload = Healthy()
+    found = examine(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS))
+    finding = found.findings[-1]
+    assert (finding.check, finding.severity) == ("real steps", "note")
+    assert "one sample per device" in finding.seen
+    assert "no real steps" in finding.means and "gradient scaling" in finding.means
+
+
 def test_the_reference_of_a_global_batch_needs_its_memory() -> None:
     examined = cell("ddp", devices=8)  # 256 samples: 1 + 1 + 32 GiB on one device
     assert memory.global_batch_fits(sizes(), examined)

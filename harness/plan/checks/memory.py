@@ -6,7 +6,7 @@ model judges all of its cells. Sizes are in bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.plan.cell import Cell, Options
 from harness.plan.checks.finding import Finding
@@ -78,24 +78,36 @@ def ranks_of_node(cell: Cell) -> int:
 
 
 def judge(model: MemoryFacts, cell: Cell) -> list[Finding]:
-    """Judge the tightest of a cell's needs."""
+    """Judge the tightest of a cell's needs. A strategy of the user's own may need less than is assumed: no error."""
     tightest = max(needs(model, cell), key=lambda need: need.ratio, default=None)
     if tightest is None or tightest.ratio <= WARN:
         return []
-    refused = tightest.ratio > REFUSE
+    refused = tightest.ratio > REFUSE and cell.own_traits is None
     severity: Severity = "error" if refused else "warning"
     means = "not enough memory: such cells are skipped" if refused else "out of memory is likely, or close"
+    if cell.own_traits is not None:
+        means += ", unless the strategy needs less memory than one with its traits"
     return [Finding(NAME, severity, _seen(model, cell, tightest), means, _advice(model, cell, tightest))]
 
 
 def affordable_divisor(model: MemoryFacts, cell: Cell) -> int | None:
     """Return the divisor of the batch, a power of two, at which a cell has enough memory; None if it never has."""
     divisor = 1
-    while any(need.ratio > WARN for need in needs(model, cell, -(-micro_batch(cell) // divisor))):
+    while any(need.ratio > WARN for need in needs(model, at_smaller_batch(cell, divisor))):
         if divisor >= micro_batch(cell):
             return None
         divisor *= 2
     return divisor
+
+
+def at_smaller_batch(cell: Cell, divisor: int) -> Cell:
+    """Return the cell with the batch divided, rounded down, at least 1 per device, at the same learning rate."""
+    recipe = dict(cell.training)
+    share = max(1, cell.per_device_batch_size // divisor) if cell.per_device_batch_size else None
+    batch = share * cell.devices if share else max(1, cell.global_batch_size // divisor)
+    if isinstance(base := cell.training.get("lr_base_batch_size"), int | float):
+        recipe["lr_base_batch_size"] = base * batch / cell.global_batch_size
+    return replace(cell, training=recipe, per_device_batch_size=share, global_batch_size=batch)
 
 
 def _seen(model: MemoryFacts, cell: Cell, need: Need) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
 from harness.plan.rows import ActivationBytes, MemoryFacts
@@ -116,3 +117,29 @@ def test_the_batch_of_an_examination_is_divided_until_it_fits() -> None:
     assert memory.affordable_divisor(sizes(), cell()) == 1
     assert memory.affordable_divisor(sizes(device_bytes=5 * GIB), cell()) == 4  # 3 GiB and 8 samples
     assert memory.affordable_divisor(sizes(device_bytes=2 * GIB), cell()) is None
+
+
+@pytest.mark.parametrize("batch", [1, 3, 6, 12, 96])
+@pytest.mark.parametrize("available", [3.5, 4.0, 4.5, 6.0])
+def test_a_divided_batch_fits_and_has_at_least_one_sample_per_device(batch: int, available: float) -> None:
+    model, examined = sizes(device_bytes=int(available * GIB)), cell(batch=batch)
+    divisor = memory.affordable_divisor(model, examined)
+    assert divisor  # parameters, gradients, buckets and one sample: 3.125 GiB
+    smaller = memory.at_smaller_batch(examined, divisor)
+    assert smaller.per_device_batch_size and smaller.global_batch_size == 2 * smaller.per_device_batch_size
+    assert all(need.ratio <= memory.WARN for need in memory.needs(model, smaller))
+
+
+def test_a_batch_that_is_not_divided_evenly_is_estimated_as_it_is_examined() -> None:
+    uneven = replace(cell(devices=4), per_device_batch_size=None, global_batch_size=10)
+    model = sizes(device_bytes=int(3.2 / memory.WARN * GIB))  # one sample per device; 5 samples have two on the first
+    divisor = memory.affordable_divisor(model, uneven)
+    assert divisor == 4 and memory.at_smaller_batch(uneven, divisor).global_batch_size == 2
+
+
+def test_a_strategy_of_the_users_own_is_never_refused() -> None:
+    own = replace(cell("package.module:Sharded"), own_traits=BUILTIN_TRAITS["ddp"])
+    (finding,) = memory.judge(sizes(device_bytes=2 * GIB), own)
+    assert finding.severity == "warning" and "unless the strategy needs less memory" in finding.means
+    (finding,) = memory.judge(sizes(device_bytes=2 * GIB), cell())
+    assert finding.severity == "error"
