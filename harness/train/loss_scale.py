@@ -29,7 +29,12 @@ class LossScale:
         return cls(float(state["scale"]), int(state["_growth_tracker"]), int(state["growth_interval"]))
 
     def skipped_since(self, earlier: LossScale, steps: int) -> int:
-        """Return how many of ``steps`` steps were skipped since: exact for none, else the least that explains it."""
+        """Return how many of ``steps`` steps were skipped since: exact for none, else the least that explains it.
+
+        A scale that has fallen to 0 does not count its halvings: all steps but those since the last skip.
+        """
+        if not self.scale:
+            return max(0, steps - self.unskipped)
         growths, unskipped = divmod(earlier.unskipped + steps, self.growth_interval)
         doublings = round(math.log2(self.scale / earlier.scale))
         if (doublings, self.unskipped) == (growths, unskipped):

@@ -62,6 +62,8 @@ def test_after_two_hundred_steps_the_training_counts_as_diverged_with_its_scale(
         (scale(1024, 30), scale(256, 10), 50, 2),
         (scale(1024, 1990), scale(1024, 39), 50, 1),  # doubled, then halved: one skip explains it
         (scale(1024, 0), scale(4096, 5), 4005, 0),
+        (scale(2.0**-149, 0), scale(0, 0), 50, 50),  # below the smallest float32
+        (scale(0, 0), scale(0, 0), 50, 50),
     ],
 )
 def test_skips_follow_from_the_scale_before_and_after(
