@@ -40,8 +40,9 @@ def on_host(model: nn.Module, init_weights: InitWeights | None) -> nn.Module:
 
 
 def too_large(model: nn.Module, device: torch.device) -> str | None:
-    """Return why one device cannot train the model: its weights and gradients alone exceed the memory; else None."""
-    needed = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    """Return why one device cannot train the model: weights and gradients alone exceed the memory; else None."""
+    copies = ((parameter, 2 if parameter.requires_grad else 1) for parameter in model.parameters())
+    needed = sum(count * parameter.numel() * parameter.element_size() for parameter, count in copies)
     has = device_bytes(device)
     if has is None or needed <= has:
         return None

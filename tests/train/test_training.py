@@ -15,6 +15,7 @@ from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share, batches, epoch_shares
 from harness.train.loss_scale import LossScale
+from harness.train.model import too_large
 from harness.train.ranks import Ranks
 from harness.train.token_weights import on_device
 from harness.train.training import Training
@@ -257,6 +258,14 @@ def test_a_model_larger_than_its_device_is_a_skip_with_the_numbers(monkeypatch: 
         Training(CELL, Regression(), SEED, ONE)
     monkeypatch.setattr("harness.train.model.device_bytes", lambda device: 10_000)
     Training(CELL, Regression(), SEED, ONE)
+
+
+def test_a_frozen_parameter_has_no_gradient_that_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(100, 1, bias=False), nn.Linear(1, 100, bias=False))  # 400 bytes each
+    monkeypatch.setattr("harness.train.model.device_bytes", lambda device: 1200)
+    assert too_large(model, CPU)
+    model[0].requires_grad_(False)
+    assert too_large(model, CPU) is None
 
 
 class Events:
