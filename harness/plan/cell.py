@@ -26,9 +26,10 @@ EARLIER: Mapping[str, PlainValue] = {
     "fsdp.backend": "auto",
     "fsdp.mesh": "flat",
 }
-"""Options that earlier versions lacked, each with the value that keeps their behaviour.
+"""Options that earlier versions lacked or did not list, each with the value that keeps their behaviour.
 
-A cell holds such an option only if its value is another one: its id is that of the earlier version.
+A cell holds such an option only if its value is another one: its id is that of the earlier version. Earlier versions
+took optimizer.fused and optimizer.foreach as options of any optimizer, without a default.
 """
 SHARED_SECTIONS = {
     "workload": "workload_options",
