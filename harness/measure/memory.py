@@ -53,6 +53,9 @@ def peak(devices: Sequence[torch.device]) -> RankFacts:
 
 def of_state(training: Training) -> RankFacts:
     """Return the bytes of parameters, gradients and optimizer state on this rank; of a shard, its local part."""
+    for module in training.model.modules():
+        if hasattr(module, "set_requires_gradient_sync"):  # fsdp: after an evaluation its root's are whole
+            module.reshard()  # type: ignore[operator]
     parameters = list(training.model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     state = [leaf for entry in training.optimizer.state.values() for leaf in tree_leaves(entry)]

@@ -65,6 +65,7 @@ def test_sharded_tensors_count_their_local_shard() -> None:
         def to_local(self) -> torch.Tensor:
             return torch.ones(7, dtype=torch.bfloat16)
 
-    model, optimizer = SimpleNamespace(parameters=lambda: [Shard()]), SimpleNamespace(state={})
+    model = SimpleNamespace(parameters=lambda: [Shard()], modules=list)
+    optimizer = SimpleNamespace(state={})
     result = memory.of_state(cast(Training, SimpleNamespace(model=model, optimizer=optimizer)))
     assert result["parameter_bytes"] == 14

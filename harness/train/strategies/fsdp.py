@@ -65,8 +65,8 @@ class Fsdp(Strategy):
         reduced = None if self.autocasts(options) else context.precision.reduced
         policy = _policy(reduced)
         groups = 1
-        norms: list[nn.Module] = [m for m in model.modules() if reduced and isinstance(m, NORMS) and _trains(m)]
-        if norms:
+        norms: list[nn.Module] = [m for m in model.modules() if reduced and isinstance(m, NORMS) and [*m.parameters()]]
+        if norms:  # frozen weights too: else the group around them gathers them in 16 bits
             fully_shard(norms, mp_policy=_policy(None), **sharding)
             groups += 1
         for unit in context.units(model):

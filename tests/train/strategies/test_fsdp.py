@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import WorkloadError
+from harness.measure import memory
 from harness.plan.cell import Cell
 from harness.train.loader import Share
 from harness.train.phases import Phase
@@ -196,6 +197,28 @@ def test_a_layer_with_statistics_that_is_a_unit_itself_is_sharded_once() -> None
     assert bool(torch.isfinite(loss)) and training.facts["shard_units"] == 4
 
 
+class Frozen(FlatList):
+    """The same network, whose layer with statistics has frozen weights."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        for parameter in model.get_submodule("1").parameters():
+            parameter.requires_grad_(False)
+        return model
+
+
+@pytest.mark.usefixtures("no_group")
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_frozen_layer_with_statistics_stays_float32(precision: str) -> None:
+    cell = replace(CELL, devices=1, per_device_batch_size=4, global_batch_size=4, precision=precision)
+    training = training_of(cell, Frozen())
+    seen: list[torch.dtype] = []
+    norm: Any = training.unwrapped.get_submodule("1")
+    norm.register_forward_hook(lambda module, *_: seen.append(module.weight.dtype))
+    losses = [training.step(torch.randn(4, 4), Share((), 4, 4))[0] for _ in range(2)]
+    assert bool(torch.isfinite(torch.stack(losses)).all()) and set(seen) == {torch.float32}
+
+
 class OnMeta(LanguageModel):
     """A workload that builds its model on the meta device."""
 
@@ -233,6 +256,17 @@ def test_no_whole_model_moves_to_the_device(kind: type[LanguageModel], monkeypat
     model = training_of(CELL, kind(model="nano", context=16, text_bytes=20_000)).model
     assert not moved
     assert all(parameter.device == CPU for parameter in model.parameters())
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_after_an_evaluation_the_state_in_memory_is_the_shards_still() -> None:
+    """The root's parameters stay whole after a forward pass that no backward pass follows."""
+    training = training_of(CELL, gpt())
+    training.step(tokens(), SHARE)
+    before = memory.of_state(training)
+    training.evaluate(tokens(), SHARE)
+    assert memory.of_state(training) == before
+    training.step(tokens(), SHARE)
 
 
 def test_a_model_on_the_meta_device_needs_init_weights() -> None:
