@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class NotMeasuredError(Exception):
-    """An operation failed on some rank; raised on every rank alike."""
+    """An operation cannot be prepared, or fails in its first measurement, on some rank; raised on all ranks alike."""
 
 
 class Meter:
@@ -49,21 +49,30 @@ class Meter:
     ) -> None:
         self._ranks, self._advance, self._clock, self._wait = ranks, advance, clock, wait
         self.now: float = ranks.broadcast(clock())
+        self._measured: set[Operation] = set()
 
     def seconds(self, operation: Operation, size: int, calls: int) -> list[float]:
-        """Return the seconds of one call in each repetition, on the slowest rank; raises NotMeasuredError."""
+        """Return the seconds of one call in each repetition, on the slowest rank; raises NotMeasuredError.
+
+        An operation that the backend lacks fails on every rank alike, in its first measurement. A rank on which it
+        fails later raises that error at once, which ends the group: its peers may wait in the call.
+        """
         member = self._ranks.rank in operation.members
         own: list[float] = []
         call, error = _attempt(lambda: operation.prepare(size)) if member else (None, "")
         # a rank that lacks memory would keep the others waiting; the sum is also the barrier before the first call
         starts = not self._ranks.sum([float(bool(error))])[0]
         if starts and call is not None:
-            timed, error = _attempt(lambda: self._repetitions(call, calls))
-            own = timed or []
+            if operation in self._measured and self._ranks.world_size > 1:
+                own = self._repetitions(call, calls)
+            else:
+                timed, error = _attempt(lambda: self._repetitions(call, calls))
+                own = timed or []
         seen = self._ranks.gather((own, error, self._clock()))
         self.now = seen[0][2]
         if errors := [f"{text} (rank {rank})" for rank, (_, text, _) in enumerate(seen) if text]:
             raise NotMeasuredError(errors[0])
+        self._measured.add(operation)
         return [max(times) for times in zip(*(times for times, _, _ in seen if times), strict=True)]
 
     def _repetitions(self, call: Call, calls: int) -> list[float]:
@@ -93,7 +102,7 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
 def sweep(series: Sequence[Operation], meter: Meter, seconds: float, most_bytes: int) -> Iterator[LinkRow]:
     """Measure operations of one kind, each size of all before the next size, which is twice as large.
 
-    Ends before the size that would exceed the time or the memory. If the first messages of all pairs take longer than
+    Ends before the size that would exceed the time or ``most_bytes``. If the first messages of all pairs take more than
     FIRST_CONTACT of the time, the other pairs are left out. Raises NotMeasuredError.
     """
     began = meter.now
@@ -159,7 +168,7 @@ def measure_links(
     rows: list[LinkRow] = []
     notes = []
     end = meter.now + seconds
-    most_bytes = min(ranks.gather(_free_bytes(ranks) // MEMORY_PARTS))
+    most_bytes = min(LARGEST_BYTES, *ranks.gather(_free_bytes(ranks) // MEMORY_PARTS))
     for number, alike in enumerate(series):
         share = max(0.0, end - meter.now) / (len(series) - number)
         first = len(rows)

@@ -84,6 +84,13 @@ def test_sizes_end_at_the_memory() -> None:
     assert [row["size_bytes"] for row in rows] == [KIB, 2 * KIB, 4 * KIB]
 
 
+def test_sizes_end_at_one_gibibyte(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(links, "_free_bytes", lambda ranks: 80 * GIB)
+    rows, notes = measure_links([[transfer(clock, 1e-6, 1e12)]], meter(clock), 60.0, ALONE)
+    assert (rows[-1]["size_bytes"], notes) == (GIB, [])
+
+
 def test_a_size_that_does_not_divide_by_the_ranks_is_the_next_smaller_that_does() -> None:
     clock = Clock()
     rows = swept(clock, [transfer(clock, 1e-6, 1e12, granule=12)], 5.0, most_bytes=2048)
@@ -152,6 +159,24 @@ def test_no_rank_starts_a_call_that_another_cannot_take_part_in(monkeypatch: pyt
     with pytest.raises(NotMeasuredError, match=r"OutOfMemoryError: no \(rank 1\)"):
         both.seconds(transfer(clock, 0.5, 1e30), KIB, 1)
     assert clock.now == 0.0
+
+
+def test_a_rank_on_which_a_measured_operation_fails_does_not_wait_for_its_peers() -> None:
+    clock = Clock()
+    broken = False
+
+    def call() -> None:
+        if broken:
+            raise RuntimeError("connection reset")
+
+    operation = replace(transfer(clock, 0.5, 1e30), prepare=lambda size: call)
+    both = meter(clock, Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,)))
+    both.seconds(operation, KIB, 1)
+    broken = True
+    with pytest.raises(RuntimeError, match="connection reset"):
+        both.seconds(operation, KIB, 1)
+    with pytest.raises(NotMeasuredError, match=r"connection reset \(rank 0\)"):  # not known to work: on all alike
+        meter(clock, both._ranks).seconds(operation, KIB, 1)
 
 
 @pytest.fixture
