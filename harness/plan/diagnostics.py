@@ -110,7 +110,7 @@ def seconds_of_links(settings: Throughput, device: str) -> float:
 def links_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     """Return the measurements of links and collectives: one in the first block for each placement of several devices.
 
-    Placements whose processes are connected by NCCL and by gloo count as two.
+    Placements whose processes are connected by NCCL and by gloo count as two; on a CPU all are connected by gloo.
     The devices of one CPU process have no links, and devices that ranks share make no claim about speed. A placement
     is the same under either launcher; Ray is preferred, as for examinations.
     """
@@ -120,7 +120,7 @@ def links_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     for cell in cells:
         without_links = cell.devices == 1 or cell.oversubscribe or (cell.device == "cpu" and cell.traits.one_process)
         if not without_links:
-            chosen.setdefault((place(cell), cell.backend == "gloo"), cell)
+            chosen.setdefault((place(cell), cell.device == "cpu" or cell.backend == "gloo"), cell)
     first = min((trial.block for trial in trials), default=0)
     return [Trial(cell, "diagnostic", first, seed, added=True, purpose="links") for cell in chosen.values()]
 
