@@ -83,11 +83,15 @@ def judge(seen: Sequence[Rate | None], case: Case) -> list[Finding]:
     if loader <= model:
         return []
     workers = int_option(case.cell.loader, "workers", 0)
+    rates = f"loader alone, {workers} workers a device: {_format(slowest)}; model alone: {1 / model:,.0f} samples/s"
+    if not slowest.complete:
+        means = f"perhaps loader-bound: no steady rate of the loader within {LIMIT_S:.0f} s"
+        return [Finding(NAME, "note", rates, means, "compare with a cell of data: synthetic_device")]
     return [
         Finding(
             NAME,
             "warning",
-            f"loader alone, {workers} workers a device: {_format(slowest)}; model alone: {1 / model:,.0f} samples/s",
+            rates,
             "loader-bound: the measured throughput and scaling are those of the loader",
             f"set loader.workers to {math.ceil(max(1, workers) * loader / model)} if each device has as many free "
             "cores, make samples cheaper, or measure with data: synthetic_device",

@@ -244,6 +244,9 @@ def test_a_limiting_loader_is_reported_with_both_rates() -> None:
     assert "set loader.workers to 10 if" in finding.advice
     (finding,) = loader.judge([loader.Rate(0.01)], case(loader={"workers": 4}, steps=[steps(step_s=0.064)]))
     assert "set loader.workers to 40 if" in finding.advice
+    (finding,) = loader.judge([loader.Rate(0.01, complete=False)], case(steps=[steps(step_s=0.064)]))
+    assert finding.severity == "note" and "at least 100 samples/s" in finding.seen and "perhaps" in finding.means
+    assert "loader.workers" not in finding.advice
     assert loader.judge([loader.Rate(0.0001)], case(steps=[steps(step_s=0.064)])) == []
     assert loader.judge([None], case(steps=[steps(step_s=0.064)])) == []
 
