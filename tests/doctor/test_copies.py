@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from harness.doctor import copies
+from harness.doctor.check import Case
 from harness.doctor.subject import Subject
 from harness.train.ranks import Ranks
 from tests.doctor.faulty import Healthy
@@ -22,41 +24,96 @@ def on_gpus(*indices: int, local_rank: int = 0) -> Subject:
     return Subject(cell_for("ddp", 2), Healthy(), (), 0, ranks)
 
 
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands of the processes that were started; each finds one corrupt pair."""
-    started: list[list[str]] = []
+FOUND = copies.Copied([("cuda:0", "cuda:1", "directly")])
 
-    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        started.append(command)
-        return subprocess.CompletedProcess(command, 0, 'noise of a library\n[["cuda:0", "cuda:1", "directly"]]\n', "")
+
+class Child:
+    """A process that ends after this many polls."""
+
+    polls, returncode, errors, killed = 0, 0, "", False
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        self.command = command
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *arguments: object) -> None: ...
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        if self.polls:
+            self.polls -= 1
+            raise subprocess.TimeoutExpired(self.command, timeout)
+        return 'noise of a library\n[["cuda:0", "cuda:1", "directly"]]\n', self.errors
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
+    """The processes that were started; each finds one corrupt pair."""
+    started: list[Child] = []
+
+    def start(command: list[str], **options: Any) -> Child:
+        started.append(Child(command))
+        return started[-1]
 
     def in_this_process(*arguments: Any) -> None:
         raise AssertionError("a CUDA context in the rank's own process")
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(copies, "corrupt_pairs", in_this_process)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     return started
 
 
-def test_the_first_rank_of_a_node_copies_between_all_gpus_in_a_child(commands: list[list[str]]) -> None:
-    assert copies.observe(on_gpus(1)) == [("cuda:0", "cuda:1", "directly")]
-    assert copies.observe(on_gpus(0, 2)) == [("cuda:0", "cuda:1", "directly")]
-    assert [command[-3:] for command in commands] == [
-        ["cuda:0", "cuda:1", "cuda:2"],
-        [commands[1][-3], "cuda:0", "cuda:2"],
-    ]
-    assert copies.observe(on_gpus(1, local_rank=1)) == [] and len(commands) == 2
+def test_the_first_rank_of_a_node_copies_between_all_gpus_in_a_child(children: list[Child]) -> None:
+    assert copies.observe(on_gpus(1)) == FOUND
+    assert copies.observe(on_gpus(0, 2)) == FOUND
+    first, second = (child.command for child in children)
+    assert first[-3:] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert second == [*first[:-3], "cuda:0", "cuda:2"]
+    assert copies.observe(on_gpus(1, local_rank=1)) == copies.Copied() and len(children) == 2
 
 
-def test_an_error_of_the_child_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nRuntimeError: no CUDA-capable device\n")
-    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: failed)
-    with pytest.raises(RuntimeError, match="copies between cuda:0, cuda:1: RuntimeError: no CUDA-capable device"):
-        copies.in_child(["cuda:0", "cuda:1"])
+def test_the_watchdog_is_reset_while_the_child_copies(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> None:
+    resets: list[None] = []
+    monkeypatch.setattr(Child, "polls", 90)
+    assert copies.observe(replace(on_gpus(1), advance=lambda: resets.append(None))) == FOUND
+    assert len(resets) == 90
+
+
+@pytest.mark.parametrize(
+    ("child", "text"),
+    [
+        ({"polls": 10**6}, "no result within 300 s, between cuda:0, cuda:1"),
+        (
+            {"returncode": 1, "errors": "Traceback\nRuntimeError: no GPU\n"},
+            "RuntimeError: no GPU, between cuda:0, cuda:1",
+        ),
+        ({"returncode": -9}, "exit -9, between cuda:0, cuda:1"),
+    ],
+    ids=["timeout", "error", "signal"],
+)
+def test_a_child_that_fails_is_a_finding_of_its_own(
+    children: list[Child], child: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in child.items():
+        monkeypatch.setattr(Child, name, value)
+    seen = copies.observe(on_gpus(0, 1))
+    assert seen == copies.Copied(failed=text)
+    assert children[0].killed
+    (finding,) = copies.judge([seen, copies.Copied()], Case(cell_for("dp", 2)))
+    assert (finding.check, finding.severity, finding.seen) == (copies.NAME, "warning", text)
+    assert "not compared" in finding.means
+
+
+@pytest.mark.parametrize(("devices", "repeats"), [(2, 3), (8, 3), (10, 2), (16, 1), (32, 1)])
+def test_many_gpus_have_fewer_repetitions(devices: int, repeats: int) -> None:
+    assert copies.repeats_of(devices) == repeats
 
 
 @pytest.mark.slow
 def test_the_child_copies_between_two_names_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert copies.in_child(["cpu", "cpu:0"]) == []
+    assert copies.in_child(["cpu", "cpu:0"], lambda: None) == copies.Copied([])

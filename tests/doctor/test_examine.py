@@ -45,9 +45,9 @@ OF_NO_WORKLOAD: dict[str, tuple[Callable[[], list[Finding]], Callable[[], list[F
 """What lies in the plan, the nodes or the devices: with the fault, and without. No GPU is needed: see the judges."""
 
 
-def copied(move: copies.Move) -> list[tuple[str, str, str]]:
+def copied(move: copies.Move) -> copies.Copied:
     """What is wrong among the copies between two GPUs, for which two names of the host stand."""
-    return copies.corrupt_pairs([torch.device("cpu"), torch.device("cpu", 0)], [8, 64], 2, move)
+    return copies.Copied(copies.corrupt_pairs([torch.device("cpu"), torch.device("cpu", 0)], [8, 64], 2, move))
 
 
 def checks(examined: Examined, name: str) -> list[str]:

@@ -305,8 +305,10 @@ def test_failing_copies_between_a_pair_block_the_cell() -> None:
     wrong = copies.corrupt_pairs(devices, [8, 64], 2, moved_wrongly(("cpu", "cpu:0")))
     assert wrong == [("cpu", "cpu:0", "directly")]
     assert copies.corrupt_pairs(devices, [8], 1, lambda tensor, to: tensor.clone()) == []
-    assert [found.severity for found in copies.judge([wrong, []], case("ddp"))] == ["warning"]
-    (finding,) = copies.judge([wrong, []], case("dp"))
+    assert [found.severity for found in copies.judge([copies.Copied(wrong), copies.Copied()], case("ddp"))] == [
+        "warning"
+    ]
+    (finding,) = copies.judge([copies.Copied(wrong), copies.Copied()], case("dp"))
     assert finding.severity == "error" and "cpu to cpu:0 directly" in finding.seen
     assert "NCCL_P2P_DISABLE has no effect on dp" in finding.advice and "IOMMU" in finding.advice
 
