@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,14 +52,25 @@ class Autocast(nn.Module):
 
     nn.DataParallel calls each replica in a thread of its own, and autocast's dtype is a property of the thread. A
     module around the workload's model enters autocast there. The loss is computed from the outputs in float32.
+
+    Attributes of ``module`` are found here too, such as a model's ``config`` that a workload's loss reads. A method of
+    it other than ``forward`` that is called so runs without autocast.
     """
 
     def __init__(self, module: nn.Module, device: str, dtype: torch.dtype) -> None:
         super().__init__()
-        self.module, self.device, self.dtype = module, device, dtype
+        self.module, self._autocast_device, self._autocast_dtype = module, device, dtype
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module" or name.startswith("__"):  # not there yet while it is copied; its own protocols
+                raise
+            return getattr(self.module, name)
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        with torch.autocast(self.device, dtype=self.dtype):
+        with torch.autocast(self._autocast_device, dtype=self._autocast_dtype):
             outputs = self.module(*args, **kwargs)
         return tree_map(_in_float32, outputs)
 

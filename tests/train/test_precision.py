@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +63,29 @@ def test_outputs_of_any_structure_are_float32_and_integers_stay() -> None:
     out: Any = Precision("bf16", "cpu").around(Many())(torch.zeros(2))
     assert (out["a"].dtype, out["b"][0].dtype, out["b"][1][0].dtype) == (torch.float32, torch.float32, torch.int64)
     assert out["c"] == "text"
+
+
+class Attributes(nn.Module):
+    """A model with attributes of names that a wrapper may use, and one that is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+        self.config, self.device, self.dtype = {"vocabulary": 2}, "its own", "its own too"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_a_loss_finds_the_models_attributes_under_autocast() -> None:
+    model: Any = Precision("bf16", "cpu").around(Attributes())
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert (each.config, each.device, each.dtype) == ({"vocabulary": 2}, "its own", "its own too")
+        assert each.head.weight is each.module.head.weight
+        assert type(each) is type(model) and each(torch.zeros(1, 2)).dtype == torch.float32
+    with pytest.raises(AttributeError, match="'Attributes' object has no attribute 'missing'"):
+        _ = model.missing
+    assert {name for name, _ in model.named_parameters()} == {"module.head.weight", "module.head.bias"}
 
 
 def test_the_step_of_a_float32_model_has_no_module_more() -> None:
