@@ -72,12 +72,12 @@ class Faulty(Training):
 
     fault = ""
 
-    def _global_weight(self, weight: Tensor, share: Share) -> Tensor | float:
+    def _divisor(self, weight: Tensor, share: Share) -> Tensor | float:
         if self.fault == "unweighted last batch":
             return float(max(share.samples, 1)) * self._ranks.world_size  # each rank's own mean, averaged
         if self.fault == "sum for mean":
             return 1.0
-        return super()._global_weight(weight, share)
+        return super()._divisor(weight, share)
 
 
 def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fault: str, epochs: int) -> list[float]:

@@ -25,6 +25,11 @@ class TokenSum:
         return self._total
 
 
+def tokens_per_sample(tokens: Tensor, samples: float) -> Tensor:
+    """Return the tokens of a sample, at least 1, as the nearest power of two: a division by that does not round."""
+    return torch.exp2((tokens / samples).clamp(min=1.0).log2().round())
+
+
 def on_device(weight: Tensor | float, device: torch.device) -> Tensor:
     """Return a weight as a float32 scalar on the device.
 
@@ -38,7 +43,8 @@ def on_device(weight: Tensor | float, device: torch.device) -> Tensor:
 def scale_gradients(model: nn.Module, factor: Tensor) -> None:
     """Multiply every gradient, or this rank's shard of it, by a scalar on its device."""
     gradients = [local_part(p.grad) for p in model.parameters() if p.grad is not None]
-    torch._foreach_mul_(gradients, factor)
+    if gradients:  # without exchange, fsdp's shards have none; torch 2.11 takes no empty list
+        torch._foreach_mul_(gradients, factor)
 
 
 def local_part(tensor: Tensor) -> Tensor:

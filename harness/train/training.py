@@ -25,7 +25,7 @@ from harness.train.precision import Precision, without_autocast
 from harness.train.ranks import Ranks
 from harness.train.strategies import make_strategy
 from harness.train.strategies.base import Units, WrapContext, default_units
-from harness.train.token_weights import TokenSum, local_part, on_device, scale_gradients
+from harness.train.token_weights import TokenSum, local_part, on_device, scale_gradients, tokens_per_sample
 from harness.train.workloads import Workload
 
 
@@ -76,16 +76,19 @@ class Training:
         self._cell, self._workload, self._ranks = cell, workload, ranks
         self._micro_batches, self._counts_samples = cell.micro_batches, workload.unit == "samples"
         self._scaler = self.precision.scaler()
-        self._scales_later = not self._counts_samples and (ranks.world_size > 1 or self._micro_batches > 1)
-        """The weight of the global batch is not known before backward."""
+        # whether the weight of the global batch is known before backward
+        known = self._counts_samples or (ranks.world_size == self._micro_batches == 1 and not self._scaler)
+        self._scales_later = not known
+        self._tokens_per_sample: Tensor | None = None
         self._alone = False
         torch.manual_seed(seed * 1_000_003 + ranks.rank)  # each rank has its own random stream, for dropout
 
     def _built(self, cell: Cell, workload: Workload, ranks: Ranks) -> nn.Module:
         """Return the workload's model, on the host unless the strategy takes one of the meta device."""
         model = workload.build_model()
-        if ranks.world_size == 1 and not cell.traits.shards_parameters:
-            _check_size(model, ranks.devices[0])
+        alone = ranks.world_size == 1 and not cell.traits.shards_parameters
+        if alone and (reason := too_large(model, ranks.devices[0])):  # an out-of-memory error ends the worker group
+            raise SkipTrial(SkipReason("model_too_large", reason))
         if not self.strategy.takes_meta:
             model = on_host(model, init_weights_of(workload))
         if cell.training.get("channels_last"):
@@ -147,13 +150,13 @@ class Training:
         loss, weight = self._workload.loss(self.model, batch)
         if share.samples == 0:
             loss, weight = loss * 0.0, weight * 0
-        scale = self._ranks.world_size / self._global_weight(weight, share)
-        loss_per_unit = loss * scale
+        divisor = self._divisor(weight, share)
+        loss_per_unit = loss * (self._ranks.world_size / divisor)
         mark(FORWARD)
         tokens = self._exchange([*earlier, weight]) if self._scales_later and last else None
         (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
         if tokens:
-            scale_gradients(self.model, share.global_samples / tokens.value())
+            scale_gradients(self.model, divisor / tokens.value())
         return loss.detach(), weight
 
     def _accumulate(self, batches: Any, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
@@ -240,19 +243,23 @@ class Training:
         values = [loss.float() for loss in losses] + [local_part(p).detach().sum() for p in self.model.parameters()]
         return bool(torch.isfinite(torch.stack([value.float() for value in values])).all())
 
-    def _global_weight(self, weight: Tensor, share: Share) -> Tensor | float:
-        """Return the weight that divides a loss before backward: that of the global batch, if it is known then.
+    def _divisor(self, weight: Tensor, share: Share) -> Tensor | float:
+        """Return the number that divides a loss before backward: the weight of the global batch, if it is known then.
 
-        The tokens of other ranks and of later micro-batches are not. The number of samples stands in for them, and
-        the gradient is scaled after backward, so that no rank waits for another before.
+        The tokens of other ranks and of later micro-batches are not. Samples times the first step's tokens per sample
+        stand in for them, and the gradient is scaled after backward, so that no rank waits for another before. Under
+        fp16 one device does the same, so that the loss scale is of one effect in every strategy.
         """
-        if self._counts_samples or self._scales_later:
-            return share.global_samples
-        return on_device(weight, self._ranks.devices[0])
+        if not self._scales_later:
+            return share.global_samples if self._counts_samples else on_device(weight, self._ranks.devices[0])
+        rate = self._tokens_per_sample
+        if rate is None:
+            rate = tokens_per_sample(self._exchange([weight]).value(), share.global_samples / self._micro_batches)
+            self._tokens_per_sample = None if self._alone else rate  # alone, each rank has another
+        return share.global_samples * rate
 
     def _exchange(self, weights: Sequence[Tensor]) -> TokenSum:
-        ranks = self._ranks
-        return TokenSum(weights, ranks.devices[0], world_size=ranks.world_size, alone=self._alone)
+        return TokenSum(weights, self._ranks.devices[0], world_size=self._ranks.world_size, alone=self._alone)
 
     def expect_few_steps(self) -> None:
         """Begin with a small loss scale under fp16, so that none of the first updates is skipped."""
@@ -287,12 +294,6 @@ def _context(cell: Cell, workload: Workload, ranks: Ranks, precision: Precision)
         cell.nodes,
         init_weights_of(workload),
     )
-
-
-def _check_size(model: nn.Module, device: torch.device) -> None:
-    """Raise SkipTrial if one device cannot hold the model: an out-of-memory error would end the worker group."""
-    if reason := too_large(model, device):
-        raise SkipTrial(SkipReason("model_too_large", reason))
 
 
 def _on_host(leaf: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -166,6 +167,44 @@ def test_fp16_trains_as_fp32_does_within_its_rounding(options: dict[str, Any]) -
     assert training.loss_scale() == LossScale(65536.0, 1, 2000)
 
 
+class Long(Regression):
+    """Samples of many tokens, so that gradients per sample and per token differ by orders of magnitude."""
+
+    def __init__(self) -> None:
+        super().__init__("tokens")
+
+    def loss(self, model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        total, weight = super().loss(model, batch)
+        return total * 1000, weight * 1000
+
+
+@pytest.mark.usefixtures("no_group")
+@pytest.mark.parametrize(("strategy", "accumulation"), [("single", 1), ("single", 3), ("dp", 1), ("ddp", 1)])
+def test_the_loss_scale_of_tokens_is_of_one_effect_in_every_strategy(
+    strategy: str, accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What backward sees is within a factor of about 2 of the loss per token, and the same without accumulation."""
+    monkeypatch.setattr("harness.train.token_weights.dist", Events())
+    scaled_losses: list[torch.Tensor] = []
+    scale = torch.amp.GradScaler.scale
+    note = scaled_losses.append
+    monkeypatch.setattr(torch.amp.GradScaler, "scale", lambda self, loss: note(loss.detach()) or scale(self, loss))
+    training_options = {"accumulation": accumulation} if accumulation > 1 else {}
+    cell = replace(CELL, precision="fp16", strategy=strategy, training=training_options)
+    ranks = replace(ONE, world_size=2 if strategy == "ddp" else 1)
+    training = Training(cell, Long(), SEED, ranks)
+    share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
+    data = Long().datasets()[0]
+    parts = list(batches(data, [share], seed=SEED, ranks=ranks, options={}, micro_batches=accumulation))
+    whole = replace(share, global_samples=BATCH * ranks.world_size)
+    loss, weight = training.step(parts if accumulation > 1 else parts[0], whole)
+    seen, per_token = float(torch.stack(scaled_losses).sum()), float(loss / weight)
+    assert 0.5 < seen / per_token < 2
+    if accumulation == 1:
+        rate = 2.0 ** round(math.log2(float(weight) / BATCH))
+        assert seen == pytest.approx(float(loss) / (BATCH * rate), rel=1e-3)
+
+
 def test_a_step_whose_gradient_overflows_is_skipped_and_halves_the_scale() -> None:
     training, step = scaled()
     training.load_scaler_state({**training.scaler_state(), "scale": 2.0**40})
@@ -302,7 +341,9 @@ def test_the_tokens_of_a_global_batch_are_summed_while_backward_runs(
         training.step(parts if accumulation > 1 else parts[0], replace(share, global_samples=BATCH * ranks.world_size))
         gradients.append(torch.cat([p.grad.flatten() for p in training.model.parameters() if p.grad is not None]))
     last = accumulation - 1
-    assert events.seen == ["backward"] * last + ["begun", "backward", "awaited"] + ["backward"] * accumulation
+    first = ["begun", "awaited"]  # once a training: the tokens of a sample
+    one_device = ["backward"] * accumulation
+    assert events.seen == first + ["backward"] * last + ["begun", "backward", "awaited"] + one_device
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
