@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import harness
+from harness.analysis.results import TABLES as ALL_TABLES
 from harness.cli.commands import BAD_INPUT, exit_code_of
 from harness.errors import HarnessError, RunFolderError
 from harness.record.folder import RunFolder
@@ -23,6 +24,8 @@ from harness.report.figures.steps import step_times
 from harness.report.html import write_report
 
 FIRST_VERSION = Path(__file__).parents[1] / "run_folder_v1"
+SECOND_VERSION = Path(__file__).parents[1] / "run_folder_v2"
+"""The first block of a run of schema version 2: old names of columns, checks, an invocation is a "sitting"."""
 TABLES = (
     "trials",
     "steps",
@@ -291,10 +294,17 @@ def test_the_command_prints_one_line(recorded: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_folder_of_version_2_is_upgraded_to_invocations() -> None:
-    example = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
-    folder = RunFolder.open(example)
+    folder = RunFolder.open(SECOND_VERSION)
     assert folder.plan()["schema_version"] == 2
     assert {line["invocation"] for line in folder.lines()} == {0} and "sitting" not in folder.lines()[0]
     content = folder.environment()
     assert "sittings" not in content and content["invocations"][0]["wall_s"] > 0
     assert {group["invocation"] for group in content["groups"]} == {0}
+
+
+def test_every_table_of_a_folder_of_version_2_is_made(tmp_path: Path) -> None:
+    results = harness.load(Path(shutil.copytree(SECOND_VERSION, tmp_path / "run")))
+    for name in ALL_TABLES:
+        getattr(results, name)
+    assert len(results.scaling) and set(results.equivalence["equivalent"]) == {True}
+    assert results.waterfall["part"].nunique() > 5
