@@ -35,9 +35,9 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "Plan of smoke" in done.stdout
-    assert re.search(r"\[9/9\] ok ", done.stdout)  # three cells, their three checks, their three examinations
+    assert re.search(r"\[10/10\] ok ", done.stdout)  # three cells, checks, examinations; the links
     assert "(base: single x1: " in done.stdout
-    assert "Trials: " in done.stdout and "9 ok" in done.stdout
+    assert "Trials: " in done.stdout and "10 ok" in done.stdout
     for chatter in ("raylet", "Ray", "pid=", "INFO", "WARNING"):
         assert chatter not in done.stdout, chatter
     report = Path(done.stdout.strip().splitlines()[-1].removeprefix("Report: "))

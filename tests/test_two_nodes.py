@@ -32,7 +32,7 @@ EXPERIMENT = """
 name: two
 workload: ray_workload:ConfiguredFault
 grid: {strategy: [single, dp, ddp], devices: [1, 2], nodes: [1, 2], per_device_batch_size: 8}
-throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 4, window_seconds: 0, twin: false, explain: false}
+throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 4, window_seconds: 0, twin: false}
 convergence: {epochs: 1, seeds: [0], only: {strategy: ddp, nodes: 2}}
 optimizer: {name: SGD, lr: 0.01}
 """
