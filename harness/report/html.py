@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jinja2
 from matplotlib.figure import Figure
+from PIL import Image
 
 from harness.analysis.results import TABLES, Results, load
 from harness.errors import HarnessError, InternalError, WriteError, cause_of
@@ -21,7 +22,7 @@ from harness.report.figures import FIGURES, Drawing, style
 from harness.report.sections import DETAILS, SCALING, make_pages
 from harness.system.files import replace_all, replace_text, writing
 
-DPI = 144
+DPI, COLOURS = 144, 256
 
 
 def write_report(run_folder: Path) -> Results:
@@ -74,8 +75,9 @@ def _internal_error(folder: RunFolder) -> Iterator[None]:
 
 def _files(name: str, figure: Figure) -> dict[str, bytes]:
     """Return the contents of the figure's files, NAME.png and NAME.svg."""
-    png, svg = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png", dpi=DPI)
+    drawn, png, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=DPI)
+    Image.open(drawn).convert("RGB").quantize(COLOURS).save(png, format="PNG")  # a third of the bytes; pages are sent
     figure.savefig(svg, format="svg", metadata={"Date": None})
     return {f"{name}.png": png.getvalue(), f"{name}.svg": svg.getvalue()}
 
