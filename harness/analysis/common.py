@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -10,6 +9,7 @@ import pandas as pd
 
 from harness.analysis.stats import Estimate
 from harness.config.strategy_traits import strategy_order
+from harness.plan.axis_pairs import natural
 from harness.plan.comparison import options_text
 from harness.record.frames import records
 
@@ -70,10 +70,3 @@ def order(row: Row) -> tuple[object, ...]:
     fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else natural(row[name])) for name in names)
     ids: object = "" if pd.isna(row["device_ids"]) else natural(row["device_ids"])
     return (*fixed, strategy_order(row["strategy"]), row["devices"], row["nodes"], ids, options_text(row["options"]))
-
-
-def natural(value: object) -> object:
-    """Return a sort key that puts resnet8 before resnet14; anything but text is returned unchanged."""
-    if not isinstance(value, str):
-        return value
-    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"([0-9]+)", value)]

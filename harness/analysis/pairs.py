@@ -1,4 +1,4 @@
-"""Trials -> ratios of two cells that differ in one factor, paired by block: A/A test, launcher, strategy."""
+"""Trials -> ratios of two cells that differ in one factor, paired by block: A/A test, launcher, any axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.analysis.common import Rows, Rule, Values, by_cell, ends, measured,
 from harness.analysis.doubts import tally
 from harness.analysis.ratios import doubts_of, meets, paired
 from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
-from harness.plan.comparison import strategy_pairs
+from harness.plan.axis_pairs import SIZES, axis_pairs
 from harness.record.schema import AXES, NOISE, PARITY, VERSUS
 
 RATIO = ("ratio", "low", "high", "excludes_one", "precise")
@@ -48,21 +48,22 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = 
 
 
 def versus(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = None) -> pd.DataFrame:
-    """Return the ratio of each strategy on several devices to the one before it (dp, ddp, fsdp), paired by block."""
-    alike: dict[str, list[Rows]] = {}
-    for group in by_cell(measured(trials)).values():
-        if strategies_id := group[0]["strategies_id"]:
-            alike.setdefault(strategies_id, []).append(group)
+    """Return the ratio of every two cells that differ in one axis, paired by block: neighbours, and last to first.
+
+    For strategies on several devices: dp, ddp, fsdp in this order.
+    """
+    groups = sorted(by_cell(measured(trials)).values(), key=lambda group: order(group[0]))
     rows = []
-    for groups in alike.values():
-        for group, other in strategy_pairs(groups, lambda group: str(group[0]["strategy"])):
-            if ratio := _ratio(group, other, rule, excluded):
-                axes = {**_axes(group), "other_id": other[0]["cell_id"], "other_strategy": other[0]["strategy"]}
-                axes["emulated"] = bool(group[0]["emulated"] or other[0]["emulated"])
-                speeds = {"throughput_per_s": ratio.pop("own"), "other_throughput_per_s": ratio.pop("other")}
-                doubts = doubts_of(group, other, str(other[0]["strategy"]))
-                rows.append({**axes, **speeds, **ratio, "doubts": doubts})
-    return VERSUS.frame(sorted(rows, key=order))
+    for pair in axis_pairs((group[0], group) for group in groups):
+        group, other = pair.one, pair.other
+        if ratio := _ratio(group, other, None if pair.axis in SIZES else rule, excluded):
+            named = {"other_id": other[0]["cell_id"], "axis": pair.axis}
+            values = {"value": pair.value, "other_value": pair.other_value, "other_strategy": other[0]["strategy"]}
+            apart = {flag: bool(group[0][flag] or other[0][flag]) for flag in ("emulated", "oversubscribed")}
+            speeds = {"throughput_per_s": ratio.pop("own"), "other_throughput_per_s": ratio.pop("other")}
+            doubts = doubts_of(group, other, pair.other_value)
+            rows.append({**_axes(group), **apart, **named, **values, **speeds, **ratio, "doubts": doubts})
+    return VERSUS.frame(rows)
 
 
 def excludes_one(ratio: Estimate) -> bool | None:

@@ -8,14 +8,13 @@ from harness.analysis.common import Lines
 from harness.analysis.stats import stein_blocks
 from harness.analysis.trials import throughput
 from harness.config.sections import BlockRule
+from harness.plan.axis_pairs import SIZES, axis_pairs
 from harness.plan.cell import Cell
 from harness.plan.comparison import (
     base_cell,
     comparable,
     other_launcher_cells,
-    set_ids,
     single_device_cell,
-    strategy_pairs,
     wrapped_single_device_cell,
 )
 from harness.plan.trial import Trial
@@ -29,10 +28,10 @@ TWIN = "twin"
 def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dict[str, int]:
     """Return the number of blocks by cell id, from the recorded trials of the first ``at_least`` blocks.
 
-    It follows from the spread of every ratio in which the cell appears: to its base, to another strategy, to the same
-    cell under another launcher, to its twin. For a cell that is compared with no other cell it follows from the
-    spread of its throughput as well. A base, and the cells that explain a cell, have as many blocks as the cell that
-    needs most.
+    It follows from the spread of every ratio in which the cell appears: to its base, to a cell that differs in one
+    axis, to the same cell under another launcher, to its twin. For a cell that is compared with no other cell it
+    follows from the spread of its throughput as well. A base, and the cells that explain a cell, have as many blocks
+    as the cell that needs most.
     """
     pilot = _pilot(lines, rule.at_least)
     cells = {trial.cell for trial in trials if trial.kind == "throughput"}
@@ -69,11 +68,8 @@ def _base_pairs(cells: Iterable[Cell]) -> Iterator[tuple[Cell, Cell]]:
 def _other_pairs(cells: set[Cell], pilot: Mapping[tuple[str, str], Speeds]) -> Iterator[tuple[Cell, Cell]]:
     """Yield the pairs of the tables versus and parity that have blocks of the pilot in common."""
     measured = [cell for cell in cells if pilot.get((cell.id, ""))]
-    alike: dict[str, list[Cell]] = {}
-    for cell in measured:
-        if strategies_id := set_ids(axes_of(cell))["strategies_id"]:
-            alike.setdefault(strategies_id, []).append(cell)
-    pairs = [pair for group in alike.values() for pair in strategy_pairs(group, lambda cell: cell.strategy)]
+    along = axis_pairs((axes_of(cell), cell) for cell in measured)
+    pairs = [(pair.one, pair.other) for pair in along if pair.axis not in SIZES]
     pairs += [(cell, other) for cell in measured for other in other_launcher_cells(cell) if other in cells]
     for cell, other in pairs:
         if _ratios(pilot[cell.id, ""], pilot.get((other.id, ""), {})):

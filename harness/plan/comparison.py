@@ -8,7 +8,7 @@ Ratios are taken between trials of one block and invocation, so the partners of 
     equivalence cell    a few steps, against its own base                     whether a ratio is allowed
     family              cells that differ in their devices alone              stands in for a base that failed
     launchers           the cell under Ray and under torchrun                 parity
-    strategies          cells that differ in their strategy alone             versus
+    strategies          cells that differ in their strategy alone             recorded, for reading by hand
 
 The first four are cells, recorded with a trial as base_id, alone_id, wrapped_id and check_id. The others are sets of
 cells: cells of one set share its id, a hash of what they have in common.
@@ -18,17 +18,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
-from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
+from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.cell import Cell, share_of
 from harness.plan.rows import PartnerIds, SetIds
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
-Value = TypeVar("Value")
 LAUNCHERS = ("ray", "torchrun")
 CELL_AXES = (
     "workload",
@@ -150,17 +148,6 @@ def partner_ids(cell: Cell, *, equivalence: bool = False) -> PartnerIds:
         "alone_id": single_device_cell(cell).id if divides else None,
         "wrapped_id": wrapped_single_device_cell(cell).id if divides else None,
     }
-
-
-def strategy_pairs(cells: Iterable[Value], strategy_of: Callable[[Value], str]) -> list[tuple[Value, Value]]:
-    """Return the pairs of the table versus among cells of one strategies_id: each with each of the strategy before it.
-
-    A strategy has one cell per set of its own options.
-    """
-    by_strategy: dict[str, list[Value]] = {}
-    for cell in sorted(cells, key=lambda cell: strategy_order(strategy_of(cell))):
-        by_strategy.setdefault(strategy_of(cell), []).append(cell)
-    return [(cell, other) for before, after in pairwise(by_strategy.values()) for other in before for cell in after]
 
 
 def set_ids(axes: Mapping[str, Any]) -> SetIds:

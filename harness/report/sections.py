@@ -19,12 +19,10 @@ from harness.report.tables.evidence import (
     equivalence_table,
     ledger_table,
     memory_table,
-    noise_table,
-    parity_table,
-    versus_table,
 )
 from harness.report.tables.findings import findings_table
 from harness.report.tables.links import collectives_table, links_failed, links_table, links_words
+from harness.report.tables.ratios import noise_table, parity_table, versus_table
 from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.report.tables.text import TextTable
 
@@ -82,10 +80,10 @@ SCALING = (
         level=3,
     ),
     Section(
-        "Comparison of strategies",
+        "Comparison along each axis",
         lambda results: versus_table(results.versus),
-        "Ratio of throughputs on the same devices at the same batch, paired by block. Shaded: the interval excludes 1. "
-        "Italics: emulated or oversubscribed.",
+        "Ratio of the throughputs of two cells that differ in one axis, paired by block: neighbouring values, and the "
+        "last against the first. Shaded: the interval excludes 1. Italics: emulated or oversubscribed.",
         level=3,
     ),
     Section(

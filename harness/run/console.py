@@ -18,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.plan.planner import Plan
-from harness.report.tables.evidence import belief_lines, parity_table, versus_table
+from harness.report.tables.evidence import belief_lines
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.links import links_tables
+from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.scaling import scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, plural, speed
 from harness.run.events import (
@@ -39,7 +40,6 @@ from harness.run.plan_text import plan_lines, plan_table
 from harness.system.sanitize import escape_control
 
 LAST_RESULTS = 6
-PAIRS = {"versus": "Comparison of strategies", "parity": "Comparison of launchers"}
 COLOURS = {"ok": "green", "skipped": "yellow"}
 
 
@@ -142,9 +142,11 @@ class ConsoleSink:
         self._console.print()
         for name, content in scaling_by_setting(scaling) if len(scaling) else []:
             self._console.print(rich_table(content, name), "")
-        for name, table in (("versus", versus_table), ("parity", parity_table)):
-            if len(event.tables[name]):
-                self._console.print(rich_table(table(event.tables[name], narrow=True), PAIRS[name]), "")
+        versus, parity = main_axes(event.tables["versus"]), event.tables["parity"]
+        if len(versus):
+            self._console.print(rich_table(versus_table(versus, narrow=True), _along(versus)), "")
+        if len(parity):
+            self._console.print(rich_table(parity_table(parity, narrow=True), "Comparison of launchers"), "")
         for name, content in links_tables(event.tables) if scaling.empty else []:
             self._console.print(rich_table(content, name), "")
         trials = event.tables["trials"]
@@ -170,6 +172,11 @@ class ConsoleSink:
     def _stop(self) -> None:
         if self._live:
             self._live.stop()
+
+
+def _along(versus: pd.DataFrame) -> str:
+    """Return 'Comparison along strategy', with every axis of the rows."""
+    return f"Comparison along {', '.join(dict.fromkeys(versus['axis']))}"
 
 
 def rich_table(content: TextTable, title: str) -> Table:

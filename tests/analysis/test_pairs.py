@@ -11,7 +11,7 @@ from harness.analysis import pairs
 from harness.analysis import trials as trial_tables
 from harness.analysis.doubts import CountedDoubt
 from harness.record.schema import NOISE, VERSUS
-from harness.report.tables.evidence import parity_table, versus_table
+from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.text import NO_BREAK
 from tests.records import line, steps_of, with_set_ids
 
@@ -30,17 +30,73 @@ def study(*blocks: float, **columns: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_each_strategy_is_paired_by_block_with_the_one_before_it() -> None:
+def test_each_strategy_is_paired_by_block_with_the_one_before_it_and_the_last_with_the_first() -> None:
     found = pairs.versus(trials_of([line("single"), *study(1.0, 3.0, 0.5)]))
-    assert found[["strategy", "other_strategy"]].to_numpy().tolist() == [["ddp", "dp"], ["fsdp", "ddp"]]
-    assert found["ratio"].tolist() == pytest.approx([1.6, 0.75])
-    assert found["low"].tolist() == pytest.approx([1.6, 0.75])  # the factors of the blocks are in both
-    assert found["blocks"].tolist() == [3, 3]
-    assert found["excludes_one"].tolist() == [True, True]
-    assert found["emulated"].tolist() == [True, False]  # dp on a CPU is a rehearsal, and so is a ratio to it
+    assert found["axis"].tolist() == ["strategy"] * 3
+    assert found[["value", "other_value"]].to_numpy().tolist() == [["ddp", "dp"], ["fsdp", "ddp"], ["fsdp", "dp"]]
+    assert found["other_strategy"].tolist() == ["dp", "ddp", "dp"]
+    assert found["ratio"].tolist() == pytest.approx([1.6, 0.75, 1.2])
+    assert found["low"].tolist() == pytest.approx([1.6, 0.75, 1.2])  # the factors of the blocks are in both
+    assert found["blocks"].tolist() == [3, 3, 3]
+    assert found["excludes_one"].tolist() == [True, True, True]
+    assert found["emulated"].tolist() == [True, False, True]  # dp on a CPU is a rehearsal, and so is a ratio to it
 
 
-def test_where_a_strategy_is_missing_its_neighbours_meet() -> None:
+def bucket_study(*sizes: int, blocks: int = 3) -> list[dict[str, Any]]:
+    """Return trials of ddp on two devices with these bucket sizes; a larger bucket is faster by its size."""
+    return [
+        with_set_ids(line(f"ddp{size}", strategy="ddp", block=block, rates=(50.0 + size, 50.0 + size)))
+        | {"options": {"ddp.bucket_cap_mb": size, "optimizer.lr": 0.1}}
+        for block in range(blocks)
+        for size in sizes
+    ]
+
+
+def test_an_option_is_an_axis_of_its_own() -> None:
+    found = pairs.versus(trials_of(bucket_study(25, 1, 100)))
+    assert set(found["axis"]) == {"ddp.bucket_cap_mb"}
+    assert found[["value", "other_value"]].to_numpy().tolist() == [["25", "1"], ["100", "25"], ["100", "1"]]
+    assert found["ratio"].tolist() == pytest.approx([75 / 51, 150 / 75, 150 / 51])
+    assert versus_table(found).rows[0].cells[0] == "ddp x2, bucket_cap_mb 25 / 1"
+
+
+def test_batches_are_compared_though_the_global_batch_follows() -> None:
+    lines = [
+        line(
+            f"ddp{batch}",
+            strategy="ddp",
+            block=block,
+            rates=(10.0 * batch, 10.0 * batch),
+            per_device_batch_size=batch,
+            global_batch_size=2 * batch,
+        )
+        for block in range(3)
+        for batch in (10, 20)
+    ]
+    found = pairs.versus(trials_of(lines))
+    assert found[["axis", "value", "other_value"]].to_numpy().tolist() == [["per_device_batch_size", "20", "10"]]
+
+
+def test_devices_are_compared_in_their_order() -> None:
+    lines = [
+        line(f"ddp{n}", strategy="ddp", block=block, devices=n, global_batch_size=10 * n, rates=(100.0,) * n)
+        for block in range(3)
+        for n in (1, 4, 2)
+    ]
+    found = pairs.versus(trials_of(lines))
+    assert found["axis"].unique().tolist() == ["devices"]
+    assert found[["value", "other_value"]].to_numpy().tolist() == [["2", "1"], ["4", "2"], ["4", "1"]]
+    assert versus_table(found).rows[0].cells[0] == "ddp x2 / x1"
+
+
+def test_a_file_is_about_its_options_then_its_strategies() -> None:
+    buckets, strategies = pairs.versus(trials_of(bucket_study(1, 25))), pairs.versus(trials_of(study(1.0)))
+    both = pd.concat([buckets, strategies], ignore_index=True)
+    assert set(main_axes(both)["axis"]) == {"ddp.bucket_cap_mb"}
+    assert set(main_axes(strategies)["axis"]) == {"strategy"}
+
+
+def test_if_a_strategy_is_missing_its_neighbours_meet() -> None:
     lines = [one for one in study(1.0) if one["strategy"] != "ddp"]
     found = pairs.versus(trials_of(lines))
     assert found[["strategy", "other_strategy"]].to_numpy().tolist() == [["fsdp", "dp"]]
@@ -67,9 +123,11 @@ def test_a_strategys_own_options_are_no_difference_others_are() -> None:
 
 def test_a_non_equivalent_cell_has_no_ratio() -> None:
     found = pairs.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": "not equivalent to one device"})
-    assert found["ratio"].isna().all() and found["low"].isna().all()
-    assert found["excluded"].tolist() == ["not equivalent to one device"] * 2
-    assert [row.cells[4] for row in versus_table(found).rows] == ["not equivalent"] * 2
+    of_ddp = found[found["strategy"].eq("ddp") | found["other_strategy"].eq("ddp")]
+    assert of_ddp["ratio"].isna().all() and of_ddp["low"].isna().all()
+    assert of_ddp["excluded"].tolist() == ["not equivalent to one device"] * 2
+    assert [row.cells[4] for row in versus_table(of_ddp).rows] == ["not equivalent"] * 2
+    assert found["ratio"].notna().sum() == 1  # fsdp against dp
 
 
 def test_doubts_of_the_other_are_named_as_its_own() -> None:
@@ -79,6 +137,7 @@ def test_doubts_of_the_other_are_named_as_its_own() -> None:
     assert VERSUS.as_text(found)["doubts"].tolist() == [
         "no steady state (1 of 1); dp: wide spread (1 of 1)",
         "ddp: no steady state (1 of 1)",
+        "dp: wide spread (1 of 1)",
     ]
 
 
@@ -87,8 +146,9 @@ def test_the_table_names_both_cells_and_marks_emulated_ones() -> None:
     assert [row.cells[:2] for row in rows] == [
         ("ddp / dp x2 (emulated)", "batch 10 per device"),
         ("fsdp / ddp x2", "batch 10 per device"),
+        ("fsdp / dp x2 (emulated)", "batch 10 per device"),
     ]
-    assert [row.kind for row in rows] == ["apart", "base"]
+    assert [row.kind for row in rows] == ["apart", "base", "apart"]
     assert [cell.replace(NO_BREAK, " ") for cell in rows[1].cells[2:]] == ["160", "120", "0.750 (0.750 to 0.750)", "2"]
 
 

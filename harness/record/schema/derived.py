@@ -150,13 +150,16 @@ PARITY = Table(
 
 VERSUS = Table(
     "versus",
-    "one strategy on several devices against another (ddp to dp, fsdp to ddp), all else equal, paired by block",
+    "one cell against another that differs in one axis: neighbouring values, and the last against the first",
     (
-        _c("cell_id", "string", "cell of the strategy"),
-        _c("other_id", "string", "cell of the other strategy"),
+        _c("cell_id", "string", "cell"),
+        _c("other_id", "string", "the other cell"),
+        _c("axis", "string", "the axis or option in which they differ; what follows from it differs too"),
+        _c("value", "string", "value of the cell on that axis; unset if it has none"),
+        _c("other_value", "string", "value of the other cell"),
         *AXIS_COLUMNS,
         _c("other_strategy", "string", "strategy of the other cell"),
-        *_paired("other_throughput_per_s", "other_id", "throughput over that of the other strategy"),
+        *_paired("other_throughput_per_s", "other_id", "throughput over that of the other cell"),
         _c("excluded", "string", "reason if it has no ratio: one of the two cells is not equivalent to one device"),
         _c("doubts", "list", "doubts of the cell and, marked as such, of the other cell"),
     ),

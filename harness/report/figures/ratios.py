@@ -9,22 +9,24 @@ from harness.analysis.results import Results
 from harness.plan.comparison import SETTING_AXES
 from harness.report.figures import captions
 from harness.report.figures.common import COLOURS, MARKERS, Drawing, facets_of, panels
-from harness.report.labels import shown_devices
+from harness.report.labels import shown_devices, shown_strategy
 from harness.report.row import Row, is_apart, is_missing, number, rows_of
+from harness.report.tables.ratios import main_axes, pair_label
 
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20, 50, 100)
 FINE = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4)
 """Ticks of an axis that spans less than a factor of two."""
+NOTHING = "Left out: no two cells that differ in one axis were measured in the same block."
 
 
 def paired_ratios(results: Results) -> Drawing:
-    """Draw the ratios of throughputs, with intervals, between strategies and between Ray and torchrun."""
+    """Draw the ratios of throughputs, with intervals, along the axis the file is about, and between launchers."""
     name, title = "ratios", "Paired throughput ratios"
-    rows = pd.concat([_rows(results.versus, "other_strategy"), _rows(results.parity, None)], ignore_index=True)
+    rows = _labelled_rows(results)
     left_out = rows["ratio"].isna()
     rows = rows[~left_out]
     if rows.empty:
-        return Drawing(name, title, "Left out: no two strategies or launchers were measured in the same block.", None)
+        return Drawing(name, title, NOTHING, None)
     facets = facets_of(rows)
     ends = rows[["ratio", "low", "high"]].astype(float)
     low, high = min(0.9, 0.95 * float(ends.min().min())), max(1.1, 1.05 * float(ends.max().max()))
@@ -71,11 +73,18 @@ def _setting(row: Row) -> tuple[str, ...]:
     return tuple(str(row[axis]) for axis in (*SETTING_AXES, batch) if axis != "per_device_batch_size" or axis == batch)
 
 
-def _rows(pairs: pd.DataFrame, other: str | None) -> pd.DataFrame:
-    return pairs.assign(label=[_label(row, other) for row in rows_of(pairs)])
+def _labelled_rows(results: Results) -> pd.DataFrame:
+    versus, parity = main_axes(results.versus), results.parity
+    versus = versus.assign(label=[_starred(row, pair_label(row)) for row in rows_of(versus)])
+    parity = parity.assign(label=[_starred(row, _launchers(row)) for row in rows_of(parity)])
+    return pd.concat([versus, parity], ignore_index=True)
 
 
-def _label(row: Row, other: str | None) -> str:
-    """Return 'ddp / dp x2', or 'Ray / torchrun: ddp x2'; ``other``: the column of the second strategy."""
-    pair = f"{row['strategy']} / {row[other]}" if other else f"Ray / torchrun: {row['strategy']}"
-    return f"{pair} x{shown_devices(row)}{'*' * is_apart(row)}"
+def _launchers(row: Row) -> str:
+    return f"Ray / torchrun: {row['strategy']} x{shown_devices(row)}"
+
+
+def _starred(row: Row, label: str) -> str:
+    """Return the label with a star in place of the words that set a rehearsal apart."""
+    plain = label.replace(shown_strategy(row).removeprefix(str(row["strategy"])), "")
+    return f"{plain}{'*' * is_apart(row)}"

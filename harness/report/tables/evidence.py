@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 
 from harness.analysis.doubts import meaning
-from harness.report.labels import cell_label, rate_unit, rows_with_setting, shown_devices, shown_strategy
-from harness.report.row import Row, is_apart, is_missing, is_true, number, rows_of
+from harness.report.labels import cell_label, rows_with_setting, shown_strategy
+from harness.report.row import Row, is_missing, is_true, number, rows_of
+from harness.report.tables.ratios import pair_label, ratio
 from harness.report.tables.scaling import DOUBTFUL
 from harness.report.tables.text import (
     Column,
@@ -19,8 +20,6 @@ from harness.report.tables.text import (
     flush_right,
     make_table,
     size,
-    speed,
-    with_ends,
     words,
 )
 
@@ -28,72 +27,6 @@ NAMED = 6
 """The most cells that a sentence names."""
 LEVELS = {"trial": "trials", "group": "worker groups, outside trials", "run": "command, outside worker groups"}
 PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
-ratio = decimal("{:.3f}")
-
-
-def noise_table(noise: pd.DataFrame) -> TextTable:
-    """Return each base against its twin."""
-    unit = rate_unit(noise)
-    columns: tuple[Column, ...] = (
-        ("setting", "setting", words),
-        (f"base ({unit})", "throughput_per_s", speed),
-        (f"twin ({unit})", "twin_throughput_per_s", speed),
-        ("twin / base (95 % interval)", _ratio, flush_right),
-        ("n", "blocks", flush_right),
-    )
-    return make_table(columns, rows_with_setting(noise), _kind)
-
-
-def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
-    """Return each cell under Ray against the same cell under torchrun."""
-    unit = rate_unit(parity)
-    speeds: tuple[Column, ...] = (
-        (f"torchrun ({unit})", "control_throughput_per_s", speed),
-        (f"Ray ({unit})", "throughput_per_s", speed),
-    )
-    columns: tuple[Column, ...] = (
-        ("cell", cell_label, words),
-        ("setting", "setting", words),
-        *(() if narrow else speeds),
-        ("Ray / torchrun (95 % interval)", _ratio, flush_right),
-        ("n", "blocks", flush_right),
-    )
-    return make_table(columns, rows_with_setting(parity), _kind)
-
-
-def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
-    """Return each strategy against another on the same devices; ``narrow``, for a terminal: without throughputs."""
-    unit = rate_unit(versus)
-    speeds: tuple[Column, ...] = (
-        (f"second ({unit})", "other_throughput_per_s", speed),
-        (f"first ({unit})", "throughput_per_s", speed),
-    )
-    columns: tuple[Column, ...] = (
-        ("first / second", _pair, words),
-        ("setting", "setting", words),
-        *(() if narrow else speeds),
-        ("ratio (95 % interval)", _ratio, flush_right),
-        ("n", "blocks", flush_right),
-    )
-    return make_table(columns, rows_with_setting(versus), _kind)
-
-
-def _kind(row: Row) -> str:
-    return "apart" if is_apart(row) else "base" if is_true(row["excludes_one"]) else ""
-
-
-def _pair(row: Row) -> str:
-    """Return 'ddp / dp x2 (emulated)'."""
-    apart = shown_strategy(row).removeprefix(str(row["strategy"]))
-    return f"{row['strategy']} / {row['other_strategy']} x{shown_devices(row)}{apart}"
-
-
-def _ratio(row: Row) -> str:
-    if is_missing(row["ratio"]):
-        return "not equivalent"
-    if is_missing(row["low"]):
-        return f"{ratio(row['ratio'])} (one block)"
-    return with_ends(ratio, row["ratio"], row["low"], row["high"])
 
 
 def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
@@ -176,7 +109,7 @@ def _rest(row: Row) -> float:
 
 INTERVALS: Mapping[str, Callable[[Row], str]] = {
     "scaling": cell_label,
-    "versus": _pair,
+    "versus": pair_label,
     "parity": lambda row: f"{cell_label(row)} under Ray / torchrun",
     "noise": lambda row: f"{cell_label(row)} / its twin",
 }

@@ -1,0 +1,116 @@
+"""Which cells are compared along which axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.plan.axis_pairs import axis_pairs, natural, value_text, varying_axes
+
+CELL: dict[str, Any] = {
+    "workload": "image_classification",
+    "data": "digits",
+    "model": "resnet8",
+    "strategy": "ddp",
+    "device": "cpu",
+    "devices": 2,
+    "device_ids": None,
+    "nodes": 1,
+    "scaling": "weak",
+    "per_device_batch_size": 32,
+    "global_batch_size": 64,
+    "precision": "fp32",
+    "compile": False,
+    "launcher": "ray",
+    "oversubscribed": False,
+    "emulated": False,
+    "options": {"optimizer.lr": 0.1},
+}
+
+
+def cell(**axes: Any) -> dict[str, Any]:
+    return {**CELL, **axes}
+
+
+def pairs_of(*cells: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(pair.axis, pair.value, pair.other_value) for pair in axis_pairs((one, None) for one in cells)]
+
+
+def test_equal_cells_make_no_pair() -> None:
+    assert pairs_of(cell(), cell()) == []
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "expected"),
+    [
+        ("precision", ["bf16", "fp32", "tf32"], [("tf32", "fp32"), ("bf16", "tf32"), ("bf16", "fp32")]),
+        ("model", ["resnet14", "resnet8"], [("resnet14", "resnet8")]),
+        ("compile", [True, False], [("true", "false")]),
+        ("nodes", [2, 1], [("2", "1")]),
+        ("device_ids", ["0,1", "0,4"], [("0,4", "0,1")]),
+        ("data", [None, "digits"], [("digits", "unset")]),
+    ],
+)
+def test_neighbours_in_the_order_of_the_axis_and_the_last_with_the_first(
+    axis: str, values: list[Any], expected: list[tuple[str, str]]
+) -> None:
+    assert pairs_of(*(cell(**{axis: value}) for value in values)) == [(axis, *pair) for pair in expected]
+
+
+def test_an_option_that_a_cell_lacks_has_its_earlier_value() -> None:
+    hook = {"optimizer.lr": 0.1, "ddp.comm_hook": "bf16_compress"}
+    assert pairs_of(cell(), cell(options=hook)) == [("ddp.comm_hook", "bf16_compress", "none")]
+
+
+def test_an_option_of_one_strategy_leaves_other_strategies_out() -> None:
+    cells = [cell(options={"ddp.bucket_cap_mb": size}) for size in (1, 25)]
+    fsdp = cell(strategy="fsdp", options={"fsdp.mesh": "hybrid"})
+    assert [pair for pair in pairs_of(*cells, fsdp) if pair[0] == "ddp.bucket_cap_mb"] == [
+        ("ddp.bucket_cap_mb", "25", "1")
+    ]
+
+
+def test_strategies_are_compared_whatever_their_own_options_are() -> None:
+    cells = [cell(options={"ddp.bucket_cap_mb": size}) for size in (1, 25)]
+    fsdp = cell(strategy="fsdp", options={"fsdp.mesh": "hybrid"})
+    assert [pair for pair in pairs_of(*cells, fsdp) if pair[0] == "strategy"] == [("strategy", "fsdp", "ddp")] * 2
+
+
+@pytest.mark.parametrize("lonely", [{"strategy": "single", "devices": 1}, {"strategy": "fsdp", "devices": 1}])
+def test_strategies_are_compared_on_several_devices(lonely: dict[str, Any]) -> None:
+    one = cell(**lonely, global_batch_size=32)
+    assert [pair for pair in pairs_of(one, cell(devices=1, global_batch_size=32)) if pair[0] == "strategy"] == []
+
+
+def test_the_other_batch_follows_the_one_that_is_held_fixed() -> None:
+    weak = [cell(per_device_batch_size=size, global_batch_size=2 * size) for size in (32, 64)]
+    strong = [cell(scaling="strong", per_device_batch_size=size, global_batch_size=2 * size) for size in (32, 64)]
+    assert pairs_of(*weak) == [("per_device_batch_size", "64", "32")]
+    assert pairs_of(*strong) == [("global_batch_size", "128", "64")]
+    assert {axis for axis, *_ in pairs_of(*weak, *strong)} == {"per_device_batch_size", "global_batch_size"}
+
+
+def test_devices_take_nodes_and_the_batch_along() -> None:
+    cells = [cell(devices=8, global_batch_size=256), cell(devices=16, nodes=2, global_batch_size=512)]
+    assert ("devices", "16", "8") in pairs_of(*cells)
+
+
+def test_two_launchers_are_left_to_parity() -> None:
+    assert pairs_of(cell(), cell(launcher="torchrun")) == []
+
+
+def test_varying_axes_are_those_with_several_values() -> None:
+    cells = [cell(), cell(devices=4, global_batch_size=128), cell(options={"optimizer.lr": 0.2})]
+    assert varying_axes(cells) == ["devices", "optimizer.lr"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "unset"), (True, "true"), (25, "25"), ("sum", "sum"), ([0, 1], "[0, 1]")]
+)
+def test_values_are_written_as_in_the_file(value: object, text: str) -> None:
+    assert value_text(value) == text
+
+
+def test_numbers_inside_names_are_ordered_as_numbers() -> None:
+    assert sorted(["resnet18", "resnet8", "gpt"], key=natural) == ["gpt", "resnet8", "resnet18"]
