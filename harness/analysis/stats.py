@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 LEVEL = 0.95
+FEWEST = 3
+"""The fewest values that a test is made of."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,42 @@ def stein_blocks(pilot: Sequence[float], halfwidth: float, level: float = LEVEL)
     logs = [math.log(value) for value in pilot]
     needed = (_t(len(logs) - 1, level) * deviation(logs) / math.log1p(halfwidth)) ** 2
     return max(len(logs), math.ceil(needed - 1e-9))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the adjusted p-values, in the given order: those at most alpha keep the family-wise error below alpha.
+
+    The i-th smallest of m is multiplied by m - i + 1, then raised to the largest before it, at most 1 (Holm 1979,
+    Scand. J. Statist. 6(2)). Holds for any dependence between the tests.
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def ratio_p_value(ratios: Sequence[float], *, pilot: Sequence[float] | None = None) -> float | None:
+    """Return the p-value of a two-sided t test that the mean logarithm is 0; None below 3 values.
+
+    At most 0.05 if and only if the interval of ``geometric_mean`` at 95 % excludes 1. ``pilot``: see geometric_mean.
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    first = [math.log(ratio) for ratio in pilot] if pilot and len(pilot) > 1 else logs
+    if len(first) < FEWEST:
+        return None
+    return p_value(sum(logs) / len(logs), deviation(first) / math.sqrt(len(logs)), len(first) - 1)
+
+
+def p_value(difference: float, error: float, freedom: int | None) -> float:
+    """Return the two-sided p-value of a difference with this standard error; the normal one if ``freedom`` is None."""
+    if error == 0:
+        return 1.0 if difference == 0 else 0.0
+    from scipy import stats
+
+    score = abs(difference) / error
+    return 2 * float(stats.norm.sf(score) if freedom is None else stats.t.sf(score, freedom))
 
 
 def deviation(values: Sequence[float]) -> float:

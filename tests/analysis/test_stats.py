@@ -7,7 +7,15 @@ import random
 
 import pytest
 
-from harness.analysis.stats import geometric_mean, mean_interval, paired_ratio, stein_blocks
+from harness.analysis.stats import (
+    geometric_mean,
+    holm,
+    mean_interval,
+    p_value,
+    paired_ratio,
+    ratio_p_value,
+    stein_blocks,
+)
 from harness.measure.steady_state import is_steady
 
 
@@ -102,6 +110,51 @@ def test_the_mean_of_shares_may_be_negative() -> None:
     assert estimate.value == pytest.approx(0.0)
     assert estimate.high == pytest.approx(12.7062 * math.sqrt(0.02) / math.sqrt(2), rel=1e-4)
     assert mean_interval([0.5]).low is None
+
+
+@pytest.mark.parametrize(
+    ("given", "adjusted"),
+    [
+        ([], []),
+        ([0.04], [0.04]),
+        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),  # Holm's own order: 4 x 0.005, 3 x 0.01, 2 x 0.03, 0.04
+        ([0.5, 0.6], [1.0, 1.0]),
+        ([0.02, 0.02], [0.04, 0.04]),
+    ],
+)
+def test_holms_adjustment_by_hand(given: list[float], adjusted: list[float]) -> None:
+    assert holm(given) == pytest.approx(adjusted)
+
+
+def test_the_p_value_of_ratios_is_students() -> None:
+    # logs 1, 2, 3: mean 2, sd 1, t = 2 sqrt(3) = 3.4641; of two degrees of freedom p = 1 - t / sqrt(2 + t^2)
+    ratios = [math.e**1, math.e**2, math.e**3]
+    score = 2 * math.sqrt(3)
+    assert ratio_p_value(ratios) == pytest.approx(1 - score / math.sqrt(2 + score**2))
+    assert ratio_p_value([1 / ratio for ratio in ratios]) == pytest.approx(ratio_p_value(ratios))
+
+
+def test_a_p_value_needs_three_values() -> None:
+    assert ratio_p_value([1.1, 1.2]) is None
+    assert ratio_p_value([]) is None
+    assert ratio_p_value([1.0, 1.0, 1.0]) == 1.0
+    assert ratio_p_value([1.1, 1.1, 1.1]) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("pilot", [None, 3])
+def test_a_p_value_at_most_5_percent_is_an_interval_without_1(pilot: int | None) -> None:
+    draw = random.Random(5)
+    for _ in range(200):
+        ratios = [math.exp(draw.gauss(0.05, 0.05)) for _ in range(5)]
+        first = ratios[:pilot] if pilot else None
+        estimate, p = geometric_mean(ratios, pilot=first), ratio_p_value(ratios, pilot=first)
+        assert p is not None and estimate.low is not None and estimate.high is not None
+        assert (p <= 0.05) == (not estimate.low <= 1 <= estimate.high)
+
+
+def test_the_normal_p_value_of_196_standard_errors_is_5_percent() -> None:
+    assert p_value(0.0392, 0.02, None) == pytest.approx(0.05, abs=1e-4)
+    assert p_value(0.0, 0.0, 4) == 1.0
 
 
 FLAT = [1.0, 1.01, 0.99, 1.0, 1.02, 0.98]
