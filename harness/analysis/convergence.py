@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pandas as pd
 
 from harness.analysis.common import Values, order
+from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.config.sections import Target
 from harness.record.schema import AXES, CONVERGENCE
 
@@ -15,12 +14,11 @@ def convergence(
     trials: pd.DataFrame,
     epochs: pd.DataFrame,
     target: Target | None,
-    excluded: Mapping[str, str] | None = None,
+    checked: Verdicts | None = None,
 ) -> pd.DataFrame:
     """Return one row a training: its last epoch, and the time to the target if it was reached.
 
-    ``target``: the one of the experiment file, if it has any. ``excluded``: why cells are not equivalent to one device,
-    by the id of the check that shows it.
+    ``target``: the one of the experiment file, if it has any. ``checked``: the verdicts of equivalence checks.
     """
     done = trials[(trials["kind"] == "convergence") & trials["outcome"].isin(["ok", "diverged"])]
     by_trial = {key: group for key, group in epochs.groupby(["trial_id", "attempt"])}
@@ -39,7 +37,7 @@ def convergence(
                 **{name: last[name] for name in curve.columns if str(name).startswith("val_")},
                 "best_val_accuracy": curve["val_accuracy"].max(),
                 **_time_to_target(curve, target),
-                "excluded": (excluded or {}).get(str(trial["check_id"])),
+                **verdict_columns(checked, [trial["check_id"]]),
             }
         )
     return CONVERGENCE.frame(sorted(rows, key=order))

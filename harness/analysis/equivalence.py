@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +51,50 @@ def _bound(row: Mapping[Hashable, Any], computed_in: str) -> float:
     return REDUCED_DIFFERENCE if compressed or computed_in != "fp32" else MAX_DIFFERENCE
 
 
-def not_equivalent(equivalence: pd.DataFrame) -> dict[str, str]:
-    """Return the reason that a check's cells have no ratios, by the check's cell id; an unknown result is no reason."""
-    bad = equivalence[equivalence["equivalent"].eq(False).fillna(False)]
-    return {str(row["cell_id"]): str(row["reason"]) for row in bad.to_dict("records")}
+Equivalence = Literal["equivalent", "unknown", "not equivalent"]
+SEVERITY: tuple[Equivalence, ...] = ("equivalent", "unknown", "not equivalent")
+
+
+class Verdict(NamedTuple):
+    """Whether the cells of a check train as one device does. ``reason``: None if equivalent."""
+
+    equivalence: Equivalence
+    reason: str | None = None
+
+
+Verdicts = Mapping[str, Verdict]
+"""Verdicts by the cell id of the check, which a trial has as check_id."""
+NOT_RUN = Verdict("unknown", "unknown: the check has no result")
+
+
+def verdicts(equivalence: pd.DataFrame) -> dict[str, Verdict]:
+    """Return the verdict of each check over all that it compared: the worst, with its reason."""
+    found: dict[str, Verdict] = {}
+    for row in equivalence.to_dict("records"):
+        equivalent = row["equivalent"]
+        name = SEVERITY[1] if pd.isna(equivalent) else SEVERITY[0] if equivalent else SEVERITY[2]
+        own = Verdict(name, None if pd.isna(row["reason"]) else str(row["reason"]))
+        found[str(row["cell_id"])] = _worst([found.get(str(row["cell_id"]), own), own])
+    return found
+
+
+def verdict_columns(found: Verdicts | None, check_ids: Iterable[str | None]) -> Values:
+    """Return the columns ``equivalence`` and ``excluded`` of a ratio of cells with these checks.
+
+    Both are None if no check was planned; ``excluded`` is the reason if a cell is not equivalent, which has no ratio.
+    """
+    planned = [str(check_id) for check_id in check_ids if not pd.isna(check_id)]
+    if found is None or not planned:
+        return {"equivalence": None, "excluded": None}
+    worst = _worst([found.get(check_id, NOT_RUN) for check_id in planned])
+    return {
+        "equivalence": worst.equivalence,
+        "excluded": worst.reason if worst.equivalence == "not equivalent" else None,
+    }
+
+
+def _worst(of: Iterable[Verdict]) -> Verdict:
+    return max(of, key=lambda verdict: SEVERITY.index(verdict.equivalence))
 
 
 def _verdict(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pandas as pd
 
 from harness.analysis.common import Rows, Rule, Values, by_cell, ends, measured, order
 from harness.analysis.doubts import tally
+from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.ratios import doubts_of, meets, paired
 from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
 from harness.plan.axis_pairs import SIZES, axis_pairs
 from harness.record.schema import AXES, NOISE, PARITY, VERSUS
 
 RATIO = ("ratio", "low", "high", "excludes_one", "precise")
-Excluded = Mapping[str, str] | None
-"""Reasons that cells have no ratio, by the id of their equivalence check."""
 
 
 def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
@@ -32,7 +29,7 @@ def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     return NOISE.frame(sorted(rows, key=order))
 
 
-def parity(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = None) -> pd.DataFrame:
+def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return the ratio of each cell under Ray to the same cell under torchrun, the control, paired by block."""
     counted = measured(trials)
     cells = by_cell(counted) if counted["launcher"].eq("torchrun").any() else {}
@@ -40,14 +37,14 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = 
     rows = []
     for group in cells.values():
         control = controls.get(group[0]["launchers_id"], [])
-        if group[0]["launcher"] == "ray" and (ratio := _ratio(group, control, rule, excluded)):
+        if group[0]["launcher"] == "ray" and (ratio := _ratio(group, control, rule, checked)):
             speeds = {"throughput_per_s": ratio.pop("own"), "control_throughput_per_s": ratio.pop("other")}
             doubts = doubts_of(group, control, "torchrun")
             rows.append({**_axes(group), "control_id": control[0]["cell_id"], **speeds, **ratio, "doubts": doubts})
     return PARITY.frame(sorted(rows, key=order))
 
 
-def versus(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = None) -> pd.DataFrame:
+def versus(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return the ratio of every two cells that differ in one axis, paired by block: neighbours, and last to first.
 
     For strategies on several devices: dp, ddp, fsdp in this order.
@@ -56,7 +53,7 @@ def versus(trials: pd.DataFrame, rule: Rule | None = None, excluded: Excluded = 
     rows = []
     for pair in axis_pairs((group[0], group) for group in groups):
         group, other = pair.one, pair.other
-        if ratio := _ratio(group, other, None if pair.axis in SIZES else rule, excluded):
+        if ratio := _ratio(group, other, None if pair.axis in SIZES else rule, checked):
             named = {"other_id": other[0]["cell_id"], "axis": pair.axis}
             values = {"value": pair.value, "other_value": pair.other_value, "other_strategy": other[0]["strategy"]}
             apart = {flag: bool(group[0][flag] or other[0][flag]) for flag in ("emulated", "oversubscribed")}
@@ -71,7 +68,7 @@ def excludes_one(ratio: Estimate) -> bool | None:
     return None if ratio.low is None or ratio.high is None else not ratio.low <= 1 <= ratio.high
 
 
-def _ratio(group: Rows, other: Rows, rule: Rule | None, excluded: Excluded = None) -> Values | None:
+def _ratio(group: Rows, other: Rows, rule: Rule | None, checked: Verdicts | None = None) -> Values | None:
     """Return both throughputs and their ratio, or the reason for its absence; None if no block holds both cells."""
     speeds, others, pilot = paired(group, other, rule)
     if not speeds:
@@ -83,9 +80,8 @@ def _ratio(group: Rows, other: Rows, rule: Rule | None, excluded: Excluded = Non
         "ratio": ratio.value,
     }
     columns |= {**ends(ratio), "excludes_one": excludes_one(ratio), "precise": meets(ratio, rule)}
-    checks = (str(rows[0]["check_id"]) for rows in (group, other))
-    reason = next((excluded[check] for check in checks if check in excluded), None) if excluded else None
-    return columns | {**dict.fromkeys(RATIO), "excluded": reason} if reason else columns
+    verdict = verdict_columns(checked, [rows[0]["check_id"] for rows in (group, other)])
+    return columns | (dict.fromkeys(RATIO) if verdict["excluded"] else {}) | verdict
 
 
 def _axes(group: Rows) -> Values:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pandas as pd
 
 from harness.analysis.common import Rows, Rule, Values, bases_of, by_cell, ends, measured, order
 from harness.analysis.doubts import CountedDoubt, tally
+from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
 from harness.record.schema import AXES, SCALING
 
 RATIOS = ("speedup", "low", "high", "precise", "efficiency", "efficiency_low", "efficiency_high")
 
 
-def scaling(trials: pd.DataFrame, rule: Rule | None = None, excluded: Mapping[str, str] | None = None) -> pd.DataFrame:
+def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return the speedup and efficiency of each measured cell against its base, paired by block and invocation.
 
     The base is the planned one or, if that could not run, the same strategy on the smallest device count that
-    ran. A cell without a base has no row: ratios never mix bases. ``excluded``: reasons that cells have no ratio,
-    by the id of their equivalence check.
+    ran. A cell without a base has no row: ratios never mix bases. ``checked``: the verdicts of equivalence checks;
+    a cell that is not equivalent has no ratio.
     """
     cells = by_cell(measured(trials))
     bases = bases_of(cells)
@@ -31,9 +32,8 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, excluded: Mapping[st
         row = _against(group, base, rule)
         if row is None:
             continue
-        reason = (excluded or {}).get(str(first["check_id"]))
-        if reason:
-            row |= {**dict.fromkeys(RATIOS), "excluded": reason}
+        verdict = verdict_columns(checked, [first["check_id"]])
+        row |= {**(dict.fromkeys(RATIOS) if verdict["excluded"] else {}), **verdict}
         axes = {axis: first[axis] for axis in ("unit", *AXES)}
         rows.append({"cell_id": cell_id, "base_id": base_id, **axes, **row, "doubts": doubts_of(group, base, "base")})
     compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]} | _with_control(cells.values())

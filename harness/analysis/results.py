@@ -12,7 +12,7 @@ import pandas as pd
 from harness.analysis.common import Rule
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
-from harness.analysis.equivalence import equivalence, not_equivalent
+from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.findings import findings, static_findings
 from harness.analysis.gpus import gpus
 from harness.analysis.links import collectives, links
@@ -79,9 +79,9 @@ class Results:
         return self.folder.checks(self.lines)
 
     @cached_property
-    def not_equivalent(self) -> Mapping[str, str]:
-        """The reason that a cell has no ratios, by the id of its equivalence cell."""
-        return not_equivalent(self.equivalence)
+    def verdicts(self) -> Verdicts:
+        """Whether cells train as one device does, by the id of their equivalence check."""
+        return verdicts(self.equivalence)
 
     @property
     def rule(self) -> Rule | None:
@@ -103,7 +103,7 @@ def _trials(results: Results) -> pd.DataFrame:
 def _convergence(results: Results) -> pd.DataFrame:
     settings = results.experiment.convergence
     target = settings.target if settings else None
-    return convergence(results.trials, results.epochs, target, results.not_equivalent)
+    return convergence(results.trials, results.epochs, target, results.verdicts)
 
 
 def _findings(results: Results) -> pd.DataFrame:
@@ -119,10 +119,10 @@ def _findings(results: Results) -> pd.DataFrame:
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "trials": _trials,
     "cells": lambda r: cells(r.trials, r.step_times, r.pilot, peak_estimates(r.lines)),
-    "scaling": lambda r: scaling(r.trials, r.rule, r.not_equivalent),
+    "scaling": lambda r: scaling(r.trials, r.rule, r.verdicts),
     "noise": lambda r: noise(r.trials, r.rule),
-    "parity": lambda r: parity(r.trials, r.rule, r.not_equivalent),
-    "versus": lambda r: versus(r.trials, r.rule, r.not_equivalent),
+    "parity": lambda r: parity(r.trials, r.rule, r.verdicts),
+    "versus": lambda r: versus(r.trials, r.rule, r.verdicts),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(r.trials, r.windows, r.scaling, r.pilot),
     "phases": lambda r: phases(r.trials, r.windows),

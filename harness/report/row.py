@@ -35,6 +35,11 @@ def number(value: Scalar) -> float:
     return float("nan") if value is None or pd.isna(value) else float(value)
 
 
+def is_unverified(row: Row) -> bool:
+    """Return whether the check whether the row's cells train as one device does has no verdict."""
+    return row.get("equivalence") == "unknown"
+
+
 def is_apart(row: Row) -> bool:
     """Return whether the row is a rehearsal: emulated or oversubscribed."""
     return is_true(row["emulated"]) or is_true(row["oversubscribed"])

@@ -10,7 +10,7 @@ from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES
 from harness.report.labels import rate_unit, spread_options
 from harness.report.row import Scalar, number, rows_of
-from harness.report.tables.evidence import INTERVALS, imprecise
+from harness.report.tables.evidence import INTERVALS, imprecise, unverified
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.text import counts, duration, percent, plural, speed, with_ends
 
@@ -41,6 +41,7 @@ def cards(results: Results) -> list[dict[str, str]]:
         & (rows["devices"] > rows["base_devices"])
         & ~rows["emulated"]
         & ~rows["oversubscribed"]
+        & rows["equivalence"].ne("unknown").fillna(True)
     ]
     if not claims.empty:
         most = claims[claims["devices"] == claims["devices"].max()]
@@ -91,10 +92,8 @@ def _not_equivalent(equivalence: pd.DataFrame) -> list[str]:
     bad = equivalence[equivalence["equivalent"].eq(False).fillna(False)]
     for row in rows_of(bad):
         found.append(f"{row['strategy']} x{row['devices']} is {row['reason']}: its cells have no ratios.")
-    unknown = equivalence[equivalence["equivalent"].isna()]
-    if not unknown.empty:
-        who = ", ".join(f"{row['strategy']} x{row['devices']}" for row in rows_of(unknown))
-        found.append(f"Whether {who} are equivalent to one device could not be checked ({unknown['reason'].iloc[0]}).")
+    if unknown := unverified(equivalence):
+        found.append(unknown)
     return found
 
 

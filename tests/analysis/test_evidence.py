@@ -13,10 +13,10 @@ import pytest
 from harness.analysis import pairs, ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.doubts import DOUBTS, CountedDoubt, Doubt, doubts, meaning, tally
-from harness.analysis.equivalence import equivalence, not_equivalent
+from harness.analysis.equivalence import Verdict, equivalence, verdicts
 from harness.analysis.evidence import foreign_cores, slow_ranks
 from harness.record.folder import RunFolder
-from harness.record.schema import CHECKS, WINDOWS
+from harness.record.schema import CHECKS, EQUIVALENCE, WINDOWS
 from tests.records import line, steps_of
 
 
@@ -72,12 +72,14 @@ def test_updates_that_differ_by_rounding_agree() -> None:
     found = equivalence(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [3.0, 4.001]}))
     assert found["difference"].tolist() == pytest.approx([0.001 / 5])
     assert found["equivalent"].tolist() == [True]
-    assert not_equivalent(found) == {}
+    assert "not equivalent" not in {verdict.equivalence for verdict in verdicts(found).values()}
 
 
 def test_updates_that_differ_are_named_with_their_difference() -> None:
     found = equivalence(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [6.0, 8.0]}))
-    assert not_equivalent(found) == {"ddp2": "not equivalent to one device: its update differs by 100 %"}
+    assert verdicts(found) == {
+        "ddp2": Verdict("not equivalent", "not equivalent to one device: its update differs by 100 %")
+    }
 
 
 def test_steps_in_16_bits_have_a_bound_of_their_own() -> None:
@@ -116,16 +118,34 @@ def test_an_unchecked_pair_has_a_reason_and_keeps_its_ratio(lines: Any, updates:
     found = equivalence(trials_of(lines), checks_of(updates))
     assert found["equivalent"].isna().all()
     assert found["reason"].iloc[0].startswith(f"unknown: {reason}")
-    assert not_equivalent(found) == {}
+    assert "not equivalent" not in {verdict.equivalence for verdict in verdicts(found).values()}
 
 
 def test_a_pair_that_disagrees_has_no_ratio_but_its_speed_and_the_reason() -> None:
     lines = [line("single"), line("ddp2", rates=(90.0, 90.0), check_id="c")]
-    row = ratios.scaling(trials_of(lines), None, {"c": "because"}).to_dict("records")[1]
+    row = ratios.scaling(trials_of(lines), None, {"c": Verdict("not equivalent", "because")}).to_dict("records")[1]
     assert row["excluded"] == "because"
     assert pd.isna(row["speedup"])
     assert pd.isna(row["efficiency"])
     assert row["throughput_per_s"] == pytest.approx(180.0)
+
+
+def test_a_pair_without_a_verdict_has_a_ratio_that_says_so() -> None:
+    lines = [line("single"), *(line(f"ddp{n}", rates=(90.0,) * n, check_id=f"c{n}") for n in (2, 4))]
+    checked = {"c2": Verdict("equivalent"), "c4": Verdict("unknown", "unknown: the check ended as oom")}
+    found = ratios.scaling(trials_of(lines), None, checked)
+    assert found["equivalence"].fillna("-").tolist() == ["-", "equivalent", "unknown"]
+    assert found["speedup"].notna().all() and found["excluded"].isna().all()
+    planned = ratios.scaling(trials_of(lines), None, {})  # the checks were planned, and never run
+    assert planned["equivalence"].fillna("-").tolist() == ["-", "unknown", "unknown"]
+    assert ratios.scaling(trials_of(lines))["equivalence"].isna().all()
+
+
+def test_a_check_in_two_precisions_has_the_worse_verdict() -> None:
+    rows = [{"cell_id": "c", "equivalent": value, "reason": reason} for value, reason in ((True, None), (None, "why"))]
+    assert verdicts(EQUIVALENCE.frame(rows)) == {"c": Verdict("unknown", "why")}
+    worst = EQUIVALENCE.frame([*rows, {"cell_id": "c", "equivalent": False, "reason": "differs"}])
+    assert verdicts(worst) == {"c": Verdict("not equivalent", "differs")}
 
 
 def doubts_of(lines: list[dict[str, Any]], environment: dict[str, Any] | None = None) -> list[tuple[str, ...]]:

@@ -10,6 +10,7 @@ import pytest
 from harness.analysis import pairs
 from harness.analysis import trials as trial_tables
 from harness.analysis.doubts import CountedDoubt
+from harness.analysis.equivalence import Verdict
 from harness.record.schema import NOISE, VERSUS
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.text import NO_BREAK
@@ -122,7 +123,8 @@ def test_a_strategys_own_options_are_no_difference_others_are() -> None:
 
 
 def test_a_non_equivalent_cell_has_no_ratio() -> None:
-    found = pairs.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": "not equivalent to one device"})
+    differs = Verdict("not equivalent", "not equivalent to one device")
+    found = pairs.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": differs})
     of_ddp = found[found["strategy"].eq("ddp") | found["other_strategy"].eq("ddp")]
     assert of_ddp["ratio"].isna().all() and of_ddp["low"].isna().all()
     assert of_ddp["excluded"].tolist() == ["not equivalent to one device"] * 2
@@ -189,5 +191,7 @@ def test_noise_and_parity_carry_the_doubts_of_both() -> None:
 
 
 def test_parity_of_non_equivalent_cells_is_omitted_with_the_reason() -> None:
-    found = pairs.parity(trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": "why"})
+    found = pairs.parity(
+        trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": Verdict("not equivalent", "why")}
+    )
     assert found["ratio"].isna().all() and found["excluded"].tolist() == ["why"]

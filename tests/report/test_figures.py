@@ -19,6 +19,7 @@ from harness.analysis import phases as phase_tables
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import CountedDoubt
+from harness.analysis.equivalence import Verdict, Verdicts
 from harness.analysis.links import collectives, links
 from harness.analysis.results import Results
 from harness.analysis.waterfall import waterfall
@@ -29,10 +30,13 @@ from harness.report import figures
 from harness.report.figures import FIGURES, Drawing, style
 from harness.report.figures.common import COLOURS, MARKERS, ByStrategy, log2_axis
 from harness.report.figures.phases import step_phases
-from harness.report.tables.scaling import convergence_table
+from harness.report.tables.ratios import versus_table
+from harness.report.tables.scaling import convergence_table, scaling_by_setting, scaling_table
+from harness.report.tables.text import NO_BREAK
 from tests.records import epochs_of, line, steps_of, with_set_ids
 
 HATCH = "$////$"
+NOT_EQUIVALENT = Verdict("not equivalent", "not equivalent to one device")
 NAMES = (
     "throughput",
     "efficiency",
@@ -59,7 +63,7 @@ class Computed(Results):
 
 
 def results_of(
-    lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None, excluded: dict[str, str] | None = None
+    lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None, checked: Verdicts | None = None
 ) -> Results:
     steps = steps_of(lines)
     trials = trial_tables.trials(lines, steps)
@@ -67,13 +71,13 @@ def results_of(
     makers: dict[str, Callable[[], pd.DataFrame]] = {
         "windows": lambda: trial_tables.windows(lines),
         "cells": lambda: trial_tables.cells(trials, steps),
-        "scaling": lambda: ratios.scaling(trials, None, excluded),
+        "scaling": lambda: ratios.scaling(trials, None, checked),
         "noise": lambda: pairs.noise(trials),
-        "versus": lambda: pairs.versus(trials, None, excluded),
-        "parity": lambda: pairs.parity(trials, None, excluded),
+        "versus": lambda: pairs.versus(trials, None, checked),
+        "parity": lambda: pairs.parity(trials, None, checked),
         "waterfall": lambda: waterfall(trials, made.windows, ratios.scaling(trials)),
         "phases": lambda: phase_tables.phases(trials, made.windows),
-        "convergence": lambda: convergence(trials, made.epochs, None, excluded),
+        "convergence": lambda: convergence(trials, made.epochs, None, checked),
         "links": lambda: links(lines),
         "collectives": lambda: collectives(lines),
     }
@@ -328,8 +332,8 @@ def test_non_equivalent_trainings_are_named_in_the_caption() -> None:
         for strategy, seed in pairs
     ]
     epochs = pd.concat([epochs_of(one["trial_id"], [0.5, 0.8]) for one in lines], ignore_index=True)
-    differs = {"check-fsdp": "not equivalent to one device"}
-    results = results_of(lines, epochs, excluded=differs)
+    differs = {"check-fsdp": NOT_EQUIVALENT, "check-ddp": Verdict("equivalent")}
+    results = results_of(lines, epochs, checked=differs)
     drawing, healthy = (draw_all(each)["convergence"] for each in (results, results_of(lines, epochs)))
     assert "Not equivalent to one device, and hatched: fsdp on 2." in drawing.caption
     hatched = [[str(one.get_marker()) for one in axes.get_lines()].count(HATCH) for axes in axes_of(drawing.figure)]
@@ -423,7 +427,7 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
 
 def test_non_equivalent_cells_are_hatched_and_have_no_ratio() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    drawings = draw_all(results_of(lines, excluded={"check-ddp": "not equivalent to one device"}))
+    drawings = draw_all(results_of(lines, checked={"check-ddp": NOT_EQUIVALENT}))
     hatched = {
         name: [
             line for axes in axes_of(drawings[name].figure) for line in axes.get_lines() if "////" in line.get_marker()
@@ -440,9 +444,24 @@ def test_non_equivalent_cells_are_hatched_and_have_no_ratio() -> None:
     assert not any("Hatched: " in whole[name].caption for name in ("throughput", "step_times"))
 
 
+def test_ratios_without_a_verdict_are_marked_and_named() -> None:
+    lines = [one | {"check_id": "check" if one["strategy"] == "ddp" else None} for one in full_study()]
+    results = results_of(lines, checked={"check": Verdict("unknown", "unknown: the check ended as oom")})
+    terminal = [row.cells for _, part in scaling_by_setting(results.scaling) for row in part.rows]
+    report = [row.cells for row in scaling_table(results.scaling).rows]
+    for rows, strategy, ratios_of in ((terminal, 0, (2, 3)), (report, 1, (4, 5))):
+        for row in rows:
+            assert {row[column].endswith(f"{NO_BREAK}!") for column in ratios_of} == {row[strategy].startswith("ddp")}
+    for row in versus_table(results.versus).rows:
+        assert row.cells[4].endswith(f"{NO_BREAK}!") == ("ddp" in row.cells[0])
+    drawings = draw_all(results)
+    for name in ("throughput", "efficiency", "ratios"):
+        assert "Equivalence to one device unknown: ddp on 2." in drawings[name].caption, name
+
+
 def test_phases_of_non_equivalent_cells_are_marked() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    results = results_of(lines, excluded={"check-ddp": "not equivalent to one device"})
+    results = results_of(lines, checked={"check-ddp": NOT_EQUIVALENT})
     axes = results.scaling[[name for name in results.scaling if name in PHASES.names]]
     drawing = step_phases(with_tables(results, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
     labels = [label.get_text() for one in axes_of(drawing.figure) for label in one.get_yticklabels()]

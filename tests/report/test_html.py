@@ -25,7 +25,7 @@ from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
-from harness.record.schema import DERIVED, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
+from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
 from harness.report import environment, html
 from harness.report import summary as content
 from harness.report.figures import Drawing
@@ -407,7 +407,7 @@ def test_a_differing_twin_is_a_finding_with_its_false_positive_rate() -> None:
 
 
 def tables(noise: pd.DataFrame, trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    empty = {table.name: table.frame([]) for table in (SCALING, VERSUS, PARITY)}
+    empty = {table.name: table.frame([]) for table in (SCALING, VERSUS, PARITY, EQUIVALENCE)}
     return {**empty, "noise": noise, "trials": trials}
 
 
@@ -425,6 +425,12 @@ def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
     ]
     one = NOISE.frame([{"ratio": 1.0}])
     assert belief_lines(tables(one, trials[:0])) == ["Noise floor: unknown, as one block has no interval."]
+    why = "unknown: the check ended as oom: out of memory"
+    row = {"strategy": "ddp", "devices": 2, "emulated": False, "oversubscribed": False, "reason": why}
+    unknown = {**tables(one, trials[:0]), "equivalence": EQUIVALENCE.frame([row, {**row, "computed_in": "bf16"}])}
+    assert "Equivalence to one device unknown (!): ddp x2 (the check ended as oom: out of memory)." in belief_lines(
+        unknown
+    )
     off = NOISE.frame([{"ratio": 1.2, "low": 1.1, "high": 1.3, "excludes_one": True}])
     (reported,) = belief_lines(tables(off, trials[:0]))
     assert reported.endswith("1 of 1 exclude 1; 1 in 20 does by chance.")

@@ -14,6 +14,7 @@ from harness.analysis.pairs import noise, parity, versus
 from harness.analysis.ratios import scaling
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
+from harness.record.schema import EQUIVALENCE
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.run.console import ConsoleSink, rich_table
 from harness.run.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
@@ -37,7 +38,7 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     ]
     trials = trial_tables.trials(lines, steps_of(lines))
     tables = {function.__name__: function(trials) for function in (scaling, noise, versus, parity)}
-    tables["trials"] = trials
+    tables |= {"trials": trials, "equivalence": EQUIVALENCE.frame([])}
     trial = plan.groups[0].trials[0]
     with ConsoleSink(console) as sink:
         sink(Planned(plan))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from harness.record.schema.derived import (
     CELLS,
-    CONVERGENCE,
-    EQUIVALENCE,
     FINDINGS,
     GPUS,
     HOST_PHASES,
@@ -22,6 +20,7 @@ from harness.record.schema.derived import (
 from harness.record.schema.links import COLLECTIVES, LINKS
 from harness.record.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, STEPS, TRIAL_COLUMNS, TRIALS, WINDOWS
 from harness.record.schema.table import Column, Table
+from harness.record.schema.training import CONVERGENCE, EQUIVALENCE
 
 __all__ = [
     "AXES",

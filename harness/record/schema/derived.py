@@ -8,20 +8,18 @@ from harness.record.schema.recorded import (
     BLOCK,
     CELL_ID,
     COLLECTIVE_COLUMNS,
-    EFFECTIVE_LR,
     HOST_PHASE_COLUMNS,
     KIND,
     OUTCOME,
     PARAMETERS,
     PHASE_COLUMNS,
     REASON,
-    SEED,
-    TRIAL_COLUMNS,
     UNIT,
     WAIT_FRACTION,
 )
 from harness.record.schema.table import Column, Table
 from harness.record.schema.table import column as _c
+from harness.record.schema.training import CHECKED
 
 PRECISE = _c(
     "precise",
@@ -35,7 +33,6 @@ _INTERVAL = (
     _c("low", "Float64", "lower end of the 95 % confidence interval over blocks; `<NA>` with one block"),
     _c("high", "Float64", "upper end of the 95 % confidence interval over blocks; `<NA>` with one block"),
 )
-
 _CELL = (CELL_ID, *AXIS_COLUMNS)
 
 
@@ -115,7 +112,7 @@ SCALING = Table(
         *_INTERVAL,
         _c("throughput_low", "Float64", "lower end of the 95 % confidence interval of the throughput", "samples/s"),
         _c("throughput_high", "Float64", "upper end of the 95 % confidence interval of the throughput", "samples/s"),
-        _c("excluded", "string", "reason if it has no ratio: it is not equivalent to one device"),
+        *CHECKED,
         _c("doubts", "list", "doubts of the cell and, marked as such, of its base"),
         PRECISE,
         _c("efficiency", "Float64", "speedup over (devices / base_devices)"),
@@ -143,7 +140,7 @@ PARITY = Table(
         _c("control_id", "string", "cell under torchrun"),
         *AXIS_COLUMNS,
         *_paired("control_throughput_per_s", "the control", "throughput under Ray over that of the control"),
-        _c("excluded", "string", "reason if it has no ratio: it is not equivalent to one device"),
+        *CHECKED,
         _c("doubts", "list", "doubts of the cell and, marked as such, of its control"),
     ),
 )
@@ -160,7 +157,7 @@ VERSUS = Table(
         *AXIS_COLUMNS,
         _c("other_strategy", "string", "strategy of the other cell"),
         *_paired("other_throughput_per_s", "other_id", "throughput over that of the other cell"),
-        _c("excluded", "string", "reason if it has no ratio: one of the two cells is not equivalent to one device"),
+        *CHECKED,
         _c("doubts", "list", "doubts of the cell and, marked as such, of the other cell"),
     ),
 )
@@ -177,22 +174,6 @@ GPUS = Table(
         _c("temperature_c", "Float64", "temperature, highest", "degree Celsius"),
         _c("throttled", "string", "reasons for throttled clocks in any block; empty if none"),
         _c("samples_per_joule", "Float64", "samples or tokens over the energy of all GPUs, geometric mean over blocks"),
-    ),
-)
-
-EQUIVALENCE = Table(
-    "equivalence",
-    "one equivalence check of a strategy against one device, in fp32 or in the cell's precision: a few steps without "
-    "batch statistics and dropout",
-    (
-        _c("cell_id", "string", "cell of the check"),
-        _c("base_id", "string", "cell of the check on one device"),
-        *AXIS_COLUMNS,
-        _c("computed_in", "string", "precision of the steps: fp32, or the cell's if that is bf16 or fp16"),
-        _c("difference", "Float64", "norm of the difference of both updates over the norm of one device's update"),
-        _c("bound", "Float64", "largest difference that counts as rounding: 0.01, in 16 bits 0.05"),
-        _c("equivalent", "boolean", "true if the difference is at most the bound; `<NA>` if unknown"),
-        _c("reason", "string", "reason if not equivalent or unknown"),
     ),
 )
 
@@ -248,31 +229,6 @@ LEDGER = Table(
         _c("trial_id", "string", "trial"),
         _c("part", "string", "name of the part"),
         _c("seconds", "Float64", "duration", "s"),
-    ),
-)
-
-CONVERGENCE = Table(
-    "convergence",
-    "one training of one cell with one seed",
-    (
-        *TRIAL_COLUMNS,
-        *_CELL,
-        SEED,
-        EFFECTIVE_LR,
-        _c("epochs", "Int64", "number of epochs trained"),
-        _c("train_loss", "Float64", "mean training loss over the last epoch"),
-        _c("val_loss", "Float64", "mean validation loss after the last epoch"),
-        _c("val_accuracy", "Float64", "validation accuracy after the last epoch"),
-        _c("val_perplexity", "Float64", "validation perplexity after the last epoch"),
-        _c("val_psnr", "Float64", "peak signal-to-noise ratio over the validation images after the last epoch", "dB"),
-        _c("best_val_accuracy", "Float64", "validation accuracy, best of all epochs"),
-        _c("target", "string", "target of the experiment file"),
-        _c("reached", "boolean", "true if the target was reached"),
-        _c("time_to_target_s", "Float64", "training time until the end of the epoch that reached the target", "s"),
-        _c("samples_to_target", "Int64", "number of samples until then", "samples"),
-        _c("epochs_to_target", "Int64", "number of epochs until then"),
-        _c("train_s", "Float64", "training time at the end", "s"),
-        _c("excluded", "string", "reason if it is excluded from comparisons: it is not equivalent to one device"),
     ),
 )
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.report.figures.common import MOST_FACETS
 from harness.report.labels import rate_unit
-from harness.report.row import rows_of
+from harness.report.row import is_unverified, rows_of
 
 
 def cut(facets: Sequence[tuple[str, pd.DataFrame]]) -> str:
@@ -82,7 +82,14 @@ def noise(noise: pd.DataFrame) -> str:
 
 
 def excluded(rows: pd.DataFrame) -> str:
-    return " Hatched: not equivalent to one device." if rows["excluded"].notna().any() else ""
+    hatched = " Hatched: not equivalent to one device." if rows["excluded"].notna().any() else ""
+    return hatched + unverified(rows)
+
+
+def unverified(rows: pd.DataFrame) -> str:
+    """Return a sentence that names the cells whose equivalence to one device is unknown."""
+    cells = dict.fromkeys(f"{row['strategy']} on {row['devices']}" for row in rows_of(rows) if is_unverified(row))
+    return f" Equivalence to one device unknown: {', '.join(cells)}." if cells else ""
 
 
 def otherwise(cells: Collection[str], rows: pd.DataFrame) -> str:

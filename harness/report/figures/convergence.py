@@ -45,7 +45,7 @@ def learning_curves(results: Results) -> Drawing:
             axes.set_xlabel(clock_label)
             axes.set_ylabel(label)
     add_legend(figure, strategy_legend(curves))
-    return Drawing(name, title, _caption(trials, otherwise), figure)
+    return Drawing(name, title, _caption(trials, otherwise) + captions.unverified(results.convergence), figure)
 
 
 def _caption(trials: pd.DataFrame, otherwise: pd.DataFrame) -> str:

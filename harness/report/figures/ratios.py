@@ -56,7 +56,7 @@ def paired_ratios(results: Results) -> Drawing:
     caption = (
         f"Geometric mean over blocks, paired by block, with 95 % intervals{captions.one_block(rows)}; "
         f"{captions.count(rows)}. Above 1 the first of the two is faster.{captions.noise(results.noise)}"
-        f"{captions.left_out(int(left_out.sum()))}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{captions.left_out(int(left_out.sum()))}{captions.unverified(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 

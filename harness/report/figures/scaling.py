@@ -84,7 +84,7 @@ def efficiency_by_devices(results: Results) -> Drawing:
         f"Speedup over devices, {captions.scaling(rows)}; bars are 95 % intervals, paired by block, "
         f"{captions.count(rows)}{captions.one_block(rows)}. Cells on as many devices as their base are in the table. "
         f"{captions.bases(rows)}{captions.unsteady(rows)}{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}"
-        f"{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{captions.unverified(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
     return Drawing(name, title, caption, figure)
 

@@ -11,7 +11,7 @@ from harness.analysis.doubts import meaning
 from harness.report.labels import cell_label, rows_with_setting, shown_strategy
 from harness.report.row import Row, is_missing, is_true, number, rows_of
 from harness.report.tables.ratios import pair_label, ratio
-from harness.report.tables.scaling import DOUBTFUL
+from harness.report.tables.scaling import DOUBTFUL, UNVERIFIED
 from harness.report.tables.text import (
     Column,
     TextTable,
@@ -27,6 +27,17 @@ NAMED = 6
 """The most cells that a sentence names."""
 LEVELS = {"trial": "trials", "group": "worker groups, outside trials", "run": "command, outside worker groups"}
 PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+
+
+def unverified(equivalence: pd.DataFrame) -> str:
+    """Return a sentence on the checks without a verdict, with the cause of each; empty if there are none."""
+    causes: dict[str, list[str]] = {}
+    for row in rows_of(equivalence[equivalence["equivalent"].isna()]):
+        causes.setdefault(str(row["reason"]).removeprefix("unknown: "), []).append(cell_label(row))
+    if not causes:
+        return ""
+    each = "; ".join(f"{', '.join(dict.fromkeys(cells))} ({cause})" for cause, cells in causes.items())
+    return f"Equivalence to one device unknown ({UNVERIFIED}): {each}."
 
 
 def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
@@ -146,6 +157,8 @@ def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         lines.append("Noise floor: unknown, as one block has no interval.")
     if wide := imprecise(tables):
         lines.append(wide)
+    if unknown := unverified(tables["equivalence"]):
+        lines.append(unknown)
     doubts = doubt_table(tables["trials"]).rows
     if doubts:
         each = "; ".join(f"{line.cells[0]} ({line.cells[1]})" for line in doubts)

@@ -7,6 +7,7 @@ import pandas as pd
 from harness.plan.axis_pairs import SIZES
 from harness.report.labels import cell_label, rate_unit, rows_with_setting, shown_devices, shown_strategy
 from harness.report.row import Row, is_apart, is_missing, is_true
+from harness.report.tables.scaling import marked
 from harness.report.tables.text import Column, TextTable, decimal, flush_right, make_table, speed, with_ends, words
 
 ratio = decimal("{:.3f}")
@@ -89,5 +90,5 @@ def _ratio(row: Row) -> str:
     if is_missing(row["ratio"]):
         return "not equivalent"
     if is_missing(row["low"]):
-        return f"{ratio(row['ratio'])} (one block)"
-    return with_ends(ratio, row["ratio"], row["low"], row["high"])
+        return f"{marked(ratio(row['ratio']), row)} (one block)"
+    return marked(with_ends(ratio, row["ratio"], row["low"], row["high"]), row)

@@ -8,7 +8,7 @@ from statistics import median
 import pandas as pd
 
 from harness.report.labels import cell_label, rate_unit, rows_with_setting, shown_devices, shown_strategy
-from harness.report.row import Row, is_apart, is_missing, rows_of
+from harness.report.row import Row, is_apart, is_missing, is_unverified, rows_of
 from harness.report.tables.text import (
     NO_BREAK,
     Column,
@@ -25,6 +25,8 @@ from harness.report.tables.text import (
 
 DOUBTFUL = "?"
 """Marks a cell with doubts in a terminal."""
+UNVERIFIED = "!"
+"""Marks a ratio if the check whether its cells train as one device does has no verdict."""
 METRICS = {
     "val_accuracy": ("accuracy", 100.0, "{:.1f}", " %"),
     "val_perplexity": ("perplexity", 1.0, "{:.2f}", ""),
@@ -42,7 +44,7 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
     columns: tuple[Column, ...] = (
         ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if row["doubts"] else ""), words),
         (rate_unit(scaling), _throughput, flush_right),
-        ("speedup", lambda row: "1" if _is_base(row) else two_digits(row["speedup"]), flush_right),
+        ("speedup", lambda row: "1" if _is_base(row) else marked(two_digits(row["speedup"]), row), flush_right),
         ("efficiency", _efficiency, flush_right),
         ("n", "blocks", flush_right),
     )
@@ -96,7 +98,12 @@ def _base(row: Row) -> str:
 
 
 def _speedup(row: Row) -> str:
-    return "1" if _is_base(row) else with_ends(two_digits, row["speedup"], row["low"], row["high"])
+    return "1" if _is_base(row) else marked(with_ends(two_digits, row["speedup"], row["low"], row["high"]), row)
+
+
+def marked(text: str, row: Row) -> str:
+    """Return a text with the mark of a row whose cells may not train as one device does."""
+    return f"{text}{NO_BREAK}{UNVERIFIED}" if is_unverified(row) else text
 
 
 def _efficiency(row: Row) -> str:
@@ -104,7 +111,7 @@ def _efficiency(row: Row) -> str:
         return "base"
     if not is_missing(row["excluded"]):
         return "not equivalent"
-    shown = with_ends(percent, row["efficiency"], row["efficiency_low"], row["efficiency_high"])
+    shown = marked(with_ends(percent, row["efficiency"], row["efficiency_low"], row["efficiency_high"]), row)
     return f"{shown} (one block)".replace(" ", NO_BREAK) if is_missing(row["efficiency_low"]) else shown
 
 
@@ -157,7 +164,7 @@ def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
 
 def _training(row: Row) -> str:
     differs = "" if is_missing(row["excluded"]) else " (not equivalent)"
-    return f"{shown_strategy(row)} x{row['devices']}{differs}"
+    return marked(f"{shown_strategy(row)} x{row['devices']}{differs}", row)
 
 
 def _training_setting(row: Row) -> str:
