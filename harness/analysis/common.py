@@ -61,7 +61,7 @@ def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
 
 
 def ends(estimate: Estimate) -> Values:
-    return {"blocks": estimate.n, "low": estimate.low, "high": estimate.high}
+    return {"blocks": estimate.n, **estimate.around()}
 
 
 def order(row: Row) -> tuple[object, ...]:

@@ -8,11 +8,11 @@ from harness.analysis.common import Rows, Rule, Values, by_cell, ends, measured,
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.ratios import doubts_of, meets, paired
-from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
+from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio
 from harness.plan.axis_pairs import SIZES, axis_pairs
 from harness.record.schema import AXES, NOISE, PARITY, VERSUS
 
-RATIO = ("ratio", "low", "high", "excludes_one", "precise")
+RATIO = ("ratio", *ENDS, "excludes_one", "precise")
 
 
 def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
 from harness.analysis.common import Rows, Rule, Values, bases_of, by_cell, ends, measured, order
 from harness.analysis.doubts import CountedDoubt, tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
-from harness.analysis.stats import Estimate, geometric_mean, paired_ratio
+from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio
 from harness.record.schema import AXES, SCALING
 
-RATIOS = ("speedup", "low", "high", "precise", "efficiency", "efficiency_low", "efficiency_high")
+RATIOS = ("speedup", *ENDS, "precise", "efficiency", *(f"efficiency_{end}" for end in ENDS))
 
 
 def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
@@ -85,15 +85,17 @@ def _against(group: Rows, base: Rows, rule: Rule | None) -> Values | None:
         "base_devices": base[0]["devices"],
         "base_throughput_per_s": geometric_mean(bases).value,
         "throughput_per_s": speed.value,
-        "throughput_low": speed.low,
-        "throughput_high": speed.high,
+        **_prefixed("throughput", speed.around()),
         "speedup": ratio.value,
         **ends(ratio),
         "precise": meets(speed if is_base else ratio, rule),
         "efficiency": ratio.value / devices,
-        "efficiency_low": None if ratio.low is None else ratio.low / devices,
-        "efficiency_high": None if ratio.high is None else ratio.high / devices,
+        **_prefixed("efficiency", ratio.around(1 / devices)),
     }
+
+
+def _prefixed(name: str, ends: Mapping[str, float | None]) -> Values:
+    return {f"{name}_{end}": value for end, value in ends.items()}
 
 
 def meets(estimate: Estimate, rule: Rule | None) -> bool | None:

@@ -8,18 +8,30 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 LEVEL = 0.95
-FEWEST = 3
-"""The fewest values that a test is made of."""
+LEAST_BLOCKS = 3
+"""The fewest blocks of a t interval or test: of two, the half-width is 6 times their difference."""
+ENDS = ("low", "high", "least", "most")
+"""The ends of an interval, and of the values that it is of."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, the ends of its confidence interval and the number of blocks; with one block the ends are None."""
+    """A value, the ends of its confidence interval, the number of blocks, and the smallest and largest block's value.
+
+    The ends are None with fewer than LEAST_BLOCKS blocks.
+    """
 
     value: float
     low: float | None
     high: float | None
     n: int
+    least: float
+    most: float
+
+    def around(self, factor: float = 1.0, shift: float = 0.0) -> dict[str, float | None]:
+        """Return the ends of the interval and of the range by name, each times ``factor`` plus ``shift``."""
+        ends = {end: getattr(self, end) for end in ENDS}
+        return {end: None if value is None else factor * value + shift for end, value in ends.items()}
 
     @property
     def halfwidth(self) -> float | None:
@@ -40,21 +52,22 @@ def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = N
     n = len(logs)
     mean = sum(logs) / n
     first = [math.log(value) for value in pilot] if pilot and len(pilot) > 1 else logs
-    if len(first) < 2:
-        return Estimate(math.exp(mean), None, None, n)
+    least, most = min(values), max(values)
+    if n < LEAST_BLOCKS:
+        return Estimate(math.exp(mean), None, None, n, least, most)
     half = _t(len(first) - 1, level) * deviation(first) / math.sqrt(n)
-    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
+    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n, least, most)
 
 
 def mean_interval(values: Sequence[float], *, pilot: Sequence[float] | None = None, level: float = LEVEL) -> Estimate:
-    """Return the mean of values of any sign, with a t interval if there are several. ``pilot``: see geometric_mean."""
+    """Return the mean of values of any sign, with a t interval. ``pilot``: see geometric_mean."""
     n = len(values)
     mean = sum(values) / n
     first = pilot if pilot and len(pilot) > 1 else values
-    if len(first) < 2:
-        return Estimate(mean, None, None, n)
+    if n < LEAST_BLOCKS:
+        return Estimate(mean, None, None, n, min(values), max(values))
     half = _t(len(first) - 1, level) * deviation(first) / math.sqrt(n)
-    return Estimate(mean, mean - half, mean + half, n)
+    return Estimate(mean, mean - half, mean + half, n, min(values), max(values))
 
 
 def paired_ratio(
@@ -73,14 +86,14 @@ def stein_blocks(pilot: Sequence[float], halfwidth: float, level: float = LEVEL)
     """Return the number of blocks that brings the interval within ``halfwidth`` (relative), by a pilot's values.
 
     n = max(n0, ceil((t s0 / d)^2)) with the pilot's n0 and the standard deviation s0 of its logarithms, d =
-    log(1 + halfwidth) and t of n0 - 1 degrees of freedom (Stein 1945). Raises ValueError if there are fewer than two
-    values, or one that is not positive.
+    log(1 + halfwidth) and t of n0 - 1 degrees of freedom (Stein 1945); at least LEAST_BLOCKS, as fewer have no
+    interval. Raises ValueError if there are fewer than two values, or one that is not positive.
     """
     if len(pilot) < 2:
         raise ValueError(f"a pilot needs two values, got {list(pilot)}")
     logs = [math.log(value) for value in pilot]
     needed = (_t(len(logs) - 1, level) * deviation(logs) / math.log1p(halfwidth)) ** 2
-    return max(len(logs), math.ceil(needed - 1e-9))
+    return max(len(logs), LEAST_BLOCKS, math.ceil(needed - 1e-9))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -104,7 +117,7 @@ def ratio_p_value(ratios: Sequence[float], *, pilot: Sequence[float] | None = No
     """
     logs = [math.log(ratio) for ratio in ratios]
     first = [math.log(ratio) for ratio in pilot] if pilot and len(pilot) > 1 else logs
-    if len(first) < FEWEST:
+    if len(logs) < LEAST_BLOCKS:
         return None
     return p_value(sum(logs) / len(logs), deviation(first) / math.sqrt(len(logs)), len(first) - 1)
 

@@ -9,7 +9,7 @@ from statistics import mean, median
 import pandas as pd
 
 from harness.analysis.common import Row, by_cell, measured, order
-from harness.analysis.stats import mean_interval
+from harness.analysis.stats import ENDS, mean_interval
 from harness.analysis.step_timing import Timing, timings
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS
 from harness.record.frames import records
@@ -190,7 +190,7 @@ def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list
     named = {axis: ratio[axis] for axis in ("cell_id", "base_id", *AXES)}
     efficiency = float(ratio["efficiency"])
     per_second = _share_of_a_second(efficiency, list(losses.values()))
-    ideal = {"share": efficiency, "low": ratio["efficiency_low"], "high": ratio["efficiency_high"]}
+    ideal = {"share": efficiency, **{end: ratio[f"efficiency_{end}"] for end in ENDS}}
     ideal_s = mean(loss.ideal_s for loss in losses.values())
     rows: list[Row] = [{**named, "position": 0, "part": "ideal", "part_s": ideal_s, "blocks": ratio["blocks"], **ideal}]
     left = 1.0 - efficiency
@@ -201,8 +201,6 @@ def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list
         in_pilot = [value for block, value in seconds.items() if pilot and block < pilot]
         estimate = mean_interval(list(seconds.values()), pilot=in_pilot or None)
         share = left if part == "rest" else estimate.value * per_second  # its share by its seconds is the same
-        half = None if estimate.high is None else (estimate.high - estimate.value) * per_second
-        ends = {} if half is None else {"low": share - half, "high": share + half}
         rows.append(
             {
                 **named,
@@ -211,7 +209,7 @@ def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list
                 "part_s": estimate.value,
                 "share": share,
                 "blocks": estimate.n,
-                **ends,
+                **estimate.around(per_second, share - per_second * estimate.value),
             }
         )
         left -= share

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.analysis.results import Results
+from harness.analysis.stats import LEAST_BLOCKS
 from harness.config.sections import Throughput
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES
@@ -82,8 +83,8 @@ def findings(results: Results) -> list[str]:
     found += _not_equivalent(results.equivalence) + _noise(results)
     if wide := imprecise({name: getattr(results, name) for name in INTERVALS}):
         found.append(wide)
-    if not results.cells.empty and (results.cells["blocks"] == 1).all():
-        found.append("One block was measured: there are no intervals, and the variance between runs is unknown.")
+    if not results.cells.empty and (results.cells["blocks"] < LEAST_BLOCKS).all():
+        found.append(f"Fewer than {LEAST_BLOCKS} blocks were measured: there are no intervals, only ranges.")
     return found
 
 
@@ -206,7 +207,8 @@ def scaling_words(scaling: pd.DataFrame) -> str:
         f"Against the base of the same setting ({span} {rate_unit(scaling)} in absolute numbers), "
         f"{' and '.join(words[kind] for kind in kinds)}. "
         "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
-        "logarithm over n blocks, each in fresh processes. Italics: emulated or oversubscribed, no claim about speed."
+        f"logarithm over n blocks, each in fresh processes; below {LEAST_BLOCKS} blocks the range is given, with n. "
+        "Italics: emulated or oversubscribed, no claim about speed."
     )
 
 

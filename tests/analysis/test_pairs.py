@@ -144,14 +144,14 @@ def test_doubts_of_the_other_are_named_as_its_own() -> None:
 
 
 def test_the_table_names_both_cells_and_marks_emulated_ones() -> None:
-    rows = versus_table(pairs.versus(trials_of(study(1.0, 1.0)))).rows
+    rows = versus_table(pairs.versus(trials_of(study(1.0, 1.0, 1.0)))).rows
     assert [row.cells[:2] for row in rows] == [
         ("ddp / dp x2 (emulated)", "batch 10 per device"),
         ("fsdp / ddp x2", "batch 10 per device"),
         ("fsdp / dp x2 (emulated)", "batch 10 per device"),
     ]
     assert [row.kind for row in rows] == ["apart", "base", "apart"]
-    assert [cell.replace(NO_BREAK, " ") for cell in rows[1].cells[2:]] == ["160", "120", "0.750 (0.750 to 0.750)", "2"]
+    assert [cell.replace(NO_BREAK, " ") for cell in rows[1].cells[2:]] == ["160", "120", "0.750 (0.750 to 0.750)", "3"]
 
 
 def launched(ray: float, torchrun: float, block: int) -> list[dict[str, Any]]:

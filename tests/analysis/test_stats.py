@@ -19,13 +19,21 @@ from harness.analysis.stats import (
 from harness.measure.steady_state import is_steady
 
 
-def test_one_value_has_no_interval() -> None:
-    estimate = geometric_mean([5.0])
-    assert (estimate.value, estimate.low, estimate.high, estimate.n) == (pytest.approx(5.0), None, None, 1)
+def test_two_values_have_a_range_and_no_interval() -> None:
+    estimate = geometric_mean([8.0, 2.0])
+    assert (estimate.value, estimate.n) == (pytest.approx(4.0), 2)
+    assert estimate.around() == {"low": None, "high": None, "least": 2.0, "most": 8.0}
+    assert estimate.around(0.5, 1.0) == {"low": None, "high": None, "least": 2.0, "most": 5.0}
+    assert geometric_mean([5.0]).around() == {"low": None, "high": None, "least": 5.0, "most": 5.0}
+    assert mean_interval([-1.0, 3.0]).around() == {"low": None, "high": None, "least": -1.0, "most": 3.0}
 
 
-def test_the_geometric_mean_of_two_and_eight_is_four() -> None:
-    assert geometric_mean([2.0, 8.0]).value == pytest.approx(4.0)
+def test_a_pilot_of_two_gives_an_interval_once_there_are_three_values() -> None:
+    pilot = [math.exp(0.0), math.exp(0.1)]
+    assert geometric_mean(pilot, pilot=pilot).low is None
+    estimate = geometric_mean([*pilot, math.exp(0.2)], pilot=pilot)
+    half = 12.7062 * 0.1 / math.sqrt(2) / math.sqrt(3)
+    assert math.log(estimate.high or 0) == pytest.approx(0.1 + half, rel=1e-4)
 
 
 def test_the_interval_is_students_on_the_logarithms() -> None:
@@ -81,6 +89,7 @@ def test_steins_number_of_blocks_by_hand() -> None:
 
 def test_a_pilot_without_noise_needs_no_more_blocks() -> None:
     assert stein_blocks([1.0, 1.0, 1.0, 1.0], 0.05) == 4
+    assert stein_blocks([1.0, 1.0], 0.05) == 3  # two have no interval
     with pytest.raises(ValueError, match="two values"):
         stein_blocks([1.0], 0.05)
 
@@ -106,10 +115,9 @@ def test_a_two_stage_interval_is_as_narrow_as_asked() -> None:
 
 
 def test_the_mean_of_shares_may_be_negative() -> None:
-    estimate = mean_interval([-0.1, 0.1])
+    estimate = mean_interval([-0.1, 0.0, 0.1])
     assert estimate.value == pytest.approx(0.0)
-    assert estimate.high == pytest.approx(12.7062 * math.sqrt(0.02) / math.sqrt(2), rel=1e-4)
-    assert mean_interval([0.5]).low is None
+    assert estimate.high == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +149,7 @@ def test_a_p_value_needs_three_values() -> None:
     assert ratio_p_value([1.1, 1.1, 1.1]) == pytest.approx(0.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("pilot", [None, 3])
+@pytest.mark.parametrize("pilot", [None, 2, 3])
 def test_a_p_value_at_most_5_percent_is_an_interval_without_1(pilot: int | None) -> None:
     draw = random.Random(5)
     for _ in range(200):

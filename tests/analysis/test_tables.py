@@ -72,21 +72,30 @@ def test_scaling_against_the_base_paired_by_block() -> None:
         line("ddp2", block=0, rates=(80.0, 90.0)),
         line("single", block=1, rates=(50.0,)),
         line("ddp2", block=1, rates=(40.0, 45.0)),
+        line("single", block=2, rates=(200.0,)),
+        line("ddp2", block=2, rates=(160.0, 180.0)),
     ]
     row = ratios.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
     assert row["speedup"] == pytest.approx(1.6)  # two shares at the slower rank's 80, against 100
     assert row["efficiency"] == pytest.approx(0.8)
     assert (row["low"], row["high"]) == (pytest.approx(1.6), pytest.approx(1.6))  # the drift cancels
-    assert row["blocks"] == 2
+    assert row["blocks"] == 3
     assert row["base_id"] == "single"
-    assert row["base_throughput_per_s"] == pytest.approx((100 * 50) ** 0.5)
+    assert row["base_throughput_per_s"] == pytest.approx(100.0)
 
 
-def test_one_block_has_no_interval() -> None:
-    lines = [line("single"), line("ddp2", rates=(80.0, 80.0))]
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_fewer_than_three_blocks_have_a_range_and_no_interval(blocks: int) -> None:
+    rates = (80.0, 60.0)[:blocks]
+    lines = [line("single", block=block) for block in range(blocks)]
+    lines += [line("ddp2", block=block, rates=(rate, rate)) for block, rate in enumerate(rates)]
     row = ratios.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
-    assert row["blocks"] == 1
-    assert pd.isna(row["low"]) and pd.isna(row["high"]) and pd.isna(row["efficiency_low"])
+    assert row["blocks"] == blocks
+    for name in ("", "throughput_", "efficiency_"):
+        assert pd.isna(row[f"{name}low"]) and pd.isna(row[f"{name}high"])
+    assert (row["least"], row["most"]) == pytest.approx((2 * min(rates) / 100, 1.6))
+    assert (row["efficiency_least"], row["efficiency_most"]) == pytest.approx((min(rates) / 100, 0.8))
+    assert (row["throughput_least"], row["throughput_most"]) == pytest.approx((2 * min(rates), 160.0))
 
 
 def test_a_block_cut_in_two_is_one_block() -> None:
@@ -141,9 +150,10 @@ def test_a_retried_trial_counts_once() -> None:
 
 def test_cells_summarise_blocks_geometrically() -> None:
     lines = [line("single", block=0, rates=(100.0,)), line("single", block=1, rates=(400.0,))]
+    lines += [line("single", block=2, rates=(200.0,))]
     cell = trial_tables.cells(trials_of(lines), steps_of(lines)).iloc[0]
     assert cell["throughput_per_s"] == pytest.approx(200.0)
-    assert cell["blocks"] == 2
+    assert cell["blocks"] == 3
     assert cell["low"] < 200.0 < cell["high"]
     assert cell["step_p5_s"] == pytest.approx(0.1)
 

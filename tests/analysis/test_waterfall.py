@@ -109,14 +109,18 @@ def test_the_efficiency_is_the_headlines_and_all_parts_are_scaled_to_it() -> Non
     rows = waterfall_of(lines).set_index("part")
     assert headline["efficiency"] != pytest.approx(0.100 / 0.160, rel=1e-3)
     ideal = rows.loc["ideal"]
-    assert [ideal["share"], ideal["low"], ideal["high"]] == pytest.approx(
-        [headline["efficiency"], headline["efficiency_low"], headline["efficiency_high"]]
+    assert [ideal["share"], ideal["least"], ideal["most"]] == pytest.approx(
+        [headline["efficiency"], headline["efficiency_least"], headline["efficiency_most"]]
     )
+    assert rows["low"].isna().all() and rows["high"].isna().all()  # two blocks
     assert ideal["part_s"] == pytest.approx(0.100)
     assert rows["share"].sum() == pytest.approx(1.0)
     lost = rows.drop(index="ideal")
     a_second = (1 - headline["efficiency"]) / 0.060
     assert lost["share"].tolist() == pytest.approx([a_second * seconds for seconds in lost["part_s"]], abs=1e-9)
+    wrapper = rows.loc["wrapper"]
+    seconds = (0.105 - 0.08, 0.105 - 0.12)
+    assert [wrapper["most"], wrapper["least"]] == pytest.approx([a_second * one for one in seconds])
 
 
 def test_the_rest_is_scaled_like_the_parts() -> None:

@@ -218,10 +218,10 @@ def test_the_caption_of_fp16_states_the_read_of_each_step() -> None:
     assert read in draw_all(results_of(scaled))["throughput"].caption
 
 
-def test_one_block_is_captioned_as_without_interval() -> None:
-    lines = [one for one in full_study() if one["block"] == 0]
+def test_blocks_without_an_interval_are_captioned_as_such() -> None:
+    lines = [one for one in full_study() if one["block"] < 2]
     caption = draw_all(results_of(lines))["throughput"].caption
-    assert "none with one block" in caption
+    assert "none below 3 blocks" in caption
 
 
 def test_colour_means_strategy_in_every_figure() -> None:

@@ -424,7 +424,7 @@ def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
         "Doubts (?), by timed trials: wide spread (2 of 3).",
     ]
     one = NOISE.frame([{"ratio": 1.0}])
-    assert belief_lines(tables(one, trials[:0])) == ["Noise floor: unknown, as one block has no interval."]
+    assert belief_lines(tables(one, trials[:0])) == ["Noise floor: unknown, as an interval needs 3 blocks."]
     why = "unknown: the check ended as oom: out of memory"
     row = {"strategy": "ddp", "devices": 2, "emulated": False, "oversubscribed": False, "reason": why}
     unknown = {**tables(one, trials[:0]), "equivalence": EQUIVALENCE.frame([row, {**row, "computed_in": "bf16"}])}

@@ -15,6 +15,7 @@ from harness.analysis.pairs import noise, parity, versus
 from harness.config.sections import Target
 from harness.plan.comparison import LAUNCHERS
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
+from harness.report.row import Row
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
 from harness.report.tables.evidence import imprecise, memory_table
 from harness.report.tables.findings import findings_table
@@ -25,7 +26,7 @@ from harness.report.tables.scaling import (
     scaling_by_setting,
     scaling_table,
 )
-from harness.report.tables.text import NO_BREAK, counts, duration, plural, speed
+from harness.report.tables.text import NO_BREAK, counts, duration, estimate, percent, plural, speed
 from tests.records import epochs_of, line, steps_of
 
 
@@ -67,14 +68,23 @@ def scaling(blocks: int) -> pd.DataFrame:
 def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
     rows = scaling_table(scaling(1)).rows
     assert rows[0].kind == "base"
-    assert rows[0].cells == ("batch 10 per device", "single", "1", "100", "1", "base", "1", "single x1: 100")
+    assert rows[0].cells == (
+        "batch 10 per device",
+        "single",
+        "1",
+        f"100{NO_BREAK}(n{NO_BREAK}={NO_BREAK}1)",
+        "1",
+        "base",
+        "1",
+        "single x1: 100",
+    )
     assert tuple(cell.replace(NO_BREAK, " ") for cell in rows[1].cells) == (
         "batch 10 per device",
         "ddp",
         "2",
-        "160",
-        "1.60",
-        "80 % (one block)",
+        "160 (n = 1)",
+        "1.60 (n = 1)",
+        "80 % (n = 1)",
         "1",
         "single x1: 100",
     )
@@ -84,6 +94,21 @@ def test_intervals_are_shown_with_n() -> None:
     row = scaling_table(scaling(3)).rows[1]
     shown = [cell.replace(NO_BREAK, " ") for cell in row.cells]
     assert shown[3:7] == ["162 (157 to 167)", "1.62 (1.57 to 1.67)", "81 % (79 to 84 %)", "3"]
+
+
+def test_two_blocks_are_shown_with_n_and_their_range_which_is_no_interval() -> None:
+    row = scaling_table(scaling(2)).rows[1]
+    shown = [cell.replace(NO_BREAK, " ") for cell in row.cells]
+    assert shown[3:7] == ["161 (n = 2: 160 to 162)", "1.61 (n = 2: 1.60 to 1.62)", "80 % (n = 2: 80 to 81 %)", "2"]
+    ((_, part),) = scaling_by_setting(scaling(2))
+    shown = [cell.replace(NO_BREAK, " ") for cell in part.rows[1].cells]
+    assert shown[1:] == ["161", "1.61", "80 % (n = 2: 80 to 81 %)", "2"]
+
+
+def test_equal_blocks_have_no_range() -> None:
+    row: Row = {"ratio": 1.0, "low": None, "high": None, "least": 1.0, "most": 1.0, "blocks": 2}
+    assert estimate(percent, row, "ratio").replace(NO_BREAK, " ") == "100 % (n = 2)"
+    assert estimate(percent, {**row, "ratio": None}, "ratio") == "-"
 
 
 def test_parts_by_setting_name_their_base() -> None:
@@ -275,6 +300,9 @@ def test_why_operations_were_not_counted_is_shown() -> None:
     assert row.cells[3:] == ("-", "-", "not counted: an LSTM is not counted")
 
 
+ENDS = {"least": 0.45, "most": 0.55}
+
+
 def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None:
     axes = {"strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8, "options": {}}
     parts = (
@@ -283,13 +311,13 @@ def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None
         ("rest", -0.1, -0.001, -0.2, 0),
     )
     rows = [
-        {**axes, "part": part, "share": share, "part_s": seconds, "low": low, "high": high, "blocks": 3}
+        {**axes, "part": part, "share": share, "part_s": seconds, "low": low, "high": high, "blocks": 3, **ENDS}
         for part, share, seconds, low, high in parts
     ]
     table = waterfall_table(WATERFALL.frame(rows))
     assert [row.cells for row in table.rows] == [
         ("ddp x2, batch 8 per device", "ideal (efficiency)", "6.00", "60.0 %", "55.0 to 65.0 %", "3"),
-        ("", "slowest rank", "5.00", "50.0 %", "one block", "3"),
+        ("", "slowest rank", "5.00", "50.0 %", "n = 3: 45.0 to 55.0 %", "3"),
         ("", "rest", "-1.00", "-10.0 %", "-20.0 to 0.0 %", "3"),
     ]
     assert [row.kind for row in table.rows] == ["base", "", ""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.record.schema.intervals import INTERVAL, PAIRED_THROUGHPUT, PRECISE, ends, paired
 from harness.record.schema.recorded import (
     ADDED,
     AXIS_COLUMNS,
@@ -17,36 +18,11 @@ from harness.record.schema.recorded import (
     UNIT,
     WAIT_FRACTION,
 )
-from harness.record.schema.table import Column, Table
+from harness.record.schema.table import Table
 from harness.record.schema.table import column as _c
 from harness.record.schema.training import CHECKED
 
-PRECISE = _c(
-    "precise",
-    "boolean",
-    "true if the interval meets throughput.blocks.halfwidth; `<NA>` without a rule, and for the throughput of a cell "
-    "whose blocks follow from its ratios",
-)
-PAIRED_THROUGHPUT = _c("throughput_per_s", "Float64", "throughput, geometric mean over the paired blocks", "samples/s")
-_INTERVAL = (
-    _c("blocks", "Int64", "number of blocks in the estimate (n)"),
-    _c("low", "Float64", "lower end of the 95 % confidence interval over blocks; `<NA>` with one block"),
-    _c("high", "Float64", "upper end of the 95 % confidence interval over blocks; `<NA>` with one block"),
-)
 _CELL = (CELL_ID, *AXIS_COLUMNS)
-
-
-def _paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]:
-    """Return the columns of a ratio of two cells: their throughputs, the ratio and its interval."""
-    return (
-        UNIT,
-        PAIRED_THROUGHPUT,
-        _c(other_throughput, "Float64", f"throughput of {other}, geometric mean over blocks", "samples/s"),
-        _c("ratio", "Float64", f"{ratio}, geometric mean over blocks"),
-        *_INTERVAL,
-        _c("excludes_one", "boolean", "true if the interval does not contain 1; of equal cells 1 in 20 by chance"),
-        PRECISE,
-    )
 
 
 CELLS = Table(
@@ -57,7 +33,7 @@ CELLS = Table(
         ADDED,
         UNIT,
         _c("throughput_per_s", "Float64", "throughput, geometric mean over blocks", "samples/s"),
-        *_INTERVAL,
+        *INTERVAL,
         _c("per_device_per_s", "Float64", "throughput per device", "samples/s"),
         _c("step_s", "Float64", "step time, median over the timed steps of all ranks and blocks", "s"),
         _c("step_p5_s", "Float64", "step time, 5th percentile of the timed steps", "s"),
@@ -109,15 +85,13 @@ SCALING = Table(
         _c("base_throughput_per_s", "Float64", "throughput of the base", "samples/s"),
         PAIRED_THROUGHPUT,
         _c("speedup", "Float64", "throughput over that of the base, geometric mean over blocks"),
-        *_INTERVAL,
-        _c("throughput_low", "Float64", "lower end of the 95 % confidence interval of the throughput", "samples/s"),
-        _c("throughput_high", "Float64", "upper end of the 95 % confidence interval of the throughput", "samples/s"),
+        *INTERVAL,
+        *ends("throughput", "samples/s"),
         *CHECKED,
         _c("doubts", "list", "doubts of the cell and, marked as such, of its base"),
         PRECISE,
         _c("efficiency", "Float64", "speedup over (devices / base_devices)"),
-        _c("efficiency_low", "Float64", "lower end of the 95 % confidence interval of the efficiency"),
-        _c("efficiency_high", "Float64", "upper end of the 95 % confidence interval of the efficiency"),
+        *ends("efficiency"),
     ),
 )
 
@@ -127,7 +101,7 @@ NOISE = Table(
     (
         _c("cell_id", "string", "base cell"),
         *AXIS_COLUMNS,
-        *_paired("twin_throughput_per_s", "the twin", "throughput of the twin over that of the base"),
+        *paired("twin_throughput_per_s", "the twin", "throughput of the twin over that of the base"),
         _c("doubts", "list", "doubts of the twin and of the base, each marked as such"),
     ),
 )
@@ -139,7 +113,7 @@ PARITY = Table(
         _c("cell_id", "string", "cell under Ray"),
         _c("control_id", "string", "cell under torchrun"),
         *AXIS_COLUMNS,
-        *_paired("control_throughput_per_s", "the control", "throughput under Ray over that of the control"),
+        *paired("control_throughput_per_s", "the control", "throughput under Ray over that of the control"),
         *CHECKED,
         _c("doubts", "list", "doubts of the cell and, marked as such, of its control"),
     ),
@@ -156,7 +130,7 @@ VERSUS = Table(
         _c("other_value", "string", "value of the other cell"),
         *AXIS_COLUMNS,
         _c("other_strategy", "string", "strategy of the other cell"),
-        *_paired("other_throughput_per_s", "other_id", "throughput over that of the other cell"),
+        *paired("other_throughput_per_s", "other_id", "throughput over that of the other cell"),
         *CHECKED,
         _c("doubts", "list", "doubts of the cell and, marked as such, of the other cell"),
     ),
@@ -213,9 +187,7 @@ WATERFALL = Table(
             "Float64",
             "fraction of the measured step: the efficiency in scaling for the ideal, else in proportion to part_s",
         ),
-        _c("blocks", "Int64", "number of blocks in the estimate (n)"),
-        _c("low", "Float64", "lower end of the 95 % confidence interval of the share over blocks"),
-        _c("high", "Float64", "upper end of the 95 % confidence interval of the share over blocks"),
+        *INTERVAL,
     ),
 )
 

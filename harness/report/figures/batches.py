@@ -55,7 +55,7 @@ def batch_sizes(results: Results) -> Drawing:
     add_legend(figure, [*strategy_legend(rows), *marks])
     caption = (
         f"Each point is one cell, {captions.count(rows)}; bars are 95 % intervals of its throughput"
-        f"{captions.one_block(rows)}; lines join cells of one strategy and device count (number beside the line). "
+        f"{captions.no_interval(rows)}; lines join cells of one strategy and device count (beside the line). "
         f"Memory: {captions.memory(rows)}. {captions.failures(failed)}"
         f"{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import pandas as pd
 
+from harness.analysis.stats import LEAST_BLOCKS
 from harness.report.figures.common import MOST_FACETS
 from harness.report.labels import rate_unit
 from harness.report.row import is_unverified, rows_of
@@ -38,10 +39,8 @@ def bases(rows: pd.DataFrame) -> str:
     return f"Base: {what}, {span} {rate_unit(rows)}."
 
 
-def one_block(rows: pd.DataFrame) -> str:
-    if not (rows["blocks"] == 1).any():
-        return ""
-    return " (none with one block)"
+def no_interval(rows: pd.DataFrame) -> str:
+    return f" (none below {LEAST_BLOCKS} blocks)" if (rows["blocks"] < LEAST_BLOCKS).any() else ""
 
 
 def count(rows: pd.DataFrame) -> str:

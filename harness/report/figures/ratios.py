@@ -54,7 +54,7 @@ def paired_ratios(results: Results) -> Drawing:
     tallest = max(len(part) for _, part in facets)
     figure = panels(facets, draw, legend=[], height=max(1.5, 1.0 + 0.32 * tallest))
     caption = (
-        f"Geometric mean over blocks, paired by block, with 95 % intervals{captions.one_block(rows)}; "
+        f"Geometric mean over blocks, paired by block, with 95 % intervals{captions.no_interval(rows)}; "
         f"{captions.count(rows)}. Above 1 the first of the two is faster.{captions.noise(results.noise)}"
         f"{captions.left_out(int(left_out.sum()))}{captions.unverified(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )

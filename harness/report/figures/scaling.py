@@ -49,7 +49,7 @@ def throughput_by_devices(results: Results) -> Drawing:
 
     figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
     caption = (
-        f"Geometric mean over {captions.count(rows)}; bars are 95 % t intervals{captions.one_block(rows)}. "
+        f"Geometric mean over {captions.count(rows)}; bars are 95 % t intervals{captions.no_interval(rows)}. "
         f"Dashed: the base times devices. {captions.bases(rows)}{captions.unsteady(rows)}{captions.excluded(rows)}"
         f"{captions.set_apart(rows)}{captions.cut(facets)}"
     )
@@ -82,7 +82,7 @@ def efficiency_by_devices(results: Results) -> Drawing:
     figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
     caption = (
         f"Speedup over devices, {captions.scaling(rows)}; bars are 95 % intervals, paired by block, "
-        f"{captions.count(rows)}{captions.one_block(rows)}. Cells on as many devices as their base are in the table. "
+        f"{captions.count(rows)}{captions.no_interval(rows)}. Cells on as many devices as their base are in the table. "
         f"{captions.bases(rows)}{captions.unsteady(rows)}{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}"
         f"{captions.unverified(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )

@@ -29,7 +29,7 @@ def efficiency_waterfall(results: Results) -> Drawing:
     figure = panels(facets, _draw, legend=[], height=1.1 + ROW_HEIGHT * (tallest + 1))
     caption = (
         "From 100 % down to the cell's efficiency: each bar is the share of the step that a part takes, "
-        f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.one_block(rows)}, "
+        f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.no_interval(rows)}, "
         f"{captions.count(rows)}. Side by side: the same step on all "
         "devices at once, nothing exchanged. dp's and fsdp's collectives: the time in which nothing is computed "
         f"meanwhile, from profiled steps.{_graph_search(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"

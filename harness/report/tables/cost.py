@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.report.labels import cell_label, rows_with_setting, shown_devices, shown_strategy
-from harness.report.row import Row, Scalar, is_missing
+from harness.report.row import Row, Scalar, is_missing, number
 from harness.report.tables.text import (
     Column,
     TextTable,
@@ -71,7 +71,10 @@ def _is_first(row: Row) -> bool:
 
 
 def _interval(row: Row) -> str:
-    return "one block" if is_missing(row["low"]) else f"{share(row['low'])} to {share(row['high'])} %"
+    """Return the interval or, below 3 blocks, the range, marked as such."""
+    if not is_missing(row["low"]):
+        return f"{share(row['low'])} to {share(row['high'])} %"
+    return f"n = {row['blocks']}: {share(row['least'])} to {share(row['most'])} %" if number(row["blocks"]) > 1 else "-"
 
 
 def unexplained_table(trials: pd.DataFrame) -> TextTable:

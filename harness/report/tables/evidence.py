@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 
 from harness.analysis.doubts import meaning
+from harness.analysis.stats import LEAST_BLOCKS
 from harness.report.labels import cell_label, rows_with_setting, shown_strategy
 from harness.report.row import Row, is_missing, is_true, number, rows_of
 from harness.report.tables.ratios import pair_label, ratio
@@ -154,7 +155,7 @@ def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         chance = f" {wrong} of {len(known)} exclude 1; 1 in 20 does by chance." if wrong else ""
         lines.append(f"Noise floor (A/A test of the base, 95 % interval): {floors}.{chance}")
     elif len(noise):
-        lines.append("Noise floor: unknown, as one block has no interval.")
+        lines.append(f"Noise floor: unknown, as an interval needs {LEAST_BLOCKS} blocks.")
     if wide := imprecise(tables):
         lines.append(wide)
     if unknown := unverified(tables["equivalence"]):

@@ -8,7 +8,7 @@ from harness.plan.axis_pairs import SIZES
 from harness.report.labels import cell_label, rate_unit, rows_with_setting, shown_devices, shown_strategy
 from harness.report.row import Row, is_apart, is_missing, is_true
 from harness.report.tables.scaling import marked
-from harness.report.tables.text import Column, TextTable, decimal, flush_right, make_table, speed, with_ends, words
+from harness.report.tables.text import Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
 
 ratio = decimal("{:.3f}")
 
@@ -89,6 +89,4 @@ def main_axes(versus: pd.DataFrame) -> pd.DataFrame:
 def _ratio(row: Row) -> str:
     if is_missing(row["ratio"]):
         return "not equivalent"
-    if is_missing(row["low"]):
-        return f"{marked(ratio(row['ratio']), row)} (one block)"
-    return marked(with_ends(ratio, row["ratio"], row["low"], row["high"]), row)
+    return marked(estimate(ratio, row, "ratio"), row)

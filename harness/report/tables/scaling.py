@@ -14,6 +14,7 @@ from harness.report.tables.text import (
     Column,
     TextTable,
     decimal,
+    estimate,
     flush_right,
     make_table,
     percent,
@@ -43,7 +44,7 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
     """
     columns: tuple[Column, ...] = (
         ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if row["doubts"] else ""), words),
-        (rate_unit(scaling), _throughput, flush_right),
+        (rate_unit(scaling), _throughput_or_interval, flush_right),
         ("speedup", lambda row: "1" if _is_base(row) else marked(two_digits(row["speedup"]), row), flush_right),
         ("efficiency", _efficiency, flush_right),
         ("n", "blocks", flush_right),
@@ -90,6 +91,11 @@ def _kind(row: Row) -> str:
 
 
 def _throughput(row: Row) -> str:
+    return estimate(speed, row, "throughput_per_s", "throughput_")
+
+
+def _throughput_or_interval(row: Row) -> str:
+    """Return the throughput with its interval if there is one: a terminal has no space for two ranges."""
     return with_ends(speed, row["throughput_per_s"], row["throughput_low"], row["throughput_high"])
 
 
@@ -98,7 +104,7 @@ def _base(row: Row) -> str:
 
 
 def _speedup(row: Row) -> str:
-    return "1" if _is_base(row) else marked(with_ends(two_digits, row["speedup"], row["low"], row["high"]), row)
+    return "1" if _is_base(row) else marked(estimate(two_digits, row, "speedup"), row)
 
 
 def marked(text: str, row: Row) -> str:
@@ -111,8 +117,7 @@ def _efficiency(row: Row) -> str:
         return "base"
     if not is_missing(row["excluded"]):
         return "not equivalent"
-    shown = marked(with_ends(percent, row["efficiency"], row["efficiency_low"], row["efficiency_high"]), row)
-    return f"{shown} (one block)".replace(" ", NO_BREAK) if is_missing(row["efficiency_low"]) else shown
+    return marked(estimate(percent, row, "efficiency", "efficiency_"), row)
 
 
 def convergence_table(convergence: pd.DataFrame) -> TextTable:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from harness.analysis.stats import ENDS
 from harness.report.row import Row, Scalar, is_missing, number
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -106,6 +107,20 @@ def with_ends(form: Format, value: Scalar, low: Scalar, high: Scalar) -> str:
     if is_missing(low) or is_missing(high):
         return form(value)
     return f"{form(value)} ({form(low).removesuffix(' %')} to {form(high)})".replace(" ", NO_BREAK)
+
+
+def estimate(form: Format, row: Row, name: str, prefix: str = "") -> str:
+    """Return the value ``name`` of a row with its interval or, below 3 blocks, '62 % (n = 2: 58 to 66 %)', its range.
+
+    ``prefix``: that of the columns low, high, least and most.
+    """
+    value, (low, high, least, most) = row[name], (row[f"{prefix}{end}"] for end in ENDS)
+    if is_missing(value) or not is_missing(low):
+        return with_ends(form, value, low, high)
+    blocks = f"n = {row['blocks']}"
+    if is_missing(least) or least == most:
+        return f"{form(value)} ({blocks})".replace(" ", NO_BREAK)
+    return with_ends(form, value, least, most).replace("(", f"({blocks}: ".replace(" ", NO_BREAK), 1)
 
 
 def ranges(numbers: Sequence[int]) -> str:
