@@ -96,8 +96,10 @@ def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(untr
         ("harness.cli", ["plan", "e.yaml"], "got 'many'"),
         ("harness.report", ["."], "not a run folder"),
         ("harness.cli", ["report", "."], "not a run folder"),
+        ("harness", ["run", "e.yaml"], "got 'many'"),
+        ("harness", ["report", "."], "not a run folder"),
     ],
-    ids=["run", "doctor", "cli run", "cli plan", "report", "cli report"],
+    ids=["run", "doctor", "cli run", "cli plan", "report", "cli report", "harness run", "harness report"],
 )
 def test_no_command_imports_modules_of_the_current_folder(
     untrusted: Path, module: str, arguments: list[str], problem: str

@@ -1,1 +1,1 @@
-"""The command line: ``harness run``, ``harness plan``, ``harness doctor``, ``harness report``."""
+"""The command line: ``harness run``, ``plan``, ``doctor``, ``report``; commands.py has all of them."""

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness.cli.commands import app, exit_code_of, main
+from harness.cli.commands import app, main
+from harness.cli.common import exit_code_of
 from harness.errors import ExperimentError
 
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"

@@ -16,7 +16,7 @@ import pytest
 
 import harness
 from harness.analysis.results import TABLES as ALL_TABLES
-from harness.cli.commands import BAD_INPUT, exit_code_of
+from harness.cli.common import BAD_INPUT, exit_code_of
 from harness.errors import HarnessError, RunFolderError
 from harness.record.folder import RunFolder
 from harness.record.rows import SCHEMA_VERSION

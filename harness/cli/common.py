@@ -1,0 +1,54 @@
+"""What commands share: their exit codes, their arguments, and one message for an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, chdir
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from harness.errors import HarnessError, InternalError, WriteError
+from harness.system import sanitize
+from harness.system.files import PACKAGE_FOLDER
+from harness.system.sanitize import escape_control
+from harness.system.signals import INTERRUPTED, handle_signals
+
+FAILED, BAD_INPUT = 1, 2
+
+RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="results/<experiment>/<time>-<id>")]
+NoUserCode = Annotated[
+    bool,
+    typer.Option(
+        "--no-user-code",
+        help="Import nothing that FILE names or the current folder holds: for files from people you do not know.",
+    ),
+]
+
+
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Run ``work`` and return its exit code; a HarnessError is shown as one message, without a traceback."""
+    try:
+        with handle_signals():
+            return work()
+    except HarnessError as error:
+        text = escape_control(sanitize.redact_text(str(error)))
+        Console(stderr=True).print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return FAILED if isinstance(error, (InternalError, WriteError)) else BAD_INPUT
+    except KeyboardInterrupt:
+        # CPython ends by SIGINT, whatever the exit code, once an interruption has left an exec() of a string, as
+        # dataclasses and namedtuples use it; the next exec() takes that back
+        exec("")
+        return INTERRUPTED
+
+
+def show(text: str) -> None:
+    """Print text as it stands: without markup, line breaks or control characters of its own."""
+    Console().print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def away_from_current_folder() -> AbstractContextManager[None]:
+    """Leave the current folder, in which Ray's workers look for modules and matplotlib for its settings."""
+    return chdir(PACKAGE_FOLDER.parent)

@@ -1,0 +1,158 @@
+"""``harness run``, ``harness plan`` and ``harness doctor``: the commands that take an experiment file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from harness.cli.common import NoUserCode, away_from_current_folder, exit_code_of
+from harness.cli.values import parse_assumed, parse_only
+
+if TYPE_CHECKING:
+    from harness.config.experiment import Experiment
+    from harness.run.console import ConsoleSink
+    from harness.run.request import Request
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file (YAML).")]
+Address = Annotated[
+    str | None,
+    typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, HOST:PORT of its head. Without it: this machine."),
+]
+Assume = Annotated[
+    str | None, typer.Option(metavar="NODESxGPUS", help="Plan for an assumed cluster, such as 2x8, and stop.")
+]
+Only = Annotated[str | None, typer.Option(help="A part of the grid only: 'strategy=ddp,devices=2'.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop; no Ray is started.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER|auto", help="Resume an earlier run of FILE; auto: its newest unfinished one."),
+]
+AddBlocks = Annotated[
+    int, typer.Option(min=0, max=1000, metavar="N", help="With --resume: N more blocks of throughput than the run has.")
+]
+Output = Annotated[Path, typer.Option(help="The folder of run folders.")]
+Preflight = Annotated[
+    bool,
+    typer.Option("--preflight/--no-preflight", help="Examine each kind of cell, first in its worker group (doctor)."),
+]
+Inline = Annotated[
+    bool, typer.Option("--inline", help="For a debugger: one rank in this process, without Ray; its rows are marked.")
+]
+Links = Annotated[
+    bool, typer.Option("--links", help="Measure links and collectives, up to 60 s a placement, instead; recorded.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
+
+
+def _carry_out(
+    act: Callable[..., int],
+    file: File,
+    address: Address = None,
+    assume: Assume = None,
+    dry_run: DryRun = False,
+    resume: Resume = None,
+    add_blocks: AddBlocks = 0,
+    output: Output = Path("results"),
+    only: Only = None,
+    no_user_code: NoUserCode = False,
+    preflight: Preflight = True,
+    inline: Inline = False,
+    quiet: Quiet = False,
+) -> None:
+    """Read the experiment in ``file``, act on it with a console, and exit with the exit code."""
+
+    def work() -> int:
+        from harness.run.request import Request, read_experiment, run_to_resume
+
+        here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
+        request = Request(
+            file=here(file),
+            address=address,
+            assumed=None if assume is None else parse_assumed(assume),
+            dry_run=dry_run,
+            resume=run_to_resume(resume, absolute=no_user_code),
+            add_blocks=add_blocks,
+            output=here(output),
+            only={} if only is None else parse_only(only),
+            no_user_code=no_user_code,
+            preflight=preflight,
+            inline=inline,
+        )
+        experiment = read_experiment(request)
+        with _terminal(no_user_code=no_user_code, quiet=quiet, live=not inline) as sink:
+            return act(request, experiment, sink)
+
+    raise typer.Exit(exit_code_of(work))
+
+
+def _examine(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
+    from harness.run.doctor import run_doctor
+
+    return run_doctor(request, experiment, sink)
+
+
+def _measure_links(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
+    from harness.run.doctor import run_links
+
+    return run_links(request, experiment, sink)
+
+
+def _run_or_plan(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
+    """Plan or run; a plan does without the report and its libraries."""
+    if request.plans_only:
+        from harness.run.dry_run import show_plan
+
+        return show_plan(request, experiment, sink)
+    from harness.run.pipeline import run
+
+    return run(request, experiment, sink)
+
+
+def _with_options(*names: str) -> Callable[[Command], Command]:
+    """Give a command that takes ``**options`` those of ``_carry_out`` with these names, all without names."""
+
+    def with_options(command: Command) -> Command:
+        _, *known = inspect.signature(_carry_out, eval_str=True).parameters.values()
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        wanted = [parameter for parameter in known if not names or parameter.name in names]
+        wanted += [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+        vars(command)["__signature__"] = inspect.Signature(wanted)
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in wanted}
+        return command
+
+    return with_options
+
+
+@_with_options()
+def run_command(**options: Any) -> None:
+    """Run the experiment in FILE and write tables, figures and a report."""
+    _carry_out(_run_or_plan, **options)
+
+
+@_with_options("file", "address", "assume", "only", "no_user_code")
+def plan_command(**options: Any) -> None:
+    """Show the plan of a run of FILE; start nothing."""
+    _carry_out(_run_or_plan, dry_run=True, **options)
+
+
+@_with_options("file", "address", "output", "only", "no_user_code", "quiet")
+def doctor_command(links: Links = False, **options: Any) -> None:
+    """Check on real ranks whether FILE would measure what it says; nothing is recorded."""
+    _carry_out(_measure_links if links else _examine, **options)
+
+
+@contextmanager
+def _terminal(*, no_user_code: bool, quiet: bool, live: bool = True) -> Iterator[ConsoleSink]:
+    """Yield the console of a command. With ``no_user_code`` its imports too take place outside the current folder."""
+    with away_from_current_folder() if no_user_code else nullcontext():
+        from harness.run.console import ConsoleSink, Lasting
+
+        with ConsoleSink(Lasting(), quiet=quiet, live=live) as sink:
+            yield sink
