@@ -16,12 +16,16 @@ HarnessError without a traceback; any other exception is a bug of the harness an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
 class HarnessError(Exception):
-    """Base of all errors that are reported to the user as one message."""
+    """Base of all errors that are reported to the user as one message. ``parts``: the errors that it joins."""
+
+    parts: tuple[HarnessError, ...] = ()
 
 
 class ExperimentError(HarnessError):
@@ -62,12 +66,82 @@ class InternalError(HarnessError):
     """The harness failed by an error of its own; recorded results are kept."""
 
 
+class Collected:
+    """Errors that are raised together, so that a user sees all mistakes at once."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, HarnessError] = {}
+
+    @contextmanager
+    def also(self) -> Iterator[None]:
+        """Keep a HarnessError that the block raises, instead of raising it."""
+        try:
+            yield
+        except HarnessError as error:
+            self.add(error)
+
+    def add(self, error: HarnessError) -> None:
+        """Keep an error; of errors with the same message the first."""
+        for part in error.parts or (error,):
+            self._errors.setdefault(str(part), part)
+
+    def raise_all(self) -> None:
+        """Raise the kept errors, if there are any, as one."""
+        errors = list(self._errors.values())
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise _joined(errors)
+
+
+def _joined(errors: Sequence[HarnessError]) -> HarnessError:
+    """Return one error with the text of several."""
+    joined: HarnessError
+    several = [error for error in errors if isinstance(error, ExperimentError)]
+    if len(several) == len(errors):
+        sources = dict.fromkeys(error.source for error in several)
+        joined = ExperimentError(", ".join(sources), [f"{e.source}: {text}" for e in several for text in e.problems])
+    else:
+        kinds = {type(error) for error in errors}
+        kind = kinds.pop() if kinds == {WorkloadError} else HarnessError
+        lines = "".join(f"\n  - {error}" for error in errors)
+        joined = kind(f"{len(errors)} problems{lines}")
+    joined.parts = tuple(errors)
+    return joined
+
+
+SHORTEST_PART = 4
+"""The least characters of a name that is looked for among the words of others, as batch_size in global_batch_size."""
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Return a clause that offers the nearest allowed name, or lists all: 'did you mean ...? (allowed: ...)'."""
+    """Return a clause that offers the nearest allowed names, or lists all: 'did you mean ...? (allowed: ...)'."""
     names = sorted(allowed)
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
     listed = "allowed: " + ", ".join(names) if names else "nothing is allowed here"
-    return f"did you mean {close[0]!r}? ({listed})" if close else listed
+    close = closest(name, names)
+    return f"did you mean {' or '.join(map(repr, close))}? ({listed})" if close else listed
+
+
+def closest(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that were probably meant, in the given order; empty if none is near. Case is ignored.
+
+    A name that is very similar, else all that begin with the given words or contain them, else one that is similar.
+    """
+    by_case = {known.casefold(): known for known in names}
+    folded = name.casefold()
+    found = [folded] if folded in by_case else get_close_matches(folded, by_case, n=1, cutoff=0.85)
+    if not found and len(folded) >= SHORTEST_PART:
+        found = [known for known in by_case if _has_words(known, folded)]
+        found = [known for known in found if known.startswith(folded)] or found
+    found = found or get_close_matches(folded, by_case, n=1, cutoff=0.6)
+    return [by_case[known] for known in found]
+
+
+def _has_words(known: str, words: str) -> bool:
+    """Return whether a name such as global_batch_size contains words such as batch_size or batchsize."""
+    parts, wanted = known.split("_"), re.sub(r"[\W_]", "", words)
+    spans = ("".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
+    return wanted in spans
 
 
 def cause_of(error: BaseException) -> str:

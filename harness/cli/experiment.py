@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from harness.cli.common import NoUserCode, away_from_current_folder, exit_code_of
 from harness.cli.values import parse_assumed, parse_only
+from harness.errors import Collected, ExperimentError
 
 if TYPE_CHECKING:
     from harness.config.experiment import Experiment
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., None])
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file (YAML).")]
+OptionalFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="FILE", help="The experiment file (YAML); not needed with --resume FOLDER while it is unchanged."
+    ),
+]
 Address = Annotated[
     str | None,
     typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, HOST:PORT of its head. Without it: this machine."),
@@ -51,9 +59,22 @@ Links = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 
 
-def _carry_out(
-    act: Callable[..., int],
-    file: File,
+def _carry_out(act: Callable[..., int], file: Path | None, **options: Any) -> None:
+    """Read the experiment in ``file``, act on it with a console, and exit with the exit code."""
+
+    def work() -> int:
+        from harness.run.request import read_experiment
+
+        request, found = _request_of(file, **options)
+        experiment = read_experiment(request, found)
+        with _terminal(no_user_code=request.no_user_code, quiet=request.quiet, live=not request.inline) as sink:
+            return act(request, experiment, sink)
+
+    raise typer.Exit(exit_code_of(work))
+
+
+def _request_of(
+    file: Path | None,
     address: Address = None,
     assume: Assume = None,
     dry_run: DryRun = False,
@@ -65,31 +86,45 @@ def _carry_out(
     preflight: Preflight = True,
     inline: Inline = False,
     quiet: Quiet = False,
-) -> None:
-    """Read the experiment in ``file``, act on it with a console, and exit with the exit code."""
+) -> tuple[Any, Collected]:
+    """Return the Request of a command line, and the mistakes in its options; raises HarnessError."""
+    from harness.run.request import Request, run_to_resume
 
-    def work() -> int:
-        from harness.run.request import Request, read_experiment, run_to_resume
+    found, assumed, wanted = Collected(), None, {}
+    with found.also():
+        assumed = None if assume is None else parse_assumed(assume)
+    with found.also():
+        wanted = {} if only is None else parse_only(only)
+    here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
+    run_folder = run_to_resume(resume, absolute=no_user_code)
+    request = Request(
+        file=here(file or _recorded_file(run_folder)),
+        address=address,
+        assumed=assumed,
+        dry_run=dry_run,
+        resume=run_folder,
+        add_blocks=add_blocks,
+        output=here(output),
+        only=wanted,
+        no_user_code=no_user_code,
+        preflight=preflight,
+        inline=inline,
+        quiet=quiet,
+    )
+    return request, found
 
-        here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
-        request = Request(
-            file=here(file),
-            address=address,
-            assumed=None if assume is None else parse_assumed(assume),
-            dry_run=dry_run,
-            resume=run_to_resume(resume, absolute=no_user_code),
-            add_blocks=add_blocks,
-            output=here(output),
-            only={} if only is None else parse_only(only),
-            no_user_code=no_user_code,
-            preflight=preflight,
-            inline=inline,
-        )
-        experiment = read_experiment(request)
-        with _terminal(no_user_code=no_user_code, quiet=quiet, live=not inline) as sink:
-            return act(request, experiment, sink)
 
-    raise typer.Exit(exit_code_of(work))
+def _recorded_file(run_folder: Path | None) -> Path:
+    """Return the experiment file of the run that is resumed; raises HarnessError if FILE is needed."""
+    from harness.run.request import AUTO
+
+    if run_folder is None or run_folder == AUTO:
+        problem = "is missing; give an experiment file (harness init writes one), or --resume RUN_FOLDER alone"
+        raise ExperimentError("FILE", [problem])
+    from harness.record.folder import RunFolder
+    from harness.run.recorded_file import file_to_resume
+
+    return file_to_resume(run_folder, RunFolder.open(run_folder).environment().get("invocations", []), sys.path)
 
 
 def _examine(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
@@ -116,13 +151,13 @@ def _run_or_plan(request: Request, experiment: Experiment, sink: ConsoleSink) ->
 
 
 def _with_options(*names: str) -> Callable[[Command], Command]:
-    """Give a command that takes ``**options`` those of ``_carry_out`` with these names, all without names."""
+    """Give a command that takes ``**options`` those of ``_request_of`` with these names, all without names."""
 
     def with_options(command: Command) -> Command:
-        _, *known = inspect.signature(_carry_out, eval_str=True).parameters.values()
+        _, *known = inspect.signature(_request_of, eval_str=True).parameters.values()
         own = inspect.signature(command, eval_str=True).parameters.values()
-        wanted = [parameter for parameter in known if not names or parameter.name in names]
-        wanted += [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+        wanted = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+        wanted += [parameter for parameter in known if not names or parameter.name in names]
         vars(command)["__signature__"] = inspect.Signature(wanted)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in wanted}
         return command
@@ -131,21 +166,21 @@ def _with_options(*names: str) -> Callable[[Command], Command]:
 
 
 @_with_options()
-def run_command(**options: Any) -> None:
+def run_command(file: OptionalFile = None, **options: Any) -> None:
     """Run the experiment in FILE and write tables, figures and a report."""
-    _carry_out(_run_or_plan, **options)
+    _carry_out(_run_or_plan, file, **options)
 
 
-@_with_options("file", "address", "assume", "only", "no_user_code")
-def plan_command(**options: Any) -> None:
+@_with_options("address", "assume", "only", "no_user_code")
+def plan_command(file: File, **options: Any) -> None:
     """Show the plan of a run of FILE; start nothing."""
-    _carry_out(_run_or_plan, dry_run=True, **options)
+    _carry_out(_run_or_plan, file, dry_run=True, **options)
 
 
-@_with_options("file", "address", "output", "only", "no_user_code", "quiet")
-def doctor_command(links: Links = False, **options: Any) -> None:
+@_with_options("address", "output", "only", "no_user_code", "quiet")
+def doctor_command(file: File, links: Links = False, **options: Any) -> None:
     """Check on real ranks whether FILE would measure what it says; nothing is recorded."""
-    _carry_out(_measure_links if links else _examine, **options)
+    _carry_out(_measure_links if links else _examine, file, **options)
 
 
 @contextmanager

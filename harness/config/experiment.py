@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -17,6 +17,9 @@ from pydantic import (
 
 from harness.config import yaml_source
 from harness.config.axes import Filter
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.config.conflicts import Conflict, raise_conflicts
+from harness.config.passes import validate
 from harness.config.problems import describe_errors
 from harness.config.sections import (
     Checkpoint,
@@ -24,12 +27,11 @@ from harness.config.sections import (
     Grid,
     LauncherName,
     Limits,
-    Loader,
     StrategyOptions,
     Throughput,
-    TrainingOptions,
 )
 from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
+from harness.config.training_options import Loader, TrainingOptions
 from harness.config.values import (
     USER_CLASS,
     Axis,
@@ -44,26 +46,6 @@ from harness.config.values import (
 from harness.errors import ExperimentError, nearest
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
-
-
-class BuiltinWorkload(NamedTuple):
-    """A built-in workload: ``module:ClassName``, and its data and model if the grid names none."""
-
-    location: str
-    data: str
-    model: str
-
-
-BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
-    "image_classification": BuiltinWorkload(
-        "harness.train.workloads.image_classification:ImageClassification", "digits", "resnet18"
-    ),
-    "conv_stack": BuiltinWorkload("harness.train.workloads.conv_stack:ConvStack", "digits", "small"),
-    "mlp": BuiltinWorkload("harness.train.workloads.mlp:Mlp", "digits", "medium"),
-    "padded_sequences": BuiltinWorkload("harness.train.workloads.padded_sequences:PaddedSequences", "stdlib", "small"),
-    "language_model": BuiltinWorkload("harness.train.workloads.language_model:LanguageModel", "stdlib", "nano"),
-}
-"""The built-in workloads by name: a new one is its file and a line here. A user's class has its own defaults."""
 
 
 def _workload(value: object) -> object:
@@ -104,20 +86,48 @@ class Experiment(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.grid is None and not self.cells:
-            raise ValueError("give a grid, or a list of cells, or both: there is nothing to measure")
-        if self.throughput is None and self.convergence is None:
-            raise ValueError("throughput and convergence are both off: there is nothing to measure")
-        if self.checkpoint and self.convergence is None:
-            raise ValueError("checkpoint: needs a convergence section; only its trials have epochs to resume from")
-        if "name" not in self.optimizer:
-            raise ValueError("optimizer: needs a name, a class of torch.optim such as SGD")
-        self._check_dotted()
-        if self.schedule and "name" not in self.schedule:
-            raise ValueError("schedule: needs a name, a class of torch.optim.lr_scheduler")
+        raise_conflicts(
+            Conflict(
+                self.grid is None and not self.cells,
+                "give a grid, or a list of cells, or both: there is nothing to measure",
+                ("grid", "cells"),
+            ),
+            Conflict(
+                self.throughput is None and self.convergence is None,
+                "throughput and convergence are both off: there is nothing to measure",
+                ("throughput", "convergence"),
+            ),
+            Conflict(
+                self.checkpoint is not None and self.convergence is None,
+                "checkpoint: needs a convergence section; only its trials have epochs to resume from",
+                ("checkpoint", "convergence"),
+            ),
+            Conflict(
+                "name" not in self.optimizer,
+                "optimizer: needs a name, a class of torch.optim such as SGD",
+                ("optimizer",),
+            ),
+            Conflict(
+                bool(self.schedule) and "name" not in self.schedule,
+                "schedule: needs a name, a class of torch.optim.lr_scheduler",
+                ("schedule",),
+            ),
+            *self._unknown_names(),
+            *self._dotted_conflicts(),
+        )
         return self
 
-    def _check_dotted(self) -> None:
+    def _unknown_names(self) -> Iterator[Conflict]:
+        """Check the names of models and data against those of a built-in workload."""
+        builtin = BUILTIN_WORKLOADS.get(self.workload)
+        if builtin is None:
+            return
+        grids = {**({"grid": self.grid} if self.grid else {}), **{f"cells[{i}]": c for i, c in enumerate(self.cells)}}
+        for place, grid in grids.items():
+            for axis, problem in builtin.unknown(grid.data or (), grid.model or ()):
+                yield Conflict(True, f"{place}.{axis}: {problem}", ("workload",))
+
+    def _dotted_conflicts(self) -> Iterator[Conflict]:
         """Check a grid's dotted options, such as ``loader.workers``, together with the rest of their section."""
         strategies: dict[str, Strict] = {name: getattr(self.strategy_options, name) for name in BUILTIN_TRAITS}
         sections: dict[str, Strict] = {"loader": self.loader, "training": self.training, **strategies}
@@ -125,13 +135,12 @@ class Experiment(Strict):
             for name, section in sections.items():
                 prefix = f"{name}."
                 own = {key.removeprefix(prefix): v for key, v in grid.options.items() if key.startswith(prefix)}
-                if not own:
-                    continue
                 try:
                     type(section).model_validate({**section.model_dump(), **own})
                 except ValidationError as error:
-                    problem = describe_errors(error, type(section))[0]
-                    raise ValueError(f"grid, {name}.{problem}") from None
+                    keys = ("strategy_options" if name in strategies else name,)
+                    for problem in describe_errors(error, type(section)):
+                        yield Conflict(True, f"grid, {name}.{problem}", keys)
 
     @field_validator("workload_options")
     @classmethod
@@ -179,15 +188,18 @@ class Experiment(Strict):
 
 def load_experiment(path: Path) -> Experiment:
     """Return the experiment in a file; raise ExperimentError, which lists every problem with its place."""
-    return parse_experiment(yaml_source.read_mapping(path), source=str(path), home=path.resolve().parent)
+    content, duplicates = yaml_source.read_with_duplicates(path)
+    return parse_experiment(content, source=str(path), home=path.resolve().parent, problems=duplicates)
 
 
-def parse_experiment(content: Mapping[str, object], *, source: str, home: Path | None = None) -> Experiment:
+def parse_experiment(
+    content: Mapping[str, object], *, source: str, home: Path | None = None, problems: Sequence[str] = ()
+) -> Experiment:
     """Return the experiment in a mapping; raise ExperimentError, whose message names ``source``.
 
-    Relative paths are resolved against ``home``; without ``home`` they stay relative.
+    Relative paths are resolved against ``home``; without ``home`` they stay relative. ``problems``: those found before.
     """
-    try:
-        return Experiment.model_validate(dict(content), context={"home": home})
-    except ValidationError as error:
-        raise ExperimentError(source, describe_errors(error, Experiment)) from None
+    experiment, more = validate(Experiment, content, {"home": home})
+    if experiment is None or problems:
+        raise ExperimentError(source, [*problems, *more])
+    return experiment

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from harness.errors import nearest
+from harness.config.axes import BATCHES, batch_note
+from harness.config.conflicts import Conflicts
+from harness.errors import closest, nearest
+
+Place = tuple[int | str, ...]
+"""The path of a value in the file: keys, and positions in lists."""
 
 CHOICES = ("number", "rule")
 """Tags of discriminated unions, which stand in pydantic's error paths but not in the file."""
@@ -17,20 +22,58 @@ MOST, MOST_TEXT = 50, 500
 """The maximum number of reported problems, and of characters of each."""
 
 
-def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """Return one line a problem, in the order of the file's keys."""
-    problems = error.errors(include_url=False)
-    lines = list(dict.fromkeys(_cut(_line(problem, model), MOST_TEXT) for problem in problems[:MOST]))
+def describe_errors(
+    error: ValidationError, model: type[BaseModel], removed: Collection[Place] = frozenset()
+) -> list[str]:
+    """Return one line a problem, in the order of the file's keys.
+
+    ``removed``: places of keys that were wrong and are left out of the validated content. What follows from their
+    absence is no problem of the file.
+    """
+    problems = [problem for problem in error.errors(include_url=False) if not _follows(problem, removed)]
+    lines = [line for problem in problems[:MOST] for line in _lines(problem, model, removed)]
+    lines = list(dict.fromkeys(_cut(line, MOST_TEXT) for line in lines))
     return lines + [f"and {len(problems) - MOST} more"] * (len(problems) > MOST)
 
 
+def places_of(error: ValidationError) -> list[Place]:
+    """Return the places in the file of all problems."""
+    return [_place(problem) for problem in error.errors(include_url=False, include_context=False)]
+
+
+def _place(problem: ErrorDetails) -> Place:
+    return tuple(part for part in problem["loc"] if part not in CHOICES)
+
+
+def _follows(problem: ErrorDetails, removed: Collection[Place]) -> bool:
+    """Return whether a problem may follow from the absence of keys at or below its place."""
+    place = _place(problem)
+    return _conflicts(problem) is None and any(key[: len(place)] == place for key in removed)
+
+
+def _conflicts(problem: ErrorDetails) -> Conflicts | None:
+    raised = problem.get("ctx", {}).get("error")
+    return raised if isinstance(raised, Conflicts) else None
+
+
+def _lines(problem: ErrorDetails, model: type[BaseModel], removed: Collection[Place]) -> list[str]:
+    conflicts = _conflicts(problem)
+    if conflicts is None:
+        return [_line(problem, model)]
+    place = _place(problem)
+    where = f"{_dotted(place)}: " if place else ""
+    lost = {key[len(place)] for key in removed if len(key) > len(place) and key[: len(place)] == place}
+    names = [str(name) for name in lost]
+    kept = [one for one in conflicts.broken if not any(closest(name, one.keys) for name in names)]
+    return [f"{where}{conflict.text}" for conflict in kept]
+
+
 def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
-    path = tuple(part for part in problem["loc"] if part not in CHOICES)
+    path = _place(problem)
     kind, got = problem["type"], problem["input"]
     where = _dotted(path) or "the file"
     if kind == "extra_forbidden":
-        allowed = _fields_at(model, path[:-1])
-        return f"{where}: unknown key; {nearest(str(path[-1])[:80], allowed)}"
+        return f"{where}: unknown key; {_known_key(str(path[-1])[:80], path[:-1], model)}"
     if kind == "missing":
         return f"{where}: is missing"
     if kind == "literal_error":
@@ -44,14 +87,30 @@ def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
     return f"{where}: got {_short(got)}; {_lower_first(problem['msg'].replace('Input should', 'it should'))}"
 
 
-def _dotted(path: tuple[int | str, ...]) -> str:
+def _known_key(name: str, path: Place, model: type[BaseModel]) -> str:
+    """Return the clause that offers keys for an unknown one: those of another section if it has this key."""
+    allowed, top = _fields_at(model, path), model.model_fields
+    others = {key: f"{part}.{key}" for part in reversed(top) for key in _fields_at(model, (part,)) if key not in top}
+    folded = name.casefold()
+    close = closest(name, allowed)
+    if (close and folded not in others) or folded in map(str.casefold, allowed):
+        return f"{nearest(name, allowed)}{batch_note(close)}"
+    near = closest(name, others)
+    if not near:
+        return nearest(name, allowed)
+    near = [key for key in near if key in BATCHES] or near
+    here = ", ".join(sorted(allowed)) or "nothing"
+    return f"did you mean {' or '.join(others[key] for key in near)}? (allowed here: {here}){batch_note(near)}"
+
+
+def _dotted(path: Place) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{_cut(part)}" if text else _cut(part)
     return text
 
 
-def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
     """Return the keys that are allowed at this path of the file."""
     for part in path:
         if isinstance(part, str) and part in model.model_fields:
@@ -66,7 +125,7 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
-def _examples(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+def _examples(model: type[BaseModel], path: Place) -> str:
     return ", ".join(_fields_at(model, path)[:4])
 
 

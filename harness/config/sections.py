@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -19,6 +20,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 
 from harness.config.axes import Filter, is_option_axis
+from harness.config.conflicts import Conflict, raise_conflicts
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS, Strict
 from harness.config.values import (
     USER_CLASS,
@@ -38,7 +40,6 @@ from harness.errors import nearest
 
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 LauncherName = Literal["ray", "torchrun"]
-LrScaling = Literal["none", "linear", "sqrt"]
 
 
 def _strategy(value: object) -> object:
@@ -87,30 +88,43 @@ class Grid(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.per_device_batch_size is None) == (self.global_batch_size is None):
-            raise ValueError("give exactly one of per_device_batch_size (weak) and global_batch_size (strong)")
-        if unknown := [key for key in self.options if not is_option_axis(key)]:
-            raise ValueError(f"options: unknown axis {unknown[0][:80]!r}; allowed: an option such as optimizer.lr")
-        return self._with_named_devices() if self.device_ids else self
+        both_or_none = (self.per_device_batch_size is None) == (self.global_batch_size is None)
+        raise_conflicts(
+            Conflict(
+                both_or_none,
+                "give exactly one of per_device_batch_size (weak) and global_batch_size (strong)",
+                ("per_device_batch_size", "global_batch_size"),
+            ),
+            *(
+                Conflict(True, f"options: unknown axis {key[:80]!r}; allowed: an option such as optimizer.lr", ())
+                for key in self.options
+                if not is_option_axis(key)
+            ),
+            *(self._unlike_named_devices() if self.device_ids else ()),
+        )
+        return self.model_copy(update={"devices": self._named_counts()}) if self.device_ids else self
 
     @field_validator("options")
     @classmethod
     def _folders(cls, options: Options, info: ValidationInfo) -> Options:
         return absolute_folders(options, "workload.data_folder", info)
 
-    def _with_named_devices(self) -> Self:
-        counts = tuple(dict.fromkeys(len(ids) for ids in self.device_ids or ()))
-        if "devices" in self.model_fields_set and set(self.devices) != set(counts):
-            ids = [list(one) for one in self.device_ids or ()]
-            raise ValueError(
-                f"got devices {list(self.devices)} and device_ids {ids}, which are {list(counts)} devices; "
-                "leave devices out"
-            )
-        if self.nodes not in (None, (1,)):
-            raise ValueError(
-                f"got nodes {list(self.nodes or ())} and device_ids, which belong to one node; leave nodes out"
-            )
-        return self.model_copy(update={"devices": counts})
+    def _named_counts(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(len(ids) for ids in self.device_ids or ()))
+
+    def _unlike_named_devices(self) -> Iterator[Conflict]:
+        counts, ids = self._named_counts(), [list(one) for one in self.device_ids or ()]
+        yield Conflict(
+            "devices" in self.model_fields_set and set(self.devices) != set(counts),
+            f"got devices {list(self.devices)} and device_ids {ids}, which are {list(counts)} devices; "
+            "leave devices out",
+            ("devices", "device_ids"),
+        )
+        yield Conflict(
+            self.nodes not in (None, (1,)),
+            f"got nodes {list(self.nodes or ())} and device_ids, which belong to one node; leave nodes out",
+            ("nodes", "device_ids"),
+        )
 
 
 class _StrategySections(Strict):
@@ -132,57 +146,6 @@ class _StrategySections(Strict):
 
 _sections = {name: (traits.options, traits.options()) for name, traits in BUILTIN_TRAITS.items()}
 StrategyOptions: type[_StrategySections] = create_model("StrategyOptions", __base__=_StrategySections, **_sections)  # type: ignore[call-overload]
-
-
-class Loader(Strict):
-    """Options of the data loader, the same for every strategy. A list is an axis.
-
-    ``workers``: worker processes of each device; dp, whose one process drives n devices, has n times as many.
-    """
-
-    workers: Axis[Annotated[int, Field(ge=0, le=256)]] = (0,)
-    pin_memory: Axis[bool] = (True,)
-    prefetch_factor: Axis[Annotated[int, Field(ge=1, le=1024)]] = (2,)
-
-
-class TrainingOptions(Strict):
-    """Options of an optimizer step, and of its learning rate's dependence on the global batch. A list is an axis.
-
-    ``accumulation``: micro-batches a step, into which each device's share of the global batch is split.
-    ``clip_grad_norm``: the maximum 2-norm of the whole gradient. ``clip_grad_value``: the maximum absolute value of its
-    elements.
-    ``lr_scaling``: the learning rate is multiplied by k (linear: Goyal et al. 2017, arXiv 1706.02677) or by the
-    square root of k (sqrt: Krizhevsky 2014, arXiv 1404.5997), where k = global batch / ``lr_base_batch_size``.
-    ``channels_last``: weights and inputs of convolutions are stored channels last; under fsdp inputs only, since
-    fully_shard keeps shards contiguous. ``cudnn_benchmark``: cuDNN times its algorithms for each new shape.
-    ``warmup_epochs``: epochs over which the rate rises, step by step, from the rate in the file to the scaled rate.
-    """
-
-    accumulation: Axis[Annotated[int, Field(ge=1, le=65_536)]] = (1,)
-    clip_grad_norm: Axis[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = (None,)
-    clip_grad_value: Axis[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = (None,)
-    lr_scaling: Axis[LrScaling] = ("none",)
-    lr_base_batch_size: Axis[Batch | None] = (None,)
-    warmup_epochs: Axis[Annotated[int, Field(ge=0, le=100_000)]] = (0,)
-    channels_last: Axis[bool] = (False,)
-    cudnn_benchmark: Axis[bool] = (False,)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        scales = set(self.lr_scaling) != {"none"}
-        if scales and None in self.lr_base_batch_size:
-            raise ValueError(
-                "lr_scaling: needs lr_base_batch_size, the global batch size that the optimizer's lr was chosen for"
-            )
-        if any(self.warmup_epochs) and not scales:
-            raise ValueError(
-                "warmup_epochs: needs lr_scaling linear or sqrt; it rises from the optimizer's lr to the scaled one"
-            )
-        if set(self.clip_grad_norm) != {None} and set(self.clip_grad_value) != {None}:
-            raise ValueError(
-                "clip_grad_norm: not together with clip_grad_value; to compare them, give each a grid of its own"
-            )
-        return self
 
 
 class BlockRule(Strict):

@@ -96,6 +96,7 @@ class StrategyTraits:
     windows without gradient synchronisation ("removal"), a profile of ``profiled_parts`` ("profile"), or none.
     ``wrapper_cost``: the wrapped model on one device is measured beside the bare one, and on every device its steps
     without exchange. ``options``: the keys of its section in the file. ``marker``: matplotlib's marker of its points.
+    ``summary``: a clause for ``harness list``.
     """
 
     one_process: bool = False
@@ -112,6 +113,7 @@ class StrategyTraits:
     profiled_parts: tuple[ProfiledPart, ...] = ()
     options: type[Strict] = NoOptions
     marker: str = ""
+    summary: str = ""
 
     @property
     def spans_nodes(self) -> bool:
@@ -120,7 +122,9 @@ class StrategyTraits:
 
 
 BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
-    BASE_STRATEGY: StrategyTraits(one_process=True, most_devices=1, marker="o"),
+    BASE_STRATEGY: StrategyTraits(
+        one_process=True, most_devices=1, marker="o", summary="the bare model on one device: the base of ratios"
+    ),
     "dp": StrategyTraits(
         one_process=True,
         calls_wrapper=True,
@@ -137,6 +141,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
             ProfiledPart("reduce", "dp_reduce_s", "adding up the gradients", ("BroadcastBackward",)),
         ),
         marker="s",
+        summary="DataParallel: one process drives every device, and copies the model to them at each forward pass",
     ),
     "ddp": StrategyTraits(
         calls_wrapper=True,
@@ -146,6 +151,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
         wrapper_cost=True,
         options=DdpOptions,
         marker="D",
+        summary="DistributedDataParallel: one process a device, gradients are averaged while backward runs",
     ),
     "fsdp": StrategyTraits(
         shards_parameters=True,
@@ -173,6 +179,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
         ),
         options=FsdpOptions,
         marker="^",
+        summary="FSDP2: one process a device, parameters, gradients and optimizer state are sharded",
     ),
 }
 """The built-in strategies, in the order of tables and figures."""

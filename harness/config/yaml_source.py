@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from harness.config.yaml_errors import describe_yaml_error
 from harness.errors import ExperimentError
 
 MAX_BYTES = 100_000
@@ -70,18 +71,28 @@ def read_mapping(path: Path, *, times: int = 1) -> Mapping[str, object]:
     return parse_mapping(_read_text(path, times * MAX_BYTES), source=str(path), times=times)
 
 
+def read_with_duplicates(path: Path) -> tuple[Mapping[str, object], list[str]]:
+    """Return the file's top-level mapping and a problem for each key that appears twice; raise ExperimentError."""
+    return _mapping(_read_text(path, MAX_BYTES), str(path), MAX_NODES)
+
+
 def parse_mapping(text: str, *, source: str, times: int = 1) -> Mapping[str, object]:
     """Return YAML text's top-level mapping with string keys; raise ExperimentError if it has none."""
-    value, problems = _parse(text, source, times * MAX_NODES)
+    value, duplicates = _mapping(text, source, times * MAX_NODES)
+    if duplicates:
+        raise ExperimentError(source, duplicates)
+    return value
+
+
+def _mapping(text: str, source: str, most: int) -> tuple[Mapping[str, object], list[str]]:
+    value, duplicates = _parse(text, source, most)
     if not isinstance(value, dict):
         got = "an empty file" if value is None else f"a {type(value).__name__}"
-        problems.append(f"expected a mapping such as 'name: scaling' at the top level, got {got}")
-    elif bad := [key for key in value if not isinstance(key, str)]:
-        problems.append(f"keys must be strings, got {repr(bad[0])[:80]}")
-    if problems:
-        raise ExperimentError(source, problems)
-    assert isinstance(value, dict)
-    return value
+        example = "expected a mapping such as 'name: scaling' at the top level"
+        raise ExperimentError(source, [*duplicates, f"{example}, got {got}"])
+    if bad := [key for key in value if not isinstance(key, str)]:
+        raise ExperimentError(source, [*duplicates, f"keys must be strings, got {repr(bad[0])[:80]}"])
+    return value, duplicates
 
 
 def parse_value(text: str, *, source: str) -> Any:
@@ -103,7 +114,7 @@ def _parse(text: str, source: str, most: int) -> tuple[object, list[str]]:
         _check_size(node, most)
         return loader.construct_document(node), loader.duplicates
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ExperimentError(source, [f"not valid YAML: {_one_line(error)}"]) from None
+        raise ExperimentError(source, [f"not valid YAML: {describe_yaml_error(error, text)}"]) from None
     finally:
         if loader:
             loader.dispose()
@@ -165,7 +176,3 @@ def _read_text(path: Path, most: int) -> str:
         raise ExperimentError(str(path), ["not a text file in UTF-8"]) from None
     except OSError as error:
         raise ExperimentError(str(path), [f"cannot be read: {error.strerror}"]) from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:400] or type(error).__name__

@@ -83,14 +83,29 @@ class GroupEnvironment(TypedDict):
 Ended = Literal["finished", "interrupted", "error"]
 
 
+class FileFacts(TypedDict):
+    """A file by its absolute path and the SHA-256 of its content."""
+
+    file: str
+    sha256: str
+
+
+class SourceFacts(FileFacts):
+    """The experiment file, and the user's own modules that it names; not their content."""
+
+    modules: dict[str, FileFacts]
+
+
 class Invocation(TypedDict, total=False):
     """One invocation: its code, versions, hardware and start, and, after it has ended, its end.
 
     ``running``: the trial that was cut short; ``differs``: the changes since the previous invocation.
+    ``source``: absent if the experiment was no file.
     """
 
     started_at: float
     command: list[str]
+    source: NotRequired[SourceFacts]
     blocks: int | None
     git_commit: str | None
     harness: str

@@ -8,7 +8,8 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from harness.config.experiment import BUILTIN_WORKLOADS, Experiment
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.config.experiment import Experiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue, as_axis, leaves

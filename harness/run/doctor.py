@@ -29,7 +29,7 @@ LINKS_S = 60.0
 def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
     """Examine the cells and report findings; return the exit code. Raises HarnessError if nothing was started."""
     experiment = experiment.model_copy(update={"preflight": True, "checkpoint": None})
-    home = request.file.resolve().parent
+    home = request.home
     with ExitStack() as stack:
         prepared = prepare(request, experiment, stack)
         whole, ray_cluster = prepared.plan, prepared.ray_cluster

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError, RunFolderError, WriteError
@@ -22,7 +22,8 @@ from harness.run.execution import Execution
 from harness.run.launchers import inline_launcher, launcher_for, start_ray
 from harness.run.prepare import check_imports, check_paths
 from harness.run.provenance import differences, invocation_facts
-from harness.run.request import Request, resume_command
+from harness.run.recorded_file import source_facts
+from harness.run.request import Request, program, resume_command
 from harness.system.scratch import sweep
 from harness.system.signals import INTERRUPTED, deferred_interrupts
 
@@ -37,7 +38,6 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
     Raises WriteError if results can no longer be recorded; every record before is complete.
     """
     began = time.time()
-    home = request.file.resolve().parent
     with ExitStack() as stack:
         request, prepared = prepare_run(request, experiment, stack, emit)
         plan, ray_cluster = prepared.plan, prepared.ray_cluster
@@ -53,17 +53,22 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         try:
             started = nullcontext(None) if request.inline else start_ray(ray_cluster, plan)
             with started as ready, ExitStack() as launched:
-                launcher = inline_launcher(plan) if request.inline else launcher_for(plan, ready, home, launched)
-                known = None if request.no_user_code else home  # git runs what a repository's own settings name
-                _measure(plan, folder, launcher, known, began, emit)
+                launcher = (
+                    inline_launcher(plan) if request.inline else launcher_for(plan, ready, request.home, launched)
+                )
+                _measure(plan, folder, launcher, request, began, emit)
         except (KeyboardInterrupt, WriteError, ClusterLostError) as end:
             return _ended_early(end, folder, request, began, emit)
         return _report(folder, began, emit, _exit_code(folder, plan))
 
 
-def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, home: Path | None, began: float, emit: Emit) -> None:
+def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, request: Request, began: float, emit: Emit) -> None:
     """Measure every pending trial of the plan; record the invocation's start and end."""
-    facts = invocation_facts(plan, home)
+    known = None if request.no_user_code else request.home  # git runs what a repository's own settings name
+    facts = invocation_facts(plan, known)
+    if request.content is None:
+        with suppress(OSError):  # the file was removed since it was read
+            facts["source"] = source_facts(request.file, plan.experiment, sys.path)
     earlier = folder.environment().get("invocations", [])
     differs = differences(earlier[-1], facts) if earlier else []
     for difference in differs:
@@ -115,7 +120,7 @@ def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
 
 
 def _how_to_report(folder: RunFolder) -> str:
-    return f"Report of the recorded trials: python -m harness.report {folder.path}"
+    return f"Report of the recorded trials: {shlex.join([*program('report'), str(folder.path)])}"
 
 
 def _exit_code(folder: RunFolder, plan: Plan) -> int:
@@ -134,8 +139,7 @@ def _exit_code(folder: RunFolder, plan: Plan) -> int:
 def _kept(folder: RunFolder | None, request: Request, plan: Plan, stack: ExitStack) -> RunFolder:
     """Return this run's folder, locked: a new one, or the resumed one extended by the plan."""
     if folder is None:
-        source = request.file.read_text(encoding="utf-8")
-        folder = RunFolder.create(request.output, plan.experiment, plan, source)
+        folder = RunFolder.create(request.output, plan.experiment, plan, request.source_text())
         stack.enter_context(folder.locked())
     else:
         folder.extend(plan.experiment, plan)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config.experiment import Experiment
-from harness.errors import ExperimentError, RunFolderError, WorkloadError
+from harness.errors import Collected, ExperimentError, RunFolderError, WorkloadError
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.checks import versions
@@ -51,7 +51,7 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepa
 
     ``stack`` holds the lock on a resumed folder, the import path and the connection.
     """
-    home = request.file.resolve().parent
+    home = request.home
     folder = None
     if request.resume:
         stack.enter_context(nullcontext() if request.plans_only else RunFolder.open(request.resume).locked())
@@ -74,19 +74,40 @@ def connect(request: Request, experiment: Experiment, home: Path, stack: ExitSta
 
 
 def make_checked_plan(request: Request, experiment: Experiment, ray_cluster: Cluster | None) -> Plan:
-    """Return the requested part of the plan; checks workloads, optimizers and the target. Raises HarnessError."""
+    """Return the requested part of the plan; raises HarnessError, which names every mistake.
+
+    Checks workloads, optimizers and the target.
+    """
+    found = Collected()
     inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
-    plan = make_plan(experiment, inventory, own_traits(experiment))
+    traits = own_traits(experiment, found)
+    with found.also():
+        plan = make_plan(experiment, inventory, traits)
+        with found.also():
+            plan = _requested(request, plan)
+        with found.also():
+            check_optimizers(plan)
+        workloads.load_class(experiment.workload)  # once, if it cannot be imported
+        with found.also():
+            check_workloads(plan)
+        check_target(experiment)
+    found.raise_all()
+    return plan
+
+
+def _requested(request: Request, plan: Plan) -> Plan:
     plan = filter_plan(plan, request.only) if request.only else plan
     plan = plan if request.preflight else without_doctor_trials(plan)
     plan = only_links_trials(plan) if request.links else plan
+    check_links(request, plan)
+    return plan
+
+
+def check_links(request: Request, plan: Plan) -> None:
+    """Raise ExperimentError if only links are to be measured and the plan has none."""
     if request.links and not plan.trials:
         needed = "ddp or fsdp on at least 2 devices, or dp on at least 2 GPUs"
         raise ExperimentError("--links", [f"no cell of {request.file} that can run here has links; allowed: {needed}"])
-    check_workloads(plan)
-    check_optimizers(plan)
-    check_target(experiment)
-    return plan
 
 
 def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:

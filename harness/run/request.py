@@ -6,16 +6,20 @@ What is wrong with a file by itself is reported before these are imported, which
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.config.experiment import BUILTIN_WORKLOADS, Experiment, load_experiment
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.config.experiment import Experiment, load_experiment, parse_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
-from harness.config.yaml_source import parse_value
-from harness.errors import ExperimentError
+from harness.config.yaml_source import parse_mapping, parse_value
+from harness.errors import Collected, ExperimentError
 from harness.plan.inventory import Inventory
 
 AUTO = Path("auto")
@@ -24,9 +28,14 @@ AUTO = Path("auto")
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a command. ``resume``: a run folder, AUTO, or None for a new run."""
+    """The arguments of a command. ``resume``: a run folder, AUTO, or None for a new run.
+
+    ``content``: the experiment as YAML if it is in no file; ``file`` then stands for it in messages, and its folder is
+    that of relative paths and of the user's own modules.
+    """
 
     file: Path
+    content: str | None = None
     address: str | None = None
     assumed: Inventory | None = None
     dry_run: bool = False
@@ -38,6 +47,16 @@ class Request:
     preflight: bool = True
     inline: bool = False
     links: bool = False
+    quiet: bool = False
+
+    @property
+    def home(self) -> Path:
+        """The folder of relative paths in the experiment, and of the user's own modules."""
+        return self.file.resolve().parent
+
+    def source_text(self) -> str:
+        """Return the experiment as the user gave it."""
+        return self.file.read_text(encoding="utf-8") if self.content is None else self.content
 
     @property
     def plans_only(self) -> bool:
@@ -53,22 +72,44 @@ def run_to_resume(text: str | None, *, absolute: bool) -> Path | None:
     return path.absolute() if absolute or path == AUTO else path
 
 
-def read_experiment(request: Request) -> Experiment:
-    """Return the experiment in the request's file; raises ExperimentError."""
-    experiment = load_experiment(request.file)
-    if request.no_user_code:
-        check_no_user_code(experiment, request.file)
-    if request.inline:
-        check_inline(request)
+def read_experiment(request: Request, found: Collected | None = None) -> Experiment:
+    """Return the experiment of the request; raises ExperimentError, which lists the problems of all of it.
+
+    ``found``: the problems that reading the arguments raised.
+    """
+    found = found or Collected()
+    experiment = None
+    with found.also():
+        experiment = _experiment_of(request)
+        if request.no_user_code:
+            check_no_user_code(experiment, request.file)
+    for check in (check_inline, check_add_blocks):
+        with found.also():
+            check(request)
+    found.raise_all()
+    assert experiment is not None
+    return experiment
+
+
+def _experiment_of(request: Request) -> Experiment:
+    if request.content is None:
+        return load_experiment(request.file)
+    source = str(request.file)
+    return parse_experiment(parse_mapping(request.content, source=source), source=source, home=request.home)
+
+
+def check_add_blocks(request: Request) -> None:
+    """Raise ExperimentError if blocks are to be added to no run."""
     if request.add_blocks and request.resume is None:
         raise ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
     if request.add_blocks and request.resume == AUTO:
         raise ExperimentError("--add-blocks", ["it adds to one run; give its folder with --resume instead of auto"])
-    return experiment
 
 
 def check_inline(request: Request) -> None:
     """Raise ExperimentError if a debugging run is asked to use a cluster or an earlier run."""
+    if not request.inline:
+        return
     if request.address is not None or request.assumed is not None:
         raise ExperimentError(
             "--inline", ["it runs in this process, on no cluster; leave out --address and --assume, unset RAY_ADDRESS"]
@@ -85,9 +126,23 @@ def resume_command(request: Request, folder: Path) -> str:
         "--only": ",".join(axes) or None,
         "--resume": str(folder),
     }
-    flags = ["--no-user-code"] * request.no_user_code + ["--no-preflight"] * (not request.preflight)
+    given_flags = {
+        "--no-user-code": request.no_user_code,
+        "--no-preflight": not request.preflight,
+        "--quiet": request.quiet,
+    }
+    flags = [flag for flag, given in given_flags.items() if given]
     given = [part for name, value in options.items() if value is not None for part in (name, value)]
-    return shlex.join(["python", "-m", "harness.run", str(request.file), *flags, *given])
+    return shlex.join([*program("run"), str(request.file), *flags, *given])
+
+
+def program(command: str) -> list[str]:
+    """Return the words that start a command as this process was started: ``harness run``, or Python with a module."""
+    script = sys.argv[0]
+    if os.path.basename(script) == "harness":
+        return ["harness" if shutil.which("harness") == script else script, command]
+    python = "python" if shutil.which("python") == sys.executable else sys.executable
+    return [python, "-m", f"harness.{command}"]
 
 
 def _as_yaml(value: object) -> str:

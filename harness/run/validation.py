@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 
 from harness.config.experiment import Experiment
 from harness.config.strategy_traits import NoOptions, StrategyTraits
-from harness.errors import WorkloadError, nearest
+from harness.errors import Collected, WorkloadError, nearest
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.train import workloads
@@ -20,50 +21,61 @@ from harness.train.strategies import load_strategy_class
 from harness.train.workloads.image_data import CIFAR10_FOLDER, CIFAR10_HINT
 
 
-def own_traits(experiment: Experiment) -> dict[str, StrategyTraits]:
-    """Import the user's own strategies and return their traits, for the planner; raise WorkloadError.
+def own_traits(experiment: Experiment, found: Collected) -> dict[str, StrategyTraits]:
+    """Import the user's own strategies and return their traits, for the planner.
 
     Without the class of their options, which the processes that the plan is handed to need not be able to import.
+    ``found`` gets the WorkloadError of each that cannot be used; its place in the plan is then a stand-in's.
     """
-    classes = {name: load_strategy_class(name) for name in experiment.own_strategies}
-    return {name: replace(found.traits, options=NoOptions) for name, found in classes.items()}
+    traits = dict.fromkeys(experiment.own_strategies, StrategyTraits())
+    for name in experiment.own_strategies:
+        with found.also():
+            traits[name] = replace(load_strategy_class(name).traits, options=NoOptions)
+    return traits
 
 
 def check_workloads(plan: Plan) -> None:
     """Raise WorkloadError if the workload of some set of parameters cannot be built; data are not read."""
-    seen = set()
+    found, seen = Collected(), set()
     for trial in plan.trials:
         cell = trial.cell
         key = (cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
         if key not in seen:
             seen.add(key)
-            workloads.build(cell)
+            with found.also():
+                workloads.build(cell)
+    found.raise_all()
 
 
 def check_optimizers(plan: Plan) -> None:
     """Raise WorkloadError if some optimizer or schedule fails in a step on one weight."""
-    seen = set()
+    found, seen = Collected(), set()
     for trial in plan.trials:
         key = (repr(sorted(trial.cell.optimizer.items())), repr(sorted(trial.cell.schedule.items())))
         if key not in seen:
             seen.add(key)
-            _try(trial.cell)
+            _try(trial.cell, found)
+    found.raise_all()
 
 
-def _try(cell: Cell) -> None:
+def _try(cell: Cell, found: Collected) -> None:
     model = nn.Linear(1, 1)
-    optimizer = make_optimizer(model, cell.optimizer)
-    schedule = make_schedule(optimizer, cell.schedule)
-    model(torch.ones(1, 1)).sum().backward()
-    try:
-        optimizer.step()
-    except Exception as error:
-        raise rejected("optimizer", cell.optimizer, error) from None
-    try:
-        if schedule:
-            schedule.step()
-    except Exception as error:
-        raise rejected("schedule", cell.schedule, error) from None
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters())  # of a schedule whose optimizer is wrong
+    with found.also():
+        optimizer = make_optimizer(model, cell.optimizer)
+        model(torch.ones(1, 1)).sum().backward()
+        try:
+            optimizer.step()
+        except Exception as error:
+            raise rejected("optimizer", cell.optimizer, error) from None
+    with found.also(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an optimizer that failed has taken no step
+        schedule = make_schedule(optimizer, cell.schedule)
+        try:
+            if schedule:
+                schedule.step()
+        except Exception as error:
+            raise rejected("schedule", cell.schedule, error) from None
 
 
 def check_target(experiment: Experiment) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from harness.config.values import PlainValue
-from harness.errors import WorkloadError, nearest
+from harness.errors import Collected, WorkloadError, nearest
 from harness.plan.cell import Options
 
 T = TypeVar("T")
@@ -148,13 +148,15 @@ def find_class(module: ModuleType, base: type[T], name: object, place: str) -> t
     return found
 
 
-def _arguments(found: Callable[..., object], options: Options, place: str) -> dict[str, PlainValue]:
+def _arguments(made: Callable[..., object], options: Options, place: str) -> dict[str, PlainValue]:
     """Return the options but the name; raise WorkloadError, which offers the nearest, if the class lacks one."""
     arguments = {key: value for key, value in options.items() if key != "name"}
-    allowed = [name for name in inspect.signature(found).parameters if name not in ("params", "optimizer")]
+    allowed = [name for name in inspect.signature(made).parameters if name not in ("params", "optimizer")]
+    found = Collected()
     for key in arguments:
         if key not in allowed:
-            raise WorkloadError(f"{place}.{key}: {options['name']} has no such option; {nearest(key, allowed)}")
+            found.add(WorkloadError(f"{place}.{key}: {options['name']} has no such option; {nearest(key, allowed)}"))
+    found.raise_all()
     return arguments
 
 

@@ -12,7 +12,12 @@ from typer.testing import CliRunner, Result
 
 from harness.cli.commands import app, main
 from harness.cli.common import exit_code_of
+from harness.config.experiment import load_experiment
 from harness.errors import ExperimentError
+from harness.plan.planner import make_plan
+from harness.record.folder import RunFolder
+from harness.run.recorded_file import source_facts
+from tests.conftest import laptop
 
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
 Write = Callable[..., Path]
@@ -180,6 +185,46 @@ def test_bad_options_are_one_error_with_exit_code_2(
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_run_is_resumed_without_its_file_while_that_is_unchanged(write_experiment: Write, tmp_path: Path) -> None:
+    file = write_experiment(SMALL)
+    plan = make_plan(load_experiment(file), laptop())
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, SMALL)
+    folder.set_invocation(0, {"source": source_facts(file, plan.experiment, sys.path)})
+    result = call("run", "--resume", folder.path, "--dry-run")
+    assert result.exit_code == 0 and "Plan of small" in result.output, result.output
+    file.write_text(SMALL.replace("devices: [1, 2]", "devices: [1]"))
+    result = call("run", "--resume", folder.path, "--dry-run")
+    assert result.exit_code == 2, result.output
+    assert f"{file} has changed since the run. Give the file: harness run FILE --resume" in result.stderr
+    assert call("run", "--resume", tmp_path / "nowhere").exit_code == 2
+
+
+def test_all_mistakes_that_only_an_import_shows_are_one_error(write_experiment: Write) -> None:
+    text = SMALL.replace("[single, ddp]", "[single, 'nowhere:Mine', 'never:Mine']") + "workload: not_there:Own\n"
+    text += "optimizer: {name: SGD, lrr: 1, momentun: 2}\nschedule: {name: Cosine}\n"
+    result = call("plan", write_experiment(text))
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    problems = [line.partition("; ")[0] for line in result.stderr.splitlines()]
+    assert problems[0] == "error: 6 problems"
+    beginnings = [
+        "strategy 'nowhere:Mine': importing nowhere failed",
+        "strategy 'never:Mine': importing never failed",
+        "optimizer.lrr: SGD has no such option",
+        "optimizer.momentun: SGD has no such option",
+        "schedule.name: got 'Cosine'",
+        "workload 'not_there:Own': importing not_there failed",
+    ]
+    assert [line.startswith(f"  - {start}") for line, start in zip(problems[1:], beginnings, strict=True)] == [True] * 6
+
+
+def test_the_cells_that_a_workload_rejects_are_all_named(write_experiment: Write) -> None:
+    text = SMALL + "workload_options: {widht: 8, normm: group}\noptimizer: {name: SGDD}\n"
+    result = call("plan", write_experiment(text), "--only", "strategy=fsdp")
+    assert result.exit_code == 2
+    for problem in ("4 problems", "workload_options.widht: ", "workload_options.normm: ", "'SGDD'", "no cell of small"):
+        assert problem in result.stderr
 
 
 def test_a_missing_experiment_file() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from harness.config.experiment import BUILTIN_WORKLOADS
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.doctor.examine import DoctorTrialFailed, examine
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell

@@ -16,6 +16,7 @@ from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
 from harness.run import pipeline
 from harness.run.events import Event, Note, RunStarted
+from harness.run.request import Request
 from harness.run.validation import check_target, data_paths, download_data, missing_data
 from tests.conftest import laptop
 from tests.run.test_execution import ScriptedLauncher
@@ -59,11 +60,12 @@ def test_differences_from_the_last_invocation_are_printed_before_measuring(
     (home / "own.py").write_text("WIDTH = 8\n")
     own = make_plan(make_experiment({"per_device_batch_size": 8}, workload="package.own:Own"), laptop())
     folder = RunFolder.create(tmp_path, own.experiment, own, "x")
+    (request := Request(home.parent / "e.yaml")).file.write_text("name: x")
 
     def result() -> list[Event]:
         events: list[Event] = []
         launcher = ScriptedLauncher(lambda trial, tries: "error")
-        pipeline._measure(own, folder, launcher, home.parent, 0.0, events.append)
+        pipeline._measure(own, folder, launcher, request, 0.0, events.append)
         return events
 
     assert not [event for event in result() if isinstance(event, Note)]
@@ -74,6 +76,13 @@ def test_differences_from_the_last_invocation_are_printed_before_measuring(
     assert isinstance(note, Note) and note.text.startswith(f"{said}the workload's code ")
     assert isinstance(started, RunStarted)
     assert folder.environment()["invocations"][2]["differs"] == [note.text.removeprefix(said)]
+    sources = [invocation["source"] for invocation in folder.environment()["invocations"]]
+    assert {source["file"] for source in sources} == {str(request.file)}
+    assert [source["modules"]["package.own"]["file"] for source in sources] == [str(home / "own.py")] * 3
+    assert len({source["modules"]["package.own"]["sha256"] for source in sources}) == 2
+    request.file.unlink()
+    result()
+    assert "source" not in folder.environment()["invocations"][3]
 
 
 def test_a_trial_that_was_lost_and_then_measured_is_fine(plan: Plan, tmp_path: Path) -> None:

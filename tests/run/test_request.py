@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,25 @@ from harness.plan.inventory import Inventory
 from harness.run.request import Request, resume_command
 
 
-def test_a_run_resumes_with_its_file_and_folder() -> None:
-    command = resume_command(Request(Path("a b.yaml")), Path("results/x/1"))
-    assert command == "python -m harness.run 'a b.yaml' --resume results/x/1"
+@pytest.mark.parametrize(
+    ("argv", "on_path", "begins"),
+    [
+        ("/site/harness/run/__main__.py", {"python": "/bin/python"}, "python -m harness.run"),
+        ("/site/harness/run/__main__.py", {"python": "/other/python"}, "/bin/python -m harness.run"),
+        ("/site/harness/__main__.py", {}, "/bin/python -m harness.run"),
+        ("/bin/harness", {"harness": "/bin/harness"}, "harness run"),
+        (".venv/bin/harness", {"harness": "/bin/harness"}, ".venv/bin/harness run"),
+    ],
+)
+def test_a_run_resumes_as_it_was_started(
+    argv: str, on_path: dict[str, str], begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole command works as it is printed, with the Python that has the packages."""
+    monkeypatch.setattr(sys, "argv", [argv, "e.yaml"])
+    monkeypatch.setattr(sys, "executable", "/bin/python")
+    monkeypatch.setattr(shutil, "which", on_path.get)
+    command = resume_command(Request(Path("a b.yaml"), quiet=True), Path("results/x/1"))
+    assert command == f"{begins} 'a b.yaml' --quiet --resume results/x/1"
 
 
 def test_a_resume_command_repeats_machine_selection_and_trust_options() -> None:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from harness.config.experiment import BUILTIN_WORKLOADS
-from harness.errors import HarnessError, WorkloadError, nearest
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.errors import Collected, HarnessError, WorkloadError, nearest
 from harness.plan.cell import Cell, Options
 from harness.train.user_class import load_user_class
 
@@ -98,7 +98,9 @@ def _check_arguments(name: str, found: type, arguments: Options) -> None:
     parameters = inspect.signature(found).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
+    problems = Collected()
     for key in arguments:
         if key not in parameters:
             place = f"grid.{key}" if key in ("data", "model") else f"workload_options.{key}"
-            raise WorkloadError(f"{place}: {name} has no parameter {key!r}; {nearest(key, parameters)}")
+            problems.add(WorkloadError(f"{place}: {name} has no parameter {key!r}; {nearest(key, parameters)}"))
+    problems.raise_all()

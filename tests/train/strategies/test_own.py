@@ -12,7 +12,7 @@ import pytest
 import harness
 from harness.config.experiment import Experiment, parse_experiment
 from harness.config.strategy_traits import NoOptions
-from harness.errors import ExperimentError, WorkloadError
+from harness.errors import Collected, ExperimentError, WorkloadError
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan, make_plan
 from harness.run.request import check_no_user_code
@@ -38,7 +38,7 @@ def experiment() -> Experiment:
 
 @pytest.fixture
 def plan(experiment: Experiment) -> Plan:
-    return make_plan(experiment, laptop(), own_traits(experiment))
+    return make_plan(experiment, laptop(), own_traits(experiment, Collected()))
 
 
 def cells_of(plan: Plan, strategy: str) -> set[Cell]:

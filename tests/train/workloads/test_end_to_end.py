@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from harness.analysis.results import load
-from harness.config.experiment import BUILTIN_WORKLOADS, Experiment
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.config.experiment import Experiment
 from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
@@ -60,7 +61,7 @@ def test_every_workload_class_has_its_line() -> None:
         own = [value for value in classes if value.__module__ == module.__name__ and hasattr(value, "build_model")]
         found |= {f"{module.__name__}:{value.__name__}" for value in own}
     named = {builtin.location for builtin in BUILTIN_WORKLOADS.values()}
-    assert found == named, "BUILTIN_WORKLOADS in harness/config/experiment.py names other classes"
+    assert found == named, "BUILTIN_WORKLOADS in harness/config/builtin_workloads.py names other classes"
 
 
 @pytest.mark.parametrize("name", BUILTIN_WORKLOADS)
@@ -68,6 +69,27 @@ def test_a_workloads_line_has_the_defaults_of_its_class(name: str) -> None:
     parameters = inspect.signature(workloads.load_class(name)).parameters
     builtin = BUILTIN_WORKLOADS[name]
     assert (parameters["data"].default, parameters["model"].default) == (builtin.data, builtin.model)
+
+
+def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> None:
+    from harness.train.workloads import (
+        conv_stack,
+        image_classification,
+        image_data,
+        language_model,
+        mlp,
+        padded_sequences,
+    )
+
+    known = {
+        "image_classification": (image_data.NAMES, image_classification.MODELS),
+        "conv_stack": (conv_stack.NAMES, conv_stack.CHANNELS),
+        "mlp": (mlp.NAMES, mlp.SIZES),
+        "padded_sequences": (padded_sequences.NAMES, padded_sequences.SIZES),
+        "language_model": (language_model.NAMES, language_model.SHAPES),
+    }
+    named = {name: (tuple(one.data_names), tuple(one.models)) for name, one in BUILTIN_WORKLOADS.items()}
+    assert named == {name: (tuple(data), tuple(models)) for name, (data, models) in known.items()}
 
 
 @pytest.mark.parametrize("workload", SMALL)

@@ -1,0 +1,121 @@
+"""``--resume RUN`` alone: the recorded file is used only if it, and the user's modules, are as they were."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config.experiment import load_experiment
+from harness.errors import RunFolderError
+from harness.run.recorded_file import file_to_resume, module_file, source_facts
+
+OWN = (
+    "name: x\nworkload: my_model:Net\ngrid: {strategy: [ddp, 'pkg.mine:Zero'], devices: 2, per_device_batch_size: 8}\n"
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """An experiment file with a module and a package beside it, which fail if something imports them."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "results" / "run").mkdir(parents=True)
+    for name in ("my_model.py", "pkg/__init__.py", "pkg/mine.py"):
+        (tmp_path / name).write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "e.yaml").write_text(OWN)
+    return tmp_path / "e.yaml"
+
+
+def recorded(file: Path) -> dict[str, Any]:
+    facts = source_facts(file, load_experiment(file), sys.path)
+    return json.loads(json.dumps(facts))  # type: ignore[no-any-return]
+
+
+def resume(file: Path, facts: object, run: Path | None = None) -> Path:
+    return file_to_resume(run or file.parent / "results" / "run", [{"source": facts}, {}], sys.path)  # type: ignore[list-item]
+
+
+def test_the_file_and_modules_are_recorded_by_path_and_hash_without_their_content(file: Path) -> None:
+    facts = recorded(file)
+    assert facts["file"] == str(file) and len(facts["sha256"]) == 64
+    assert {name: Path(one["file"]).relative_to(file.parent).as_posix() for name, one in facts["modules"].items()} == {
+        "my_model": "my_model.py",
+        "pkg.mine": "pkg/mine.py",
+    }
+    assert "raise" not in json.dumps(facts)
+
+
+def test_an_unchanged_file_is_found_again_and_nothing_is_imported(file: Path) -> None:
+    assert resume(file, recorded(file)) == file
+    assert "my_model" not in sys.modules and "pkg" not in sys.modules
+
+
+def _edit(name: str) -> Callable[[Path], None]:
+    return lambda home: (home / name).write_text((home / name).read_text() + "# edited\n") and None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_edit("e.yaml"), "e.yaml has changed since the run"),
+        (_edit("my_model.py"), "the module my_model .*my_model.py has changed since the run"),
+        (_edit("pkg/mine.py"), "the module pkg.mine .*mine.py has changed since the run"),
+        (lambda home: (home / "e.yaml").unlink(), "e.yaml is no longer there"),
+        (lambda home: (home / "pkg" / "mine.py").unlink(), "mine.py is no longer there"),
+    ],
+    ids=["file edited", "module edited", "strategy edited", "file gone", "module gone"],
+)
+def test_a_changed_file_or_module_is_asked_for(change: Callable[[Path], None], reason: str, file: Path) -> None:
+    facts = recorded(file)
+    change(file.parent)
+    with pytest.raises(RunFolderError, match=reason) as caught:
+        resume(file, facts)
+    assert f"Give the file: harness run FILE --resume {file.parent / 'results' / 'run'}" in str(caught.value)
+
+
+def test_nothing_inside_the_run_folder_is_used(file: Path) -> None:
+    facts = recorded(file)
+    with pytest.raises(RunFolderError, match="lies inside the run folder, of which nothing is executed"):
+        resume(file, facts, run=file.parent)
+    with pytest.raises(RunFolderError, match=r"the module pkg.mine .*lies inside the run folder"):
+        resume(file, facts, run=file.parent / "pkg")
+    (file.parent / "link").symlink_to(file.parent / "pkg")
+    with pytest.raises(RunFolderError, match=r"the module pkg.mine .*lies inside the run folder"):
+        resume(file, facts, run=file.parent / "link")
+
+
+def test_a_module_that_would_come_from_elsewhere_is_asked_for(file: Path) -> None:
+    facts = recorded(file)
+    (file.parent / "my_model").mkdir()
+    (file.parent / "my_model" / "__init__.py").write_text("")
+    with pytest.raises(RunFolderError, match=r"my_model.py is not what would be imported now"):
+        resume(file, facts)
+
+
+@pytest.mark.parametrize(
+    "facts", [None, 3, [], {}, {"file": 3}, {"file": "/dev/null", "sha256": "x"}, {"file": "a\0b", "sha256": []}]
+)
+def test_a_run_without_a_record_or_with_a_damaged_one_asks(facts: object, file: Path) -> None:
+    with pytest.raises(RunFolderError, match="Give the file"):
+        resume(file, facts)
+
+
+@pytest.mark.parametrize("modules", [None, 3, {}, {"my_model": 3}])
+def test_a_module_that_is_not_recorded_is_asked_for(modules: object, file: Path) -> None:
+    with pytest.raises(RunFolderError, match="the module my_model is not recorded"):
+        resume(file, {**recorded(file), "modules": modules})
+
+
+def test_the_last_invocation_that_names_a_file_counts(file: Path) -> None:
+    facts = recorded(file)
+    run = file.parent / "results" / "run"
+    assert file_to_resume(run, [{"source": {"file": "/nowhere"}}, {"source": facts}, {}], sys.path) == file
+
+
+@pytest.mark.parametrize("name", ["nowhere", "json.nowhere", "sys", "pkg.mine.deeper"])
+def test_a_module_without_a_file_has_none(name: str, file: Path) -> None:
+    assert module_file(name, [str(file.parent), *sys.path]) is None
