@@ -10,6 +10,8 @@ import typer
 
 from harness.cli.common import show
 from harness.cli.experiment import doctor_command, plan_command, run_command
+from harness.cli.init import init_command
+from harness.cli.listing import list_command
 from harness.cli.report import report_command
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -17,6 +19,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan_command,
     "doctor": doctor_command,
     "report": report_command,
+    "init": init_command,
+    "list": list_command,
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)

@@ -82,6 +82,34 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert "Usage: harness" in done.stdout
 
 
+@pytest.mark.parametrize("arguments", [["list", "models"], ["list", "strategies"], ["list", "checks"], ["init"]])
+def test_lists_import_nothing_heavy(arguments: list[str]) -> None:
+    done = call_without((*HEAVY, "pyarrow", "numpy", "jinja2"), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_mistakes_in_options_and_in_the_file_are_reported_together(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(BAD + "limts: {}\n")
+    done = call_without(HEAVY, "run", tmp_path / "e.yaml", "--only=stratgy=ddp", "--assume=3", "--add-blocks=2")
+    assert done.returncode == 2 and done.stderr.count("error: ") == 1, done.stderr
+    text = done.stderr.replace("\n", " ")
+    for problem in (
+        "5 problems",
+        "got 'many'",
+        "limts: unknown key",
+        "unknown axis 'stratgy'",
+        "NODESxGPUS",
+        "it adds",
+    ):
+        assert problem in text
+
+
+def test_a_run_without_a_file_asks_for_one_before_anything_heavy_is_imported() -> None:
+    for arguments in ([], ["--resume", "auto"]):
+        done = call_without(HEAVY, "run", *arguments)
+        assert done.returncode == 2 and "FILE: 1 problem" in done.stderr, done.stderr
+
+
 def test_the_version_names_python_torch_and_ray() -> None:
     done = call_without(HEAVY, "--version")
     assert done.returncode == 0, done.stdout + done.stderr

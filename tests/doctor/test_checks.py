@@ -13,6 +13,8 @@ import pytest
 from harness.doctor import copies, divergence, gradients, loader, loss_parameters, memory, parameters, shapes, wrapper
 from harness.doctor.check import Check
 from harness.doctor.examine import CHECKS
+from harness.plan.checks import batches, catalogue, links, versions
+from harness.plan.checks import memory as memory_of_a_plan
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import Severity
 from tests.doctor.faulty import FAULTS
@@ -24,6 +26,11 @@ SHARED = {"steps"}
 
 def functions(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_names_that_are_known_without_torch_are_those_of_the_checks() -> None:
+    without_ranks = {batches.NAME, links.NAME, memory_of_a_plan.NAME, versions.NAME}
+    assert set(catalogue.CHECKS) == {check.name for check in CHECKS} | without_ranks
 
 
 WRITTEN = sorted(path.stem for path in FOLDER.glob("*.py") if functions(path) & {"observe", "judge"})
