@@ -6,6 +6,7 @@ HarnessError
 ├── ClusterError        no cluster, or not the requested one    (exit code 2 before the run)
 ├── ClusterLostError    the cluster was lost during the run     (exit code 1, recorded results are kept)
 ├── RunFolderError      a run folder cannot be created, read or resumed  (exit code 2, nothing was started)
+├── ComparisonError     runs cannot be compared, or a question about several runs is wrong  (exit code 2)
 ├── WriteError          a file of the run cannot be written, as on a full disk  (exit code 1, recorded results are kept)
 ├── InternalError       a bug of the harness, with a log of it  (exit code 1, recorded results are kept)
 └── SkipTrial           in plan/trial.py: a trial that cannot run, with its reason (a row, never an exit code)
@@ -56,6 +57,10 @@ class ClusterLostError(HarnessError):
 
 class RunFolderError(HarnessError):
     """A run folder cannot be created, read or resumed."""
+
+
+class ComparisonError(HarnessError):
+    """Runs cannot be compared as requested, or a question about several runs is wrong."""
 
 
 class WriteError(HarnessError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import pandas as pd
@@ -42,8 +42,13 @@ def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
 
 def by_cell(trials: pd.DataFrame) -> dict[str, Rows]:
     """Return the trials of each cell, by block and invocation; cells in their order of appearance."""
+    return rows_by_cell(records(trials))
+
+
+def rows_by_cell(trials: Iterable[Row]) -> dict[str, Rows]:
+    """Return the same of rows."""
     cells: dict[str, list[Row]] = {}
-    for row in records(trials):
+    for row in trials:
         cells.setdefault(str(row["cell_id"]), []).append(row)
     return {cell_id: sorted(rows, key=lambda row: (row["block"], row["invocation"])) for cell_id, rows in cells.items()}
 

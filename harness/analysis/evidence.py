@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,8 @@ def gather_evidence(
     environment: RunEnvironment,
 ) -> dict[Key, Evidence]:
     """Return the evidence of each trial, by its id and attempt."""
-    spread, slow, nodes = _spread(times), slow_ranks(windows), _environments(environment)
+    spread, slow = _spread(times), slow_ranks(windows)
+    signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
     drift = window_drift(windows)
     by_trial: dict[Key, list[Row]] = {}
     for rank in records(ranks[[*RANK_COLUMNS]]):
@@ -80,7 +81,7 @@ def gather_evidence(
             spread.get(key_of(row)),
             slow.get(key_of(row)),
             by_trial.get(key_of(row), []),
-            nodes.get((row["group_id"], row["invocation"])),
+            signatures.get((row["group_id"], row["invocation"])),
             inline=bool(pd.notna(row["inline"]) and row["inline"]),
             drift=drift.get(key_of(row)),
             skipped_updates=0 if pd.isna(row["skipped_updates"]) else int(row["skipped_updates"]),
@@ -122,20 +123,28 @@ def foreign_cores(node: Rows) -> float | None:
     return max(0.0, busy / seconds)
 
 
-def _environments(environment: RunEnvironment) -> dict[tuple[str, int], str]:
-    """Return the hardware and settings of each worker group's nodes, as text for comparison."""
+def group_environments(environment: RunEnvironment) -> dict[tuple[str, int], list[dict[str, object]]]:
+    """Return the hardware, versions and settings of each worker group's nodes, by group id and invocation.
+
+    Without what depends on the placement of a group. Groups whose start-up failed are left out.
+    """
     return {
-        (group["group_id"], group["invocation"]): json.dumps(sorted({_signature(node) for node in group["nodes"]}))
+        (group["group_id"], group["invocation"]): [_settings(node) for node in group["nodes"]]
         for group in environment.get("groups", [])
         if group.get("nodes")
     }
 
 
-def _signature(node: NodeEnvironment) -> str:
-    settings: Mapping[str, object] = node
+def _settings(node: NodeEnvironment) -> dict[str, object]:
+    recorded: Mapping[str, object] = node
     variables = {k: v for k, v in (node.get("variables") or {}).items() if k not in PLACEMENT_VARIABLES}
     memory_gib = round((node.get("memory_bytes") or 0) / GIB)
-    return json.dumps([*(settings.get(key) for key in ENVIRONMENT_KEYS), memory_gib, variables], sort_keys=True)
+    return {**{key: recorded.get(key) for key in ENVIRONMENT_KEYS}, "memory_gib": memory_gib, "variables": variables}
+
+
+def _signature(nodes: Iterable[Mapping[str, object]]) -> str:
+    """Return the settings of nodes as text for comparison."""
+    return json.dumps(sorted({json.dumps(node, sort_keys=True) for node in nodes}))
 
 
 def _spread(times: StepTimes) -> dict[Key, float]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 LEVEL = 0.95
 LEAST_BLOCKS = 3
@@ -130,6 +131,21 @@ def p_value(difference: float, error: float, freedom: int | None) -> float:
 
     score = abs(difference) / error
     return 2 * float(stats.norm.sf(score) if freedom is None else stats.t.sf(score, freedom))
+
+
+def half_width(error: float, freedom: int | None, level: float = LEVEL) -> float:
+    """Return the half-width of a t interval with this standard error; of a normal one if ``freedom`` is None."""
+    return error * (NormalDist().inv_cdf(0.5 + level / 2) if freedom is None else _t(freedom, level))
+
+
+def pooled_deviation(samples: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Return the standard deviation that samples with different means share, and its degrees of freedom.
+
+    sqrt(sum of (n - 1) s^2 / sum of (n - 1)): of one sample, its own. Raises ZeroDivisionError without two values.
+    """
+    known = [sample for sample in samples if len(sample) > 1]
+    freedom = sum(len(sample) - 1 for sample in known)
+    return math.sqrt(sum((len(sample) - 1) * deviation(sample) ** 2 for sample in known) / freedom), freedom
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -45,7 +45,7 @@ def throughput(windows: Iterable[Row]) -> float | None:
 
 def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     """Return one row a trial and attempt, with the values derived from its windows and steps."""
-    frame = TRIALS.frame([_trial_row(line) for line in lines]).drop(columns=["step_s", "wait_fraction"])
+    frame = TRIALS.frame([trial_row(line) for line in lines]).drop(columns=["step_s", "wait_fraction"])
     stats = times.by_trial.rename(columns={"step_median_s": "step_s"})[["step_s", "wait_fraction"]]
     merged = frame.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
     # on CUDA the host waits while the device computes: the host's wait is no part of the device's step
@@ -53,7 +53,8 @@ def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     return TRIALS.typed(merged)
 
 
-def _trial_row(line: Row) -> Row:
+def trial_row(line: Row) -> Row:
+    """Return the columns of a recorded trial that follow from its line alone."""
     row = {name: value for name, value in line.items() if name not in ("windows", "ranks", "facts", "parts", "links")}
     peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
     builds = [rank["build_peak_bytes"] for rank in line["ranks"] if rank.get("build_peak_bytes") is not None]

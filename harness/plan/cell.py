@@ -133,8 +133,7 @@ class Cell:
     def axis(self, name: str) -> PlainValue:
         """Return the cell's value on an axis, named as in the experiment file; None if it has no such option."""
         if "." in name:
-            known = name.partition(".")[0] in (self.strategy, *SHARED_SECTIONS)
-            return self.options.get(name, EARLIER.get(name) if known else None)
+            return option_value(self.options, name, self.strategy)
         value: PlainValue = getattr(self, name)
         return value
 
@@ -154,7 +153,7 @@ class Cell:
 
     def matches(self, wanted: Mapping[str, PlainValue]) -> bool:
         """Return whether the cell has, on every named axis, the wanted value or one of the wanted values."""
-        return all(_wants(values, self.axis(name)) for name, values in wanted.items())
+        return all(is_wanted(values, self.axis(name)) for name, values in wanted.items())
 
     @property
     def label(self) -> str:
@@ -236,7 +235,14 @@ def format_gpu_ids(device_ids: tuple[int, ...]) -> str:
     return ",".join(map(str, device_ids))
 
 
-def _wants(values: PlainValue, value: PlainValue) -> bool:
+def option_value(options: Options, name: str, strategy: str) -> PlainValue:
+    """Return a cell's option by its axis name; None if cells of the strategy have no such option."""
+    known = name.partition(".")[0] in (strategy, *SHARED_SECTIONS)
+    return options.get(name, EARLIER.get(name) if known else None)
+
+
+def is_wanted(values: PlainValue, value: PlainValue) -> bool:
+    """Return whether a value of an axis is the wanted one, or one of the wanted ones."""
     if isinstance(value, tuple):
         value = list(value)
     return bool(value == values) or (isinstance(values, list | tuple) and value in values)

@@ -22,7 +22,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from harness.config.axes import AXES, is_option_axis
 from harness.config.strategy_traits import BASE_STRATEGY
+from harness.errors import nearest
 from harness.plan.cell import Cell, share_of
 from harness.plan.rows import PartnerIds, SetIds
 
@@ -48,10 +50,20 @@ CELL_AXES = (
     "options",
 )
 """The axes of a recorded trial that are its cell's own; ``link`` is what the node has between the devices."""
+NOT_NAMED = frozenset({"options", "emulated", "oversubscribed", "scaling"})
+"""Axes of a table that cannot be named: options have names of their own, the others follow from the file."""
 DEVICE_AXES = frozenset({"devices", "device_ids", "nodes", "per_device_batch_size", "global_batch_size"})
 STRATEGY_AXES = frozenset({"strategy", "options", "emulated"})
 SETTING_AXES = ("workload", "data", "model", "scaling", "per_device_batch_size", "precision", "compile", "launcher")
 """The axes that a comparison of strategies and device counts holds fixed, besides options."""
+
+
+def check_axis(name: str) -> str:
+    """Return the name of an axis or option; raise ValueError if it is unknown."""
+    allowed = dict.fromkeys((*AXES, *(axis for axis in CELL_AXES if axis not in NOT_NAMED)))
+    if name not in allowed and not is_option_axis(name):
+        raise ValueError(f"unknown axis {name!r}; {nearest(name, allowed)}, or an option such as ddp.bucket_cap_mb")
+    return name
 
 
 def comparable(cell: Cell) -> bool:

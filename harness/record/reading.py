@@ -27,6 +27,16 @@ def check_no_links(folder: Path) -> None:
                 )
 
 
+def find_run_folders(folder: Path) -> list[Path]:
+    """Return the run folders below a folder, itself among them, by path; links are not followed."""
+    found = []
+    for here, folders, files in os.walk(folder):
+        if {"plan.json", "experiment.resolved.yaml"} <= set(files):
+            found.append(Path(here))
+            folders.clear()
+    return sorted(found)
+
+
 def read_text(path: Path, most: int) -> str:
     """Return the text of a file of at most ``most`` bytes; raises RunFolderError."""
     with naming_file(path):

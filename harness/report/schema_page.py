@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.analysis.doubts import DOUBTS
-from harness.record.schema import DERIVED, RECORDED, Table
+from harness.record.schema import COMPARED, DERIVED, RECORDED, Table
 
 HEAD = """# Results
 
@@ -29,6 +29,11 @@ is a tuple there, and text in a file, joined by "; "; a mapping is a dictionary 
 def as_markdown() -> str:
     """Return the page: the files of a run folder, every table with its columns, units and meanings, and the doubts."""
     parts = [HEAD, "\n## Recorded\n", *map(_section, RECORDED), "\n## Derived\n", *map(_section, DERIVED)]
+    parts += [
+        "\n## Over several runs\n\n`harness compare --json` has these tables but `history`, which is ",
+        "`harness.load_history(folder)`.\n",
+        *map(_section, COMPARED),
+    ]
     parts += ["\n## Doubts\n\n| doubt | meaning |\n|---|---|\n"]
     parts += [f"| {name} | {doubt.meaning} |\n" for name, doubt in DOUBTS.items()]
     return "".join(parts)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.record.schema import DERIVED, RECORDED, TRIALS, WINDOWS
+from harness.record.schema import COMPARED, DERIVED, RECORDED, TRIALS, WINDOWS
 from harness.report.schema_page import as_markdown
 
 README = Path(__file__).parents[2] / "results" / "README.md"
@@ -17,7 +17,7 @@ def test_results_readme_is_made_from_the_schema() -> None:
     assert README.read_text() == as_markdown(), "run: python -m harness.report.schema_page > results/README.md"
 
 
-@pytest.mark.parametrize("table", [*RECORDED, *DERIVED], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [*RECORDED, *DERIVED, *COMPARED], ids=lambda table: table.name)
 def test_names_are_unique_and_every_column_has_a_meaning(table: object) -> None:
     columns = table.columns  # type: ignore[attr-defined]
     names = [column.name for column in columns]
@@ -25,7 +25,7 @@ def test_names_are_unique_and_every_column_has_a_meaning(table: object) -> None:
     assert all(column.meaning for column in columns)
 
 
-@pytest.mark.parametrize("table", [*RECORDED, *DERIVED], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [*RECORDED, *DERIVED, *COMPARED], ids=lambda table: table.name)
 def test_units_and_suffixes_agree(table: object) -> None:
     for column in table.columns:  # type: ignore[attr-defined]
         if column.name.endswith("_bytes"):

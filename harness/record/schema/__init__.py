@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.record.schema.compared import COMPARED_CONVERGENCE, COMPARISON, GATE, HISTORY, RUNS, UNMATCHED
 from harness.record.schema.derived import (
     CELLS,
     FINDINGS,
@@ -27,12 +28,17 @@ __all__ = [
     "CELLS",
     "CHECKS",
     "COLLECTIVES",
+    "COMPARED",
+    "COMPARED_CONVERGENCE",
+    "COMPARISON",
     "CONVERGENCE",
     "DERIVED",
     "EPOCHS",
     "EQUIVALENCE",
     "FINDINGS",
+    "GATE",
     "GPUS",
+    "HISTORY",
     "HOST_PHASES",
     "LEDGER",
     "LINKS",
@@ -43,10 +49,12 @@ __all__ = [
     "PHASES",
     "RANKS",
     "RECORDED",
+    "RUNS",
     "SCALING",
     "STEPS",
     "TRIALS",
     "TRIAL_COLUMNS",
+    "UNMATCHED",
     "VERSUS",
     "WATERFALL",
     "WINDOWS",
@@ -74,4 +82,5 @@ DERIVED = (
     COLLECTIVES,
     FINDINGS,
 )
+COMPARED = (RUNS, COMPARISON, GATE, UNMATCHED, COMPARED_CONVERGENCE, HISTORY)
 AXES = tuple(column.name for column in AXIS_COLUMNS)

@@ -1,0 +1,233 @@
+"""Several runs -> what changed from the first to each later one, cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+
+from harness.analysis.common import Row, order
+from harness.analysis.condition import Condition
+from harness.analysis.environments import Fact, side_by_side
+from harness.analysis.gate import ALPHA, gate
+from harness.analysis.matching import axis_value, content_key, matches
+from harness.analysis.results import Results
+from harness.analysis.run_cells import is_finished, started_at
+from harness.analysis.run_noise import History, read_history
+from harness.analysis.run_pairs import Lost, Pair, Question, Side, lost_cells, make_side, match, no_shared_cell
+from harness.analysis.stats import holm, mean_interval
+from harness.errors import ComparisonError
+from harness.record.frames import records
+from harness.record.schema import AXES, COMPARED_CONVERGENCE, COMPARISON, RUNS, UNMATCHED
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SLOWER, FASTER, WITHIN_NOISE = "slower", "faster", "within noise"
+TIMES = ("time_to_target_s",)
+"""Metrics of convergence that depend on speed: seeds are no replicates of a run's speed."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs compared with the first one; the tables are those of harness/record/schema/compared.py.
+
+    ``conditions``: those of ``--fail-if``, on which ``gate`` has the verdicts. ``history``: the runs that run noise was
+    looked for in; None if it was stated.
+    """
+
+    question: Question
+    conditions: tuple[Condition, ...]
+    runs: pd.DataFrame
+    cells: pd.DataFrame
+    unmatched: pd.DataFrame
+    convergence: pd.DataFrame
+    environment: tuple[Fact, ...]
+    gate: pd.DataFrame
+    history: History | None
+
+
+def compare(runs: Sequence[Results], question: Question, conditions: Sequence[Condition] = ()) -> Comparison:
+    """Return the comparison of each later run with the first; raises ComparisonError if that is impossible."""
+    _check_runs(runs, question)
+    sides = [make_side(letter, results, question) for letter, results in zip(LETTERS, runs, strict=False)]
+    first, *others = sides
+    for other in others:
+        if not (first.cells.keys() & other.cells.keys() or _shared_trainings(first, other, question)):
+            raise no_shared_cell(first, other)
+    history = None if question.run_noise is not None else _history(sides, question)
+    pairs = [pair for other in others for pair in match(first, other, question, history, sides)]
+    lost = [each for other in others for each in lost_cells(first, other, question)]
+    return Comparison(
+        question,
+        tuple(conditions),
+        RUNS.frame(map(_run, sides)),
+        _cells(pairs),
+        _unmatched(lost),
+        COMPARED_CONVERGENCE.frame(row for other in others for row in _trainings(first, other, question)),
+        tuple(side_by_side(runs)),
+        gate(pairs, lost, conditions),
+        history,
+    )
+
+
+def _check_runs(runs: Sequence[Results], question: Question) -> None:
+    if not 2 <= len(runs) <= len(LETTERS):
+        raise ComparisonError(f"harness compare: got {len(runs)} run; allowed: 2 to {len(LETTERS)} run folders")
+    for one, other in combinations(runs, 2):
+        start = started_at(one)
+        same = one.folder.path.resolve() == other.folder.path.resolve()
+        if same or (start is not None and start == started_at(other) and one.lines == other.lines):
+            raise ComparisonError(
+                f"{one.folder.path} and {other.folder.path} are one and the same run; give two different "
+                "runs. Cells of one run are compared in its report"
+            )
+        if question.by and one.folder.plan().get("meanings") != other.folder.plan().get("meanings"):
+            raise ComparisonError(
+                f"{one.folder.path} and {other.folder.path} are of versions of harness that train some cells "
+                "otherwise: --by cannot match them; make the first run again with this version"
+            )
+
+
+def results_folder(results: Results) -> Path:
+    """Return the results folder that a run is in: results/ of results/<experiment>/<time>-<id>."""
+    parent = results.folder.path.resolve().parent
+    return parent.parent if parent.name == results.experiment.name else parent
+
+
+def _history(sides: Sequence[Side], question: Question) -> History:
+    folder = question.history or results_folder(sides[0].results)
+    return read_history(folder, {str(cell.first["cell_id"]) for side in sides for cell in side.cells.values()})
+
+
+def _run(side: Side) -> Row:
+    results = side.results
+    invocations = results.environment.get("invocations", [])
+    last = results.trials.drop_duplicates("trial_id", keep="last")
+    return {
+        "run": side.letter,
+        "folder": str(results.folder.path),
+        "experiment": results.experiment.name,
+        "started_at": side.started_at,
+        "git_commit": next((each["git_commit"] for each in invocations if each.get("git_commit")), None),
+        "finished": is_finished(results),
+        "missing": len(results.missing),
+        "failed": int((~last["outcome"].isin(["ok", "skipped"])).sum()),
+    }
+
+
+def _cells(pairs: Sequence[Pair]) -> pd.DataFrame:
+    """Return the table of pairs, with p-values adjusted over all of them."""
+    rows = [_row(pair) for pair in pairs]
+    known = [
+        (row, pair.throughput.ratio, pair.throughput.noise.p_value(pair.throughput.ratio))
+        for row, pair in zip(rows, pairs, strict=True)
+        if pair.throughput.noise and not pair.no_claim
+    ]
+    for (row, ratio, _), adjusted in zip(known, holm([p_value for _, _, p_value in known]), strict=True):
+        changed = SLOWER if ratio < 1 else FASTER
+        row |= {"p_adjusted": adjusted, "change": changed if adjusted <= ALPHA else WITHIN_NOISE}
+    return COMPARISON.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
+
+
+def _row(pair: Pair) -> dict[str, float | str | tuple[object, ...] | None]:
+    first, later, ratio = pair.first, pair.later, pair.throughput
+    low, high = (None, None) if pair.no_claim else ratio.ends
+    return {
+        "run": pair.run,
+        "cell_id": later.first["cell_id"],
+        "first_cell_id": first.first["cell_id"],
+        **{name: later.first[name] for name in (*AXES, "unit")},
+        "by": pair.by or None,
+        "first_throughput_per_s": ratio.first,
+        "throughput_per_s": ratio.later,
+        "first_blocks": len(first.throughputs),
+        "blocks": len(later.throughputs),
+        "ratio": ratio.ratio,
+        "low": low,
+        "high": high,
+        "run_noise": ratio.noise_sd,
+        "earlier_runs": ratio.noise_runs,
+        "reason": pair.no_claim or ratio.reason or None,
+        **(_speedup(pair) if pair.speedup else {}),
+        "doubts": (*first.doubts("A"), *later.doubts(pair.run)),
+    }
+
+
+def _speedup(pair: Pair) -> Mapping[str, float | None]:
+    speedup = pair.speedup
+    assert speedup is not None
+    low, high = (None, None) if pair.no_claim else speedup.ends
+    return {
+        "first_speedup": speedup.first,
+        "speedup": speedup.later,
+        "speedup_ratio": speedup.ratio,
+        "speedup_low": low,
+        "speedup_high": high,
+        "speedup_noise": speedup.noise_sd,
+        "speedup_runs": speedup.noise_runs,
+    }
+
+
+def _unmatched(lost: Sequence[Lost]) -> pd.DataFrame:
+    rows = [
+        {
+            "run": each.run,
+            "measured_in": each.measured_in,
+            **{name: each.row[name] for name in ("cell_id", *AXES)},
+            "planned": each.planned,
+            "reason": each.reason,
+        }
+        for each in lost
+    ]
+    return UNMATCHED.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
+
+
+Training = tuple[str, int]
+"""What trainings must share to be paired: the key of the cell, and the seed."""
+
+
+def _by_training(side: Side, question: Question) -> dict[Training, Row]:
+    rows = [row for row in records(side.results.convergence) if matches(row, question.only)]
+    keys = ((content_key(row, question.by) if question.by else str(row["cell_id"])) for row in rows)
+    return {(key, int(row["seed"])): row for key, row in zip(keys, rows, strict=True)}
+
+
+def _shared_trainings(first: Side, later: Side, question: Question) -> bool:
+    return bool(_by_training(first, question).keys() & _by_training(later, question).keys())
+
+
+def _trainings(first: Side, later: Side, question: Question) -> list[Row]:
+    """Return the rows of the trainings that both runs have, one a cell and metric."""
+    mine, others = _by_training(first, question), _by_training(later, question)
+    cells: dict[str, list[tuple[Row, Row]]] = {}
+    for training in mine:
+        if training in others:
+            cells.setdefault(training[0], []).append((mine[training], others[training]))
+    names = ["train_loss", *(name for name in first.results.convergence if str(name).startswith("val_")), *TIMES]
+    rows = [_training(later.letter, pairs, str(name), question) for pairs in cells.values() for name in names]
+    return [row for row in rows if row["seeds"]]
+
+
+def _training(letter: str, pairs: Sequence[tuple[Row, Row]], name: str, question: Question) -> Row:
+    known = [(one[name], other.get(name)) for one, other in pairs]
+    values = [(float(one), float(other)) for one, other in known if one is not None and other is not None]
+    first, later = pairs[0]
+    row = {"run": letter, **{axis: later[axis] for axis in ("cell_id", *AXES)}, "metric": name, "seeds": len(values)}
+    if not values:
+        return row
+    by = ", ".join(f"{axis} {axis_value(first, axis)} -> {axis_value(later, axis)}" for axis in question.by)
+    difference = mean_interval([other - one for one, other in values])
+    ends = (None, None) if name in TIMES else (difference.low, difference.high)
+    reasons = dict.fromkeys(each["excluded"] for pair in pairs for each in pair if each["excluded"])
+    return {
+        **row,
+        "by": by or None,
+        "first": median(one for one, _ in values),
+        "later": median(other for _, other in values),
+        "difference": difference.value,
+        **dict(zip(("low", "high"), ends, strict=True)),
+        "reason": "; ".join(map(str, reasons)) or None,
+    }

@@ -1,0 +1,141 @@
+"""The noise between runs: how much a cell's throughput differs when the same run is made again.
+
+The blocks of one run share its processes' luck, its hour and its machine's state: they are no replicates of a run. The
+standard deviation s between runs comes from earlier runs, or is stated. The difference of two runs' logarithms has the
+standard error s sqrt(2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis.environments import Conditions
+from harness.analysis.results import Results, load
+from harness.analysis.run_cells import RunCell, quick_run_cells, started_at
+from harness.analysis.stats import geometric_mean, half_width, p_value, pooled_deviation
+from harness.errors import HarnessError
+from harness.record.reading import find_run_folders
+
+LEAST_RUNS = 3
+"""The fewest earlier runs that the noise is estimated from."""
+NOT_RECORDED = "the environment of a run was not recorded"
+OTHER_MACHINE = "the runs are of different machines or threads, whose run noise may differ"
+Measure = Callable[[RunCell], Sequence[float]]
+"""The values of a cell by block: throughputs, or speedups."""
+
+
+def throughputs(cell: RunCell) -> Sequence[float]:
+    """Return the throughputs by block."""
+    return cell.throughputs
+
+
+def speedups(cell: RunCell) -> Sequence[float]:
+    """Return the speedups by block."""
+    return cell.speedups
+
+
+@dataclass(frozen=True)
+class RunNoise:
+    """The standard deviation of a logarithm between runs.
+
+    ``freedom``: its degrees of freedom, and ``runs``: the number of earlier runs; None if it was stated.
+    """
+
+    sd: float
+    freedom: int | None = None
+    runs: int | None = None
+
+    def interval(self, ratio: float) -> tuple[float, float]:
+        """Return the 95 % confidence interval of the ratio of two runs: t(k - 1) s sqrt(2) on the logarithm."""
+        half = half_width(self.sd * math.sqrt(2), self.freedom)
+        return ratio * math.exp(-half), ratio * math.exp(half)
+
+    def p_value(self, ratio: float, threshold: float = 1.0) -> float:
+        """Return the two-sided p-value of the ratio of two runs being ``threshold``."""
+        return p_value(math.log(ratio / threshold), self.sd * math.sqrt(2), self.freedom)
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """An earlier run: its start as Unix time, its folder's name, and its cells by id."""
+
+    started_at: float
+    name: str
+    cells: Mapping[str, RunCell]
+
+
+@dataclass(frozen=True)
+class History:
+    """The runs below a folder; ``unread``: the folders that could not be read, each with the reason."""
+
+    folder: Path
+    runs: tuple[EarlierRun, ...]
+    unread: Mapping[str, str]
+
+    def before(self, time: float | None, without: Iterable[float | None]) -> list[EarlierRun]:
+        """Return the runs that started before ``time``, without those that started at one of the other times.
+
+        A run is known by its start, so that a copy of a run is not another one.
+        """
+        times = {*without}
+        found = {run.started_at: run for run in self.runs if time is not None and run.started_at < time}
+        return [run for start, run in sorted(found.items()) if start not in times]
+
+
+def read_history(folder: Path, cells: Iterable[str]) -> History:
+    """Return the runs below a folder that measured one of these cells; a run that cannot be read is left out."""
+    wanted = {*cells}
+    runs, unread = [], {}
+    for path in find_run_folders(folder):
+        try:
+            if run := _earlier_run(load(path), wanted):
+                runs.append(run)
+        except HarnessError as error:
+            unread[str(path)] = str(error)
+    return History(folder, tuple(runs), unread)
+
+
+def _earlier_run(results: Results, wanted: set[str]) -> EarlierRun | None:
+    start = started_at(results)
+    if start is None or not any(line["cell_id"] in wanted for line in results.lines):
+        return None
+    return EarlierRun(start, results.folder.path.name, quick_run_cells(results))
+
+
+def noise_between(
+    first: RunCell, later: RunCell, earlier: Sequence[EarlierRun], measure: Measure
+) -> tuple[RunNoise | None, str]:
+    """Return the run noise of a cell from earlier runs, or None and the reason.
+
+    s is the standard deviation of the logarithm over k >= 3 runs of the cell before both, in the same environment, each
+    over as many blocks as the shorter of both compared runs has. If both runs differ in versions or, compared ``by`` an
+    axis, in the cell, s is pooled over the earlier runs of each: it is taken to be the same for both.
+    """
+    if first.conditions is None or later.conditions is None:
+        return None, NOT_RECORDED
+    if first.conditions.machine != later.conditions.machine:
+        return None, OTHER_MACHINE
+    blocks = min(len(measure(first)), len(measure(later)))
+    samples = []
+    for kind in dict.fromkeys(_kind(cell, measure) for cell in (first, later)):
+        cells = [run.cells[kind[0]] for run in earlier if kind[0] in run.cells]
+        values = [measure(cell)[:blocks] for cell in cells if _kind(cell, measure) == kind]
+        samples.append([math.log(geometric_mean(each).value) for each in values if each])
+    enough = [sample for sample in samples if len(sample) >= LEAST_RUNS]
+    if not enough:
+        most = max(map(len, samples))
+        return (
+            None,
+            f"{most or 'no'} earlier run{'s' * (most != 1)} of this cell in this environment; {LEAST_RUNS} are needed",
+        )
+    sd, freedom = pooled_deviation(enough)
+    return RunNoise(sd, freedom, sum(map(len, enough))), ""
+
+
+def _kind(cell: RunCell, measure: Measure) -> tuple[str, Conditions | None, str | None]:
+    """Return what runs must share to be replicates: the cell, its conditions and, for speedups, its base."""
+    base = cell.base if measure is speedups else None
+    return str(cell.first["cell_id"]), cell.conditions, None if base is None else str(base["cell_id"])

@@ -1,0 +1,134 @@
+"""Schema of the tables over several runs: comparison, gate, history. No run folder holds them."""
+
+from __future__ import annotations
+
+from harness.record.schema.intervals import INTERVAL
+from harness.record.schema.recorded import AXIS_COLUMNS, CELL_ID, REASON, UNIT
+from harness.record.schema.table import Table
+from harness.record.schema.table import column as _c
+
+_RUN = _c("run", "string", "letter of the later run, from B; A is the first run")
+
+RUNS = Table(
+    "runs",
+    "one of the compared runs",
+    (
+        _c("run", "string", "letter of the run, in the order given: A is the first, which others are compared with"),
+        _c("folder", "string", "run folder"),
+        _c("experiment", "string", "name of the experiment"),
+        _c("started_at", "Float64", "start of the run, as Unix time", "s since 1970"),
+        _c("git_commit", "string", "commit of the experiment file's folder"),
+        _c("finished", "boolean", "false if planned trials have no result, or the last invocation did not finish"),
+        _c("missing", "Int64", "number of planned trials without a result"),
+        _c("failed", "Int64", "number of trials that neither succeeded nor were skipped"),
+    ),
+)
+
+COMPARISON = Table(
+    "comparison",
+    "one cell of a later run against the same cell of the first run",
+    (
+        _RUN,
+        CELL_ID,
+        _c("first_cell_id", "string", "cell of the first run; another than cell_id only with --by"),
+        *AXIS_COLUMNS,
+        _c("by", "string", "values of the axes of --by, in the first run and in the later one"),
+        UNIT,
+        _c("first_throughput_per_s", "Float64", "throughput in the first run, geometric mean over blocks", "samples/s"),
+        _c("throughput_per_s", "Float64", "throughput in the later run, geometric mean over blocks", "samples/s"),
+        _c("first_blocks", "Int64", "number of blocks in the first run"),
+        _c("blocks", "Int64", "number of blocks in the later run"),
+        _c("ratio", "Float64", "throughput in the later run over that in the first"),
+        _c("low", "Float64", "lower end of the ratio's 95 % confidence interval over runs; `<NA>` without run noise"),
+        _c("high", "Float64", "upper end of the ratio's 95 % confidence interval over runs; `<NA>` without run noise"),
+        _c("run_noise", "Float64", "standard deviation of the logarithm of throughput between runs"),
+        _c("earlier_runs", "Int64", "number of earlier runs that run_noise is estimated from; `<NA>` if it was given"),
+        _c("p_adjusted", "Float64", "p-value of a ratio of 1, two-sided, Holm-adjusted over all rows"),
+        _c(
+            "change",
+            "string",
+            "faster or slower if p_adjusted is at most 0.05, else within noise; `<NA>` if not decided",
+        ),
+        _c("reason", "string", "reason if nothing is decided"),
+        _c("first_speedup", "Float64", "speedup in the first run, paired by block"),
+        _c("speedup", "Float64", "speedup in the later run, paired by block"),
+        _c("speedup_ratio", "Float64", "speedup in the later run over that in the first"),
+        _c("speedup_low", "Float64", "lower end of its 95 % confidence interval, from earlier runs alone"),
+        _c("speedup_high", "Float64", "upper end of its 95 % confidence interval, from earlier runs alone"),
+        _c("speedup_noise", "Float64", "standard deviation of the logarithm of the speedup between runs"),
+        _c("speedup_runs", "Int64", "number of earlier runs that speedup_noise is estimated from"),
+        _c("doubts", "list", "doubts of the cell in both runs, each with the letter of its run"),
+    ),
+)
+
+UNMATCHED = Table(
+    "unmatched",
+    "one cell that was measured in the first run or in a later one, not in both",
+    (
+        _RUN,
+        _c("measured_in", "string", "letter of the run that measured it"),
+        CELL_ID,
+        *AXIS_COLUMNS,
+        _c("planned", "boolean", "true if the other run has planned it, or may have"),
+        _c("reason", "string", "reason that the other run has no measurement of it"),
+    ),
+)
+
+COMPARED_CONVERGENCE = Table(
+    "compared_convergence",
+    "one metric of the trainings of one cell, in a later run and in the first, paired by seed",
+    (
+        _RUN,
+        CELL_ID,
+        *AXIS_COLUMNS,
+        _c("by", "string", "values of the axes of --by, in the first run and in the later one"),
+        _c("metric", "string", "column of the table convergence"),
+        _c("seeds", "Int64", "number of seeds that both runs trained"),
+        _c("first", "Float64", "value in the first run, median over these seeds"),
+        _c("later", "Float64", "value in the later run, median over these seeds"),
+        _c("difference", "Float64", "later minus first, mean over the seeds"),
+        _c("low", "Float64", "lower end of its 95 % t interval over seeds; `<NA>` for times, and below 3 seeds"),
+        _c("high", "Float64", "upper end of its 95 % t interval over seeds; `<NA>` for times, and below 3 seeds"),
+        REASON,
+    ),
+)
+
+GATE = Table(
+    "gate",
+    "one condition of --fail-if on one cell",
+    (
+        _RUN,
+        CELL_ID,
+        *AXIS_COLUMNS,
+        _c("condition", "string", "condition under which the cell fails"),
+        _c("ratio", "Float64", "later run's value over the first run's"),
+        _c("p_adjusted", "Float64", "p-value of the threshold, two-sided, Holm-adjusted over all rows with one"),
+        _c(
+            "verdict", "string", "fails or passes if p_adjusted is at most 0.05, by the side of the ratio, or undecided"
+        ),
+        REASON,
+    ),
+)
+
+HISTORY = Table(
+    "history",
+    "one cell as one run measured it",
+    (
+        _c("folder", "string", "run folder"),
+        _c("experiment", "string", "name of the experiment"),
+        _c("started_at", "Float64", "start of the run, as Unix time", "s since 1970"),
+        _c("git_commit", "string", "commit of the experiment file's folder"),
+        _c("finished", "boolean", "false if planned trials have no result, or the last invocation did not finish"),
+        _c("environment", "string", "hash of hardware, versions and settings of the cell's worker groups"),
+        _c("changes", "list", "changes of environment or code since the cell's run before, by start"),
+        CELL_ID,
+        *AXIS_COLUMNS,
+        UNIT,
+        _c("throughput_per_s", "Float64", "throughput, geometric mean over blocks", "samples/s"),
+        *INTERVAL,
+        _c("base_id", "string", "base cell of the speedup"),
+        _c("speedup", "Float64", "throughput over that of the base, paired by block"),
+        _c("efficiency", "Float64", "speedup over (devices / devices of the base)"),
+        _c("doubts", "list", "doubts of its trials, each with its number of blocks"),
+    ),
+)

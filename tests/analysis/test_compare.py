@@ -1,0 +1,338 @@
+"""Comparison of several runs: which cells are matched, what is claimed of them, and what is not."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.analysis.compare import Comparison, compare
+from harness.analysis.condition import parse_condition
+from harness.analysis.gate import exit_code
+from harness.analysis.results import load
+from harness.analysis.run_pairs import Question
+from harness.config.experiment import Experiment
+from harness.errors import ComparisonError
+from harness.plan.cell import Cell
+from tests.run_folders import NODE, make_run
+
+Make = Callable[..., Experiment]
+GRID = {"model": "resnet8", "strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+SPEED = {("single", 1): 100.0, ("ddp", 1): 90.0, ("ddp", 2): 160.0}
+NOISE = (0.99, 1.0, 1.01, 0.995, 1.005)
+"""Factors of five earlier runs: the logarithms have a standard deviation of 0.0079."""
+
+
+def rate(factor: float = 1.0, *, ddp2: float = 1.0) -> Callable[[Cell, int], float]:
+    """Speeds of a run, all by a factor and ddp on two devices by one of its own; blocks differ by 1 %."""
+
+    def speed(cell: Cell, block: int) -> float:
+        own = ddp2 if (cell.strategy, cell.devices) == ("ddp", 2) else 1.0
+        return SPEED.get((cell.strategy, cell.devices), 50.0) * factor * own * (1 + 0.01 * block)
+
+    return speed
+
+
+@pytest.fixture(scope="module")
+def experiment(make_experiment: Make) -> Experiment:
+    return make_experiment(GRID, throughput={"blocks": 2})
+
+
+@pytest.fixture(scope="module")
+def results_folder(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five earlier runs, without a change."""
+    place = tmp_path_factory.mktemp("results")
+    for day, factor in enumerate(NOISE):
+        make_run(place, experiment, rate(factor), started_at=1.7e9 + day)
+    return place
+
+
+def compared(*paths: Path, conditions: tuple[str, ...] = (), **question: Any) -> Comparison:
+    return compare([load(path) for path in paths], Question(**question), list(map(parse_condition, conditions)))
+
+
+def by_cell(comparison: Comparison) -> dict[tuple[str, int], dict[str, Any]]:
+    rows = comparison.cells.to_dict("records")
+    return {(str(row["strategy"]), int(row["devices"])): {str(k): v for k, v in row.items()} for row in rows}
+
+
+@pytest.fixture(scope="module")
+def runs(results_folder: Path, experiment: Experiment) -> dict[str, Path]:
+    """The first run, a second one without a change, and one in which ddp on two devices is slower by 20 %."""
+    made = {"first": rate(1.002), "same": rate(0.998), "slower": rate(1.0, ddp2=0.8)}
+    return {
+        name: make_run(results_folder, experiment, speed, started_at=1.7e9 + 100 + number)
+        for number, (name, speed) in enumerate(made.items())
+    }
+
+
+def test_five_earlier_runs_and_no_change_claim_nothing(runs: dict[str, Path]) -> None:
+    comparison = compared(runs["first"], runs["same"], conditions=("throughput < 0.95",))
+    assert comparison.cells["change"].tolist() == ["within noise"] * 3
+    assert comparison.cells["earlier_runs"].tolist() == [5] * 3
+    assert comparison.gate["verdict"].tolist() == ["passes"] * 3
+    assert exit_code(comparison.gate) == 0
+
+
+def test_the_interval_is_t_of_k_minus_1_times_s_root_2(runs: dict[str, Path]) -> None:
+    row = by_cell(compared(runs["first"], runs["same"]))["ddp", 2]
+    logs = [math.log(factor) for factor in NOISE]
+    mean = sum(logs) / 5
+    s = math.sqrt(sum((log - mean) ** 2 for log in logs) / 4)
+    half = 2.776445 * s * math.sqrt(2)
+    assert row["ratio"] == pytest.approx(0.998 / 1.002)
+    assert row["run_noise"] == pytest.approx(s)
+    assert math.log(row["high"] / row["ratio"]) == pytest.approx(half, rel=1e-5)
+    assert math.log(row["ratio"] / row["low"]) == pytest.approx(half, rel=1e-5)
+
+
+def test_a_planted_slow_down_of_20_percent_is_named_and_fails(runs: dict[str, Path]) -> None:
+    comparison = compared(runs["first"], runs["slower"], conditions=("throughput < 0.95",))
+    assert {key: row["change"] for key, row in by_cell(comparison).items()} == {
+        ("single", 1): "within noise",
+        ("ddp", 1): "within noise",
+        ("ddp", 2): "slower",
+    }
+    assert by_cell(comparison)["ddp", 2]["ratio"] == pytest.approx(0.8 / 1.002)
+    verdicts = dict(zip(comparison.gate["cell_id"], comparison.gate["verdict"], strict=True))
+    assert verdicts[by_cell(comparison)["ddp", 2]["cell_id"]] == "fails"
+    assert exit_code(comparison.gate) == 3
+
+
+def test_the_same_without_history_is_undecided(runs: dict[str, Path], tmp_path: Path) -> None:
+    comparison = compared(runs["first"], runs["slower"], conditions=("throughput < 0.95",), history=tmp_path)
+    assert comparison.cells["change"].isna().all() and comparison.cells["low"].isna().all()
+    assert set(comparison.cells["reason"]) == {"no earlier runs of this cell in this environment; 3 are needed"}
+    assert set(comparison.gate["verdict"]) == {"undecided"}
+    assert exit_code(comparison.gate) == 4
+
+
+def test_a_stated_run_noise_has_the_normal_quantile(runs: dict[str, Path]) -> None:
+    comparison = compared(runs["first"], runs["slower"], run_noise=0.02)
+    row = by_cell(comparison)["ddp", 2]
+    assert math.log(row["high"] / row["ratio"]) == pytest.approx(1.959964 * 0.02 * math.sqrt(2), rel=1e-5)
+    assert row["change"] == "slower" and pd.isna(row["earlier_runs"]) and row["run_noise"] == 0.02
+    assert comparison.history is None
+    assert pd.isna(row["speedup_low"]) and row["speedup_ratio"] == pytest.approx(0.8)
+
+
+def test_speedups_are_paired_inside_each_run_and_have_a_noise_of_their_own(runs: dict[str, Path]) -> None:
+    comparison = compared(runs["first"], runs["slower"], conditions=("speedup < 0.95",))
+    rows = by_cell(comparison)
+    assert pd.isna(rows["single", 1]["speedup"])
+    assert rows["ddp", 2]["first_speedup"] == pytest.approx(1.6)
+    assert rows["ddp", 2]["speedup_ratio"] == pytest.approx(0.8)
+    # all cells of an earlier run share its factor, so that their speedups are equal: no noise at all
+    assert rows["ddp", 2]["speedup_noise"] == pytest.approx(0.0, abs=1e-12)
+    assert dict(zip(comparison.gate["devices"], comparison.gate["verdict"], strict=True)) == {1: "passes", 2: "fails"}
+
+
+def test_earlier_runs_count_over_as_many_blocks_as_the_shorter_run_has(
+    runs: dict[str, Path], results_folder: Path, experiment: Experiment
+) -> None:
+    one_block = make_run(
+        results_folder, experiment, rate(), started_at=1.7e9 + 200, trials=lambda trial: trial.block == 0
+    )
+    comparison = compared(runs["first"], one_block)
+    assert not comparison.runs["finished"].tolist()[1] and comparison.runs["missing"].tolist() == [0, 3]
+    assert comparison.cells["blocks"].tolist() == [1] * 3
+    assert comparison.cells["ratio"].iloc[0] == pytest.approx(1 / math.sqrt(1.01) / 1.002)
+
+
+@pytest.mark.parametrize(
+    ("node", "counted"),
+    [
+        ({}, 3),
+        ({"packages": {"torch": "2.14.0"}}, 0),
+        ({"variables": {"OMP_NUM_THREADS": "4"}}, 0),
+        ({"cpu": "Another CPU"}, 0),
+        ({"threads": 2}, 0),
+    ],
+)
+def test_earlier_runs_in_another_environment_do_not_count(
+    experiment: Experiment, tmp_path: Path, node: dict[str, Any], counted: int
+) -> None:
+    for day in range(3):
+        make_run(tmp_path, experiment, rate(NOISE[day]), started_at=1.7e9 + day, node={**NODE, **node})
+    pair = [make_run(tmp_path, experiment, rate(), started_at=1.7e9 + 10 + day) for day in range(2)]
+    counts = compared(*pair).cells["earlier_runs"]
+    assert counts.fillna(0).tolist() == [counted] * 3
+
+
+@pytest.mark.parametrize(
+    ("node", "decided"), [({"packages": {"torch": "2.16.0"}}, True), ({"cpu": "Another CPU"}, False)]
+)
+def test_other_versions_are_compared_by_the_first_runs_noise_and_other_machines_are_not(
+    results_folder: Path,
+    runs: dict[str, Path],
+    experiment: Experiment,
+    tmp_path: Path,
+    node: dict[str, Any],
+    decided: bool,
+) -> None:
+    later = make_run(tmp_path, experiment, rate(ddp2=0.8), started_at=1.8e9, node={**NODE, **node})
+    row = by_cell(compared(runs["first"], later))["ddp", 2]
+    assert (row["change"] == "slower") if decided else pd.isna(row["change"])
+    assert decided or row["reason"].startswith("the runs are of different machines")
+
+
+def test_only_runs_before_both_count_and_each_of_them_once(experiment: Experiment, tmp_path: Path) -> None:
+    earlier = [make_run(tmp_path, experiment, rate(), started_at=1.7e9 + day) for day in range(3)]
+    first, second, third = (make_run(tmp_path, experiment, rate(), started_at=1.7e9 + 10 + day) for day in range(3))
+    assert compared(first, third).cells["earlier_runs"].tolist() == [3] * 3  # without the one between them
+    assert compared(third, first).cells["earlier_runs"].tolist() == [3] * 3
+    assert compared(second, third).cells["earlier_runs"].tolist() == [4] * 3
+    assert compared(second, third, first).cells["earlier_runs"].tolist() == [3] * 6
+    shutil.copytree(earlier[0], tmp_path / "copy")
+    assert compared(first, third).cells["earlier_runs"].tolist() == [3] * 3
+    assert compared(earlier[0], third).cells["earlier_runs"].isna().all()
+
+
+def test_an_earlier_run_that_cannot_be_read_is_left_out_and_named(experiment: Experiment, tmp_path: Path) -> None:
+    paths = [make_run(tmp_path, experiment, rate(), started_at=1.7e9 + day) for day in range(6)]
+    (paths[0] / "trials.jsonl").write_text("damaged\n")
+    comparison = compared(*paths[4:])
+    assert comparison.cells["earlier_runs"].tolist() == [3] * 3
+    assert comparison.history is not None and list(comparison.history.unread) == [str(paths[0])]
+
+
+def test_a_cell_that_a_run_lost_is_undecided_and_one_that_it_never_planned_is_only_listed(
+    runs: dict[str, Path], results_folder: Path, experiment: Experiment, make_experiment: Make
+) -> None:
+    def failing(cell: Cell, block: int) -> float | None:
+        return None if cell.devices == 2 else rate()(cell, block)
+
+    lost = make_run(results_folder, experiment, failing, started_at=1.7e9 + 300)
+    comparison = compared(runs["first"], lost, conditions=("throughput < 0.5",))
+    assert comparison.unmatched[["measured_in", "planned"]].values.tolist() == [["A", True]]
+    assert comparison.unmatched["reason"].tolist() == ["B: error: ValueError on rank 0: bad"]
+    assert exit_code(comparison.gate) == 4
+    smaller = make_experiment({**GRID, "devices": [1]}, throughput={"blocks": 2})
+    narrow = make_run(results_folder, smaller, rate(), started_at=1.7e9 + 301)
+    comparison = compared(runs["first"], narrow, conditions=("throughput < 0.5",))
+    assert comparison.unmatched["reason"].tolist() == ["no cell of B"]
+    assert exit_code(comparison.gate) == 0
+
+
+def test_rehearsals_are_shown_and_never_decided(make_experiment: Make, tmp_path: Path) -> None:
+    grid = make_experiment({**GRID, "strategy": ["single", "dp"]}, throughput={"blocks": 1})
+    paths = [make_run(tmp_path, grid, rate(factor), started_at=1.7e9 + n) for n, factor in enumerate((1.0, 0.5))]
+    comparison = compared(*paths, conditions=("throughput < 0.95",), run_noise=0.01)
+    row = by_cell(comparison)["dp", 2]
+    assert row["ratio"] == pytest.approx(0.5) and pd.isna(row["change"]) and pd.isna(row["low"])
+    assert row["reason"] == "emulated in A; emulated in B"
+    assert "dp" not in comparison.gate["strategy"][comparison.gate["devices"] == 2].tolist()
+
+
+def test_cells_are_matched_but_for_the_axes_of_by(make_experiment: Make, tmp_path: Path) -> None:
+    made = [
+        make_experiment(GRID, throughput={"blocks": 1}, strategy_options={"ddp": {"bucket_cap_mb": size}})
+        for size in (25, 1)
+    ]
+    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + n) for n, one in enumerate(made)]
+    comparison = compared(*paths, by=("ddp.bucket_cap_mb",))
+    assert len(comparison.cells) == 3 and comparison.unmatched.empty
+    row = by_cell(comparison)["ddp", 2]
+    assert row["by"] == "ddp.bucket_cap_mb 25 -> 1" and row["cell_id"] != row["first_cell_id"]
+    assert row["speedup_ratio"] == pytest.approx(1.0)
+    assert len(compared(*paths).unmatched) == 4  # without it, ddp's cells have no counterpart
+
+
+def test_noise_is_pooled_over_both_cells_of_a_pair(make_experiment: Make, tmp_path: Path) -> None:
+    made = [
+        make_experiment(
+            {**GRID, "strategy": "ddp"}, throughput={"blocks": 1}, strategy_options={"ddp": {"bucket_cap_mb": b}}
+        )
+        for b in (25, 1)
+    ]
+    for which, factors in enumerate([(1.0, 1.1, 1.2), (1.0, 1.2, 1.4, 1.6)]):
+        for day, factor in enumerate(factors):
+            make_run(tmp_path, made[which], rate(factor), started_at=1.7e9 + 10 * which + day)
+    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + 100 + n) for n, one in enumerate(made)]
+    row = by_cell(compared(*paths, by=("ddp.bucket_cap_mb",)))["ddp", 2]
+    squares = []
+    for factors in [(1.0, 1.1, 1.2), (1.0, 1.2, 1.4, 1.6)]:
+        logs = [math.log(factor) for factor in factors]
+        squares.append(sum((log - sum(logs) / len(logs)) ** 2 for log in logs))
+    assert row["earlier_runs"] == 7
+    assert row["run_noise"] == pytest.approx(math.sqrt(sum(squares) / 5))
+
+
+def test_by_an_axis_that_a_run_varies_itself_is_an_error(make_experiment: Make, tmp_path: Path) -> None:
+    both = make_experiment(GRID, throughput={"blocks": 1}, strategy_options={"ddp": {"bucket_cap_mb": [1, 25]}})
+    paths = [make_run(tmp_path, both, rate(), started_at=1.7e9 + n) for n in range(2)]
+    assert len(compared(*paths).cells) == 5
+    with pytest.raises(ComparisonError, match=r"differ in nothing else \(ddp.bucket_cap_mb\).*--only"):
+        compared(*paths, by=("ddp.bucket_cap_mb",))
+    narrowed = compared(*paths, by=("ddp.bucket_cap_mb",), only={"ddp.bucket_cap_mb": 1})
+    assert len(narrowed.cells) == 2
+
+
+def test_runs_that_share_no_cell_are_an_error_with_the_axes_that_differ(make_experiment: Make, tmp_path: Path) -> None:
+    made = [make_experiment({**GRID, "per_device_batch_size": size}, throughput={"blocks": 1}) for size in (8, 16)]
+    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + n) for n, one in enumerate(made)]
+    with pytest.raises(
+        ComparisonError, match=r"share no cell; the two most alike differ in per_device_batch_size: 8 an"
+    ):
+        compared(*paths)
+    with pytest.raises(ComparisonError, match=r"--by per_device_batch_size$"):
+        compared(*paths)
+    assert len(compared(*paths, by=("per_device_batch_size",)).cells) == 3
+
+
+def test_one_and_the_same_run_is_an_error(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ComparisonError, match="one and the same run"):
+        compared(runs["first"], runs["first"])
+    (tmp_path / "link").symlink_to(runs["first"])
+    with pytest.raises(ComparisonError, match="one and the same run"):
+        compared(runs["first"], tmp_path / "link")
+    with pytest.raises(ComparisonError, match="got 1 run"):
+        compared(runs["first"])
+
+
+def test_three_runs_are_each_compared_with_the_first_and_adjusted_together(runs: dict[str, Path]) -> None:
+    comparison = compared(runs["first"], runs["same"], runs["slower"])
+    assert comparison.cells["run"].tolist() == ["B"] * 3 + ["C"] * 3
+    pair = compared(runs["first"], runs["slower"])
+    three, two = (each.cells.set_index(["run", "cell_id"])["p_adjusted"].astype(float) for each in (comparison, pair))
+    cell_id = by_cell(pair)["ddp", 2]["cell_id"]
+    assert three["C", cell_id] == pytest.approx(2 * two["B", cell_id], rel=1e-6)  # six tests instead of three
+
+
+def test_what_differs_between_environments_is_listed(
+    runs: dict[str, Path], experiment: Experiment, tmp_path: Path
+) -> None:
+    node = {**NODE, "packages": {"torch": "2.16.0"}}
+    later = make_run(tmp_path, experiment, rate(), started_at=1.8e9, node=node, invocation={"git_commit": "b" * 40})
+    facts = {fact.name: fact.values for fact in compared(runs["first"], later).environment if fact.differs}
+    assert facts == {"git commit": ("a" * 40, "b" * 40), "torch": ("2.15.0", "2.16.0")}
+
+
+def test_convergence_is_compared_seed_by_seed(make_experiment: Make, tmp_path: Path) -> None:
+    made = make_experiment(GRID, throughput=None, convergence={"epochs": 1, "seeds": [0, 1, 2]})
+    changes = (0.0, -0.02, -0.04)
+    paths = [
+        make_run(tmp_path, made, rate(), started_at=1.7e9),
+        make_run(tmp_path, made, rate(), started_at=1.7e9 + 1, accuracy=lambda seed: 0.9 + changes[seed]),
+    ]
+    comparison = compared(*paths)
+    rows = comparison.convergence[comparison.convergence["metric"] == "val_accuracy"].to_dict("records")
+    assert {row["seeds"] for row in rows} == {3} and comparison.cells.empty
+    half = 4.302653 * 0.02 / math.sqrt(3)
+    assert rows[0]["difference"] == pytest.approx(-0.02)
+    assert rows[0]["high"] == pytest.approx(-0.02 + half, rel=1e-5)
+    assert (rows[0]["first"], rows[0]["later"]) == (pytest.approx(0.9), pytest.approx(0.88))
+
+
+def test_runs_without_a_recorded_environment_are_undecided(experiment: Experiment, tmp_path: Path) -> None:
+    paths = [make_run(tmp_path, experiment, rate(), started_at=1.7e9 + day) for day in range(5)]
+    for path in paths:
+        content = json.loads((path / "environment.json").read_text())
+        (path / "environment.json").write_text(json.dumps({**content, "groups": []}))
+    assert set(compared(*paths[3:]).cells["reason"]) == {"the environment of a run was not recorded"}

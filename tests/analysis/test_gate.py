@@ -1,0 +1,118 @@
+"""Conditions of --fail-if, and the exit code that follows from the verdicts."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from harness.analysis.condition import Condition, parse_condition
+from harness.analysis.gate import exit_code, gate
+from harness.analysis.run_cells import RunCell
+from harness.analysis.run_noise import RunNoise
+from harness.analysis.run_pairs import Lost, Pair, RunRatio
+from tests.records import line
+
+
+def cell(name: str = "ddp2", speed: float = 1.0) -> RunCell:
+    row = {**line(name, rates=(1.0, 1.0)), "link": None, "device_ids": None}
+    return RunCell(row, [row], (speed,), None, (), None, None)
+
+
+def pair(ratio: float, sd: float | None = 0.01, *, no_claim: str = "", name: str = "ddp2") -> Pair:
+    noise = None if sd is None else RunNoise(sd)
+    return Pair("B", cell(name), cell(name), "", RunRatio(1.0, ratio, noise, "" if noise else "why"), None, no_claim)
+
+
+BELOW = Condition("throughput", True, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("throughput < 0.95", BELOW),
+        ("throughput<95%", BELOW),
+        ("  throughput  <  95 % ", BELOW),
+        ("throughput < .95", BELOW),
+        ("speedup > 1.1", Condition("speedup", False, 1.1)),
+        ("speedup > 2", Condition("speedup", False, 2.0)),
+    ],
+)
+def test_a_condition_is_a_metric_an_operator_and_a_number(text: str, condition: Condition) -> None:
+    assert parse_condition(text) == condition
+    assert parse_condition(str(condition)) == condition
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "throughput", "throughput < ", "throughput = 0.95", "throughput <= 0.9", "efficiency < 0.9", "throughput < 0",
+     "throughput < -1", "throughput < nan", "throughput < 1e3", "0.95 > throughput", "throughput < 0.95 < 1"],
+)  # fmt: skip
+def test_anything_else_is_an_error_that_shows_the_grammar(text: str) -> None:
+    with pytest.raises(ValueError, match=r"allowed: METRIC < NUMBER or METRIC > NUMBER, such as 'throughput < 0.95'"):
+        parse_condition(text)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sd", "verdict"),
+    [
+        (0.80, 0.01, "fails"),
+        (1.00, 0.01, "passes"),
+        (0.94, 0.01, "undecided"),
+        (0.96, 0.01, "undecided"),
+        (0.96, 0.0, "passes"),
+        (0.95, 0.0, "undecided"),
+        (0.50, None, "undecided"),
+    ],
+)
+def test_a_cell_fails_or_passes_only_if_the_interval_excludes_the_threshold(
+    ratio: float, sd: float | None, verdict: str
+) -> None:
+    assert gate([pair(ratio, sd)], [], [BELOW])["verdict"].tolist() == [verdict]
+
+
+def test_the_other_side_fails_too() -> None:
+    above = Condition("throughput", False, 1.05)
+    assert gate([pair(1.2), pair(1.0)], [], [above])["verdict"].tolist() == ["fails", "passes"]
+
+
+def test_p_values_are_adjusted_over_all_cells() -> None:
+    # log(0.93 / 0.95) over 0.01 sqrt(2) is -1.504: p = 0.1325; log(0.92 / 0.95) gives -2.269: p = 0.02327
+    alone = gate([pair(0.92)], [], [BELOW])
+    both = gate([pair(0.92), pair(0.93)], [], [BELOW])
+    assert alone["p_adjusted"].tolist() == pytest.approx([0.02327], abs=1e-4)
+    assert both["p_adjusted"].tolist() == pytest.approx([2 * 0.02327, 0.1325], abs=1e-3)
+    assert alone["verdict"].tolist() == ["fails"]
+    many = gate([pair(0.92), pair(0.93), pair(0.93)], [], [BELOW])
+    assert many["verdict"].tolist() == ["undecided"] * 3
+    assert set(many["reason"]) == {"the interval, Holm-adjusted, holds the threshold"}
+
+
+def test_a_cell_without_equivalence_is_undecided_and_a_rehearsal_has_no_row() -> None:
+    rows = gate([pair(0.5, no_claim="B: not equivalent"), pair(0.5, name="dp2")], [], [BELOW])
+    assert rows[["verdict", "reason"]].values.tolist() == [["undecided", "B: not equivalent"]]
+
+
+def test_the_base_has_no_verdict_on_its_speedup_and_others_without_one_are_undecided() -> None:
+    speedup = Condition("speedup", True, 0.95)
+    rows = gate([pair(1.0, name="single"), pair(1.0)], [], [speedup])
+    assert rows[["strategy", "verdict"]].values.tolist() == [["ddp", "undecided"]]
+
+
+def test_a_planned_cell_without_a_measurement_is_undecided() -> None:
+    row = cell().first
+    lost = [Lost("B", "A", row, True, "B: oom"), Lost("B", "A", row, False, "no cell of B")]
+    rows = gate([pair(1.0)], lost, [BELOW])
+    assert rows["verdict"].tolist() == ["passes", "undecided"] and rows["reason"].iloc[1] == "B: oom"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["passes", "passes"], 0),
+        (["passes", "undecided", "fails"], 3),
+        (["passes", "undecided"], 4),
+        ([], 4),
+    ],
+)
+def test_exit_codes(verdicts: list[str], code: int) -> None:
+    assert exit_code(pd.DataFrame({"verdict": pd.Series(verdicts, dtype="string")})) == code
