@@ -9,6 +9,7 @@ HarnessError
 ├── ComparisonError     runs cannot be compared, or a question about several runs is wrong  (exit code 2)
 ├── WriteError          a file of the run cannot be written, as on a full disk  (exit code 1, recorded results are kept)
 ├── InternalError       a bug of the harness, with a log of it  (exit code 1, recorded results are kept)
+│   └── IncompleteReport    in report/html.py: of a part of the report; the other parts are written
 └── SkipTrial           in plan/trial.py: a trial that cannot run, with its reason (a row, never an exit code)
 
 Each message names the place, the value got, the values allowed and the remedy. The command prints the message of a

@@ -103,7 +103,7 @@ def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inv
 
 
 def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.report.html.FIGURES", ())  # drawn from this folder in test_no_user_code
+    monkeypatch.setattr("harness.report.html.FIGURES", {})  # drawn from this folder in test_no_user_code
     example = Path(__file__).parents[1] / "results" / "example" / "scaling-2-cpu-cores"
     copy = tmp_path / "run"
     shutil.copytree(example, copy)

@@ -25,7 +25,7 @@ from harness.record.jsonl import for_file, read_lines, upgrade_environment, with
 from harness.record.parquet import gather, in_parquet, read_table, write_frame
 from harness.record.reading import check_no_links, encode_json, naming_file, read_object, read_text
 from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content
-from harness.record.schema import CHECKS, DERIVED, EPOCHS, RECORDED, STEPS, Table
+from harness.record.schema import CHECKS, EPOCHS, STEPS, Table, table_of
 from harness.record.validation import check_environment, check_plan
 from harness.system import sanitize
 from harness.system.files import (
@@ -198,7 +198,7 @@ class RunFolder:
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """Write a table of the schema as CSV, replacing the file atomically. Return its path."""
         path = self.tables / f"{name}.csv"
-        text = next(table for table in (*RECORDED, *DERIVED) if table.name == name).as_text(frame)
+        text = table_of(name).as_text(frame)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
         replace_all([(path, memoryview(csv_bytes(text)))])

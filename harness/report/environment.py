@@ -30,6 +30,9 @@ class Facts(TypedDict):
     invocations_differ: list[str]
 
 
+NO_FACTS = Facts(started="", machine_line="", nodes=[], environment_differs="", invocations_differ=[])
+
+
 def facts(environment: RunEnvironment) -> Facts:
     """Return the variables of the template that come from environment.json."""
     seen = nodes(environment)

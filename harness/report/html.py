@@ -2,54 +2,104 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import jinja2
-from matplotlib.figure import Figure
-from PIL import Image
+import pandas as pd
 
 from harness.analysis.results import TABLES, Results, load
 from harness.errors import HarnessError, InternalError, WriteError, cause_of
 from harness.record.folder import RunFolder
-from harness.report import environment as environment_page
+from harness.record.schema import empty_table
 from harness.report import summary
-from harness.report.figures import FIGURES, Drawing, style
+from harness.report.environment import NO_FACTS, facts
+from harness.report.figures import FIGURES, style
+from harness.report.parts import Failure, Parts, failed
+from harness.report.pictures import KINDS, Picture, make_picture
 from harness.report.sections import DETAILS, SCALING, make_pages
-from harness.system.files import replace_all, replace_text, writing
+from harness.system.files import remove_all, replace_all, replace_text, writing
 
-DPI, COLOURS = 144, 256
+
+class IncompleteReport(InternalError):
+    """Parts of a report failed by errors of the harness; all others are written.
+
+    ``results``: the tables, without rows for those that failed.
+    """
+
+    def __init__(self, message: str, results: Results) -> None:
+        super().__init__(message)
+        self.results = results
+
+    def __reduce__(self) -> tuple[type[IncompleteReport], tuple[str, Results]]:
+        return IncompleteReport, (str(self), self.results)
 
 
 def write_report(run_folder: Path) -> Results:
-    """Rebuild tables/, figures/ and report.html of a run folder; raise RunFolderError if it is none."""
+    """Rebuild tables/, figures/ and report.html of a run folder.
+
+    Raises RunFolderError if it is none, or a file of it is damaged; IncompleteReport if parts failed, once all others
+    are written.
+    """
     return build_report(load(run_folder))
 
 
 def build_report(results: Results) -> Results:
     """Write the report of results that are open already."""
-    folder = results.folder
+    folder, parts = results.folder, Parts()
     with _internal_error(folder):  # everything is made before anything is written
         folder.check()
-        tables = {name: getattr(results, name) for name in TABLES}
         recorded = {"steps": results.steps, "epochs": results.epochs, "checks": results.checks}
+        tables = {name: _table(results, name, parts) for name in TABLES}
         with style():
-            drawings = [draw(results) for draw in FIGURES]
-            pictures = [_files(drawing.name, drawing.figure) for drawing in drawings if drawing.figure]
-        files = {name: content for picture in pictures for name, content in picture.items()}
-        html = _html(results, drawings, files)
+            pictures = [make_picture(name, draw, results, parts) for name, draw in FIGURES.items()]
+        html = _html(results, pictures, parts)
     folder.compact(recorded)
+    _write_tables(folder, tables)
+    _write_figures(folder, pictures)
+    replace_text(folder.report, html)
+    if parts.failures:
+        vars(results).update({name: empty_table(name) for name, table in tables.items() if table is None})
+        raise IncompleteReport(_incomplete(folder, parts), results)
+    return results
+
+
+def _table(results: Results, name: str, parts: Parts) -> pd.DataFrame | None:
+    """Return a table of the results; None if it fails."""
+    found: Callable[[], pd.DataFrame | None] = lambda: getattr(results, name)  # noqa: E731
+    return parts.make(f"the table {name}", found, lambda failure: None)
+
+
+def _write_tables(folder: RunFolder, tables: Mapping[str, pd.DataFrame | None]) -> None:
     for name, table in tables.items():
-        folder.write_table(name, table)
+        if table is None:
+            remove_all([folder.tables / f"{name}.csv"])  # of an earlier report
+        else:
+            folder.write_table(name, table)
+
+
+def _write_figures(folder: RunFolder, pictures: Sequence[Picture]) -> None:
     with writing(folder.figures):
         folder.figures.mkdir(exist_ok=True)
+    files = {name: content for picture in pictures for name, content in picture.files.items()}
+    every = {f"{picture.name}.{kind}" for picture in pictures for kind in KINDS}
+    remove_all(folder.figures / name for name in every - {*files})  # of an earlier report
     replace_all((folder.figures / name, content) for name, content in files.items())
-    replace_text(folder.report, html)
-    return results
+
+
+def _incomplete(folder: RunFolder, parts: Parts) -> str:
+    """Write the log of the failures; return the message that names them."""
+    log = folder.write_log(parts.log, parts.tracebacks)
+    lines = "\n".join(f"  - {line}" for line in parts.lines)
+    return f"{folder.report}: written without the parts that failed:\n{lines}\nTracebacks: {log}. {_remedy(folder)}"
+
+
+def _remedy(folder: RunFolder) -> str:
+    return (
+        "Every recorded result is kept. Please report the error with its traceback; then, with a mended version: "
+        f"python -m harness.report {folder.path}"
+    )
 
 
 @contextmanager
@@ -60,46 +110,28 @@ def _internal_error(folder: RunFolder) -> Iterator[None]:
     except HarnessError:
         raise
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        failure = Failure("the report", error)
         try:
-            log = f"traceback: {folder.write_log('report', ''.join(traceback.format_exception(error)))}"
+            log = f"traceback: {folder.write_log(Parts.log, failure.trace)}"
         except WriteError as unwritten:
             log = f"no log: {cause_of(unwritten)}"
-        raise InternalError(
-            f"{folder.path}: the report failed by an error of the harness: {found}, in {Path(place.filename).name} "
-            f"line {place.lineno} ({log}). Every recorded result is kept. Please report the error with its traceback; "
-            f"then, with a mended version: python -m harness.report {folder.path}"
-        ) from error
+        what = failed([failure.part], failure.cause)
+        raise InternalError(f"{folder.path}: {what} ({log}). {_remedy(folder)}") from error
 
 
-def _files(name: str, figure: Figure) -> dict[str, bytes]:
-    """Return the contents of the figure's files, NAME.png and NAME.svg."""
-    drawn, png, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI)
-    Image.open(drawn).convert("RGB").quantize(COLOURS).save(png, format="PNG")  # a third of the bytes; pages are sent
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    return {f"{name}.png": png.getvalue(), f"{name}.svg": svg.getvalue()}
-
-
-def _html(results: Results, drawings: Sequence[Drawing], files: Mapping[str, bytes]) -> str:
+def _html(results: Results, pictures: Sequence[Picture], parts: Parts) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    return environment.get_template("template.html").render(
-        name=results.experiment.name,
-        **environment_page.facts(results.environment),
-        cards=summary.cards(results),
-        findings=summary.findings(results),
-        asked=summary.asked(results),
-        experiment_text=results.folder.source_text(),
-        above=make_pages(SCALING, results),
-        figures=[_figure(drawing, files) for drawing in drawings],
-        below=make_pages(DETAILS, results),
-    )
-
-
-def _figure(drawing: Drawing, files: Mapping[str, bytes]) -> dict[str, str | None]:
-    image = files.get(f"{drawing.name}.png")
-    encoded = base64.b64encode(image).decode() if image else None
-    return {"name": drawing.name, "title": drawing.title, "caption": drawing.caption, "image": encoded}
+    content = {
+        "name": results.experiment.name,
+        **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),
+        "cards": parts.make("the cards", lambda: summary.cards(results), lambda _: []),
+        "findings": parts.make("the findings", lambda: summary.findings(results), lambda _: []),
+        "asked": parts.make("the configuration", lambda: summary.asked(results), lambda _: []),
+        "experiment_text": results.folder.source_text(),
+        "above": make_pages(SCALING, results, parts),
+        "figures": pictures,
+        "below": make_pages(DETAILS, results, parts),
+    }
+    return environment.get_template("template.html").render(**content, failures=parts.lines)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from harness.analysis.results import Results
 from harness.report import summary
+from harness.report.parts import Parts
 from harness.report.tables.cost import (
     communication_table,
     compute_table,
@@ -44,26 +46,40 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A section with its table made, as the template takes it."""
+    """A section with its table made, as the template takes it; or with a sentence on its failure."""
 
     title: str
     table: TextTable
     words: str
     level: int
-    folded: str
+    folded: str = ""
+    failure: str = ""
 
 
-def make_pages(sections: Sequence[Section], results: Results) -> list[Page]:
+def make_pages(sections: Sequence[Section], results: Results, parts: Parts) -> list[Page]:
     """Return the sections that have rows, or a sentence instead of rows."""
-    pages = []
-    for section in sections:
-        table = section.table(results)
+    pages = (
+        parts.make(
+            f"the section {section.title}",
+            partial(_page, section, results),
+            partial(_failed, section),
+        )
+        for section in sections
+    )
+    return [page for page in pages if page]
+
+
+def _page(section: Section, results: Results) -> Page | None:
+    table = section.table(results)
+    if not table.rows:
+        words = section.empty(results)
+    else:
         words = section.words if isinstance(section.words, str) else section.words(results)
-        if not table.rows:
-            words = section.empty(results)
-        if table.rows or words:
-            pages.append(Page(section.title, table, words, section.level, section.folded))
-    return pages
+    return Page(section.title, table, words, section.level, section.folded) if table.rows or words else None
+
+
+def _failed(section: Section, failure: str) -> Page:
+    return Page(section.title, TextTable((), ()), "", section.level, failure=failure)
 
 
 SCALING = (

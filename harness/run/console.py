@@ -6,6 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.plan.planner import Plan
+from harness.record.folder import RunFolder
+from harness.report.parts import Parts
 from harness.report.tables.evidence import belief_lines
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.links import links_tables
@@ -138,25 +141,47 @@ class ConsoleSink:
                 self._show(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
 
     def _finish(self, event: Reported) -> None:
-        scaling = event.tables["scaling"]
         self._console.print()
+        parts = Parts("terminal")
+        shown = {
+            "scaling table": self._show_scaling,
+            "tables of ratios": self._show_pairs,
+            "count of trials": self._show_trials,
+            "evidence": self._show_evidence,
+        }
+        for name, show in shown.items():
+            parts.make(f"the terminal's {name}", partial(show, event), self._say)
+        if parts.failures:
+            RunFolder(event.folder).write_log(parts.log, parts.tracebacks)
+        self._console.print(escape_control(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
+
+    def _show_scaling(self, event: Reported) -> None:
+        scaling = event.tables["scaling"]
         for name, content in scaling_by_setting(scaling) if len(scaling) else []:
             self._console.print(rich_table(content, name), "")
+
+    def _show_pairs(self, event: Reported) -> None:
         versus, parity = main_axes(event.tables["versus"]), event.tables["parity"]
         if len(versus):
             self._console.print(rich_table(versus_table(versus, narrow=True), _along(versus)), "")
         if len(parity):
             self._console.print(rich_table(parity_table(parity, narrow=True), "Comparison of launchers"), "")
-        for name, content in links_tables(event.tables) if scaling.empty else []:
+        for name, content in links_tables(event.tables) if event.tables["scaling"].empty else []:
             self._console.print(rich_table(content, name), "")
+
+    def _show_trials(self, event: Reported) -> None:
         trials = event.tables["trials"]
         last = trials.drop_duplicates("trial_id", keep="last")
         self._console.print(
             f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
         )
+
+    def _show_evidence(self, event: Reported) -> None:
         for text in belief_lines(event.tables):
-            self._console.print(escape_control(text), highlight=False, markup=False)
-        self._console.print(escape_control(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._console.print(escape_control(text), highlight=False, markup=False)
 
     def _done(self) -> tuple[int, int]:
         task = self._progress.tasks[0]

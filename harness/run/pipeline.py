@@ -15,7 +15,7 @@ from harness.launch.ray.cluster import Cluster
 from harness.plan.environment import Ended, Invocation
 from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
-from harness.report.html import write_report
+from harness.report.html import IncompleteReport, write_report
 from harness.run.auto_resume import prepare_run
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
 from harness.run.execution import Execution
@@ -105,17 +105,27 @@ def _ended_early(end: BaseException, folder: RunFolder, request: Request, began:
 
 
 def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
-    """Write the report; return the exit code, or INTERRUPTED if the report is."""
+    """Write the report; return the exit code, or INTERRUPTED if the report is.
+
+    Raises IncompleteReport, once all else is written and shown, unless the run was interrupted.
+    """
     if not folder.lines():
         emit(Note(f"No trial was finished; {folder.path} holds the plan"))
         return code
+    incomplete: IncompleteReport | None = None
     try:
         results = write_report(folder.path)
-        tables = {name: getattr(results, name) for name in SHOWN}
+    except IncompleteReport as error:
+        results, incomplete = error.results, error
     except KeyboardInterrupt:
         emit(Note(f"Interrupted before the report was complete; every result is recorded. {_how_to_report(folder)}"))
         return INTERRUPTED
+    tables = {name: getattr(results, name) for name in SHOWN}
     emit(Reported(folder.path, folder.report, tables, time.time() - began))
+    if incomplete and code != INTERRUPTED:
+        raise incomplete
+    if incomplete:
+        emit(Note(str(incomplete)))
     return code
 
 

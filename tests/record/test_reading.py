@@ -241,7 +241,9 @@ def with_payload(path: Path, payload: bytes) -> None:
 
 
 def test_a_pickle_inside_parquet_is_not_loaded(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.report.html.FIGURES", (step_times,))  # the one that is drawn from this file
+    monkeypatch.setattr(
+        "harness.report.html.FIGURES", {"step_times": step_times}
+    )  # the one that is drawn from this file
     mark = tmp_path / "mark"
     with_payload(recorded / "steps.parquet", pickle.dumps(Payload(mark)))
     results = harness.load(recorded)

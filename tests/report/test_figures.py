@@ -37,18 +37,6 @@ from tests.records import epochs_of, line, steps_of, with_set_ids
 
 HATCH = "$////$"
 NOT_EQUIVALENT = Verdict("not equivalent", "not equivalent to one device")
-NAMES = (
-    "throughput",
-    "efficiency",
-    "ratios",
-    "batch_sizes",
-    "phases",
-    "waterfall",
-    "step_times",
-    "links",
-    "convergence",
-)
-BY_NAME = dict(zip(NAMES, FIGURES, strict=True))
 
 
 class Computed(Results):
@@ -99,7 +87,7 @@ def test_every_function_that_draws_is_in_the_list() -> None:
         for name, value in inspect.getmembers(module, inspect.isfunction):
             own = value.__module__ == module.__name__ and not name.startswith("_")
             if own and inspect.signature(value).return_annotation == "Drawing":
-                assert value in FIGURES, (
+                assert value in FIGURES.values(), (
                     f"FIGURES in harness/report/figures/__init__.py lacks {name} of {module.__name__}"
                 )
 
@@ -114,17 +102,16 @@ class Drawings(Mapping[str, Drawing]):
     def __getitem__(self, name: str) -> Drawing:
         if name not in self._rendered:
             with style():
-                drawing = self._rendered[name] = BY_NAME[name](self._results)
-                assert drawing.name == name
+                drawing = self._rendered[name] = FIGURES[name](self._results)
                 if drawing.figure:
                     drawing.figure.draw_without_rendering()
         return self._rendered[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(BY_NAME)
+        return iter(FIGURES)
 
     def __len__(self) -> int:
-        return len(BY_NAME)
+        return len(FIGURES)
 
 
 def draw_all(results: Results) -> Drawings:

@@ -28,8 +28,9 @@ from harness.record.folder import RunFolder
 from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
 from harness.report import environment, html
 from harness.report import summary as content
-from harness.report.figures import Drawing
-from harness.report.html import write_report
+from harness.report.figures.scaling import efficiency_by_devices, throughput_by_devices
+from harness.report.html import IncompleteReport, write_report
+from harness.report.parts import Parts
 from harness.report.sections import DETAILS, Section, make_pages
 from harness.report.tables.cost import unexplained_table
 from harness.report.tables.evidence import belief_lines
@@ -186,7 +187,7 @@ def results(recorded: RunFolder) -> Results:
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw none: drawing takes most of the time of a report. ``written`` is made before this and has all."""
-    monkeypatch.setattr("harness.report.html.FIGURES", ())
+    monkeypatch.setattr("harness.report.html.FIGURES", {})
 
 
 def test_tables_figures_and_report_are_written(written: RunFolder) -> None:
@@ -249,8 +250,8 @@ def test_every_derived_table_of_the_schema_is_written() -> None:
 def test_a_section_without_rows_is_left_out_or_is_a_sentence() -> None:
     empty = Section("Title", lambda results: TextTable((Heading("a"),), ()), "Words above the rows.")
     results = Results(RunFolder(Path("/nonexistent")))
-    assert make_pages([empty], results) == []
-    (page,) = make_pages([replace(empty, empty=lambda results: "None of them.")], results)
+    assert make_pages([empty], results, Parts()) == []
+    (page,) = make_pages([replace(empty, empty=lambda results: "None of them.")], results, Parts())
     assert (page.title, page.words) == ("Title", "None of them.")
 
 
@@ -365,22 +366,70 @@ def test_a_damaged_folder_is_one_error_and_nothing_is_written(
     assert not run_folder.report.exists() and not list(run_folder.tables.iterdir())
 
 
-def test_an_error_of_the_harness_is_no_damage_and_keeps_the_results(
+def broken(results: Results) -> Any:
+    raise KeyError("no such column <b>")
+
+
+def test_an_error_in_a_figure_costs_that_figure(
     run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(results: Results) -> Drawing:
-        raise KeyError("no such column")
-
     before = (run_folder.path / "trials.jsonl").read_bytes()
-    monkeypatch.setattr(html, "FIGURES", (broken,))
+    (run_folder.figures / "bad.png").write_bytes(b"of an earlier report")
+    monkeypatch.setattr(html, "FIGURES", {"bad": broken, "efficiency": efficiency_by_devices})
     assert exit_code_of(lambda: bool(write_report(run_folder.path))) == FAILED
     output = capsys.readouterr().err
-    assert (
-        "damaged" not in output and "by an error of the harness: KeyError: 'no such column', in test_html.py" in output
-    )
     log = run_folder.path / "logs" / "report.txt"
-    assert str(log) in output and "in broken" in log.read_text()
+    assert "damaged" not in output and str(log) in output
+    cause = "the figure bad failed by an error of the harness: KeyError: 'no such column <b>', in test_html.py line"
+    assert f"  - {cause}" in output
+    assert "in broken" in log.read_text()
+    page = run_folder.report.read_text()
+    assert re.search(r'<figure id="bad"><h3>Bad</h3>\s*<p class="bad">the figure bad failed by an error', page)
+    assert "column &lt;b&gt;" in page and "data:image/png;base64," in page
+    assert sorted(path.name for path in run_folder.figures.iterdir()) == ["efficiency.png", "efficiency.svg"]
+    assert {path.stem for path in run_folder.tables.iterdir()} == {*TABLES}
     assert (run_folder.path / "trials.jsonl").read_bytes() == before
+
+
+def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run_folder.tables / "noise.csv").write_text("of an earlier report")
+    monkeypatch.setitem(TABLES, "noise", broken)  # type: ignore[arg-type]
+    monkeypatch.setattr(html, "FIGURES", {"efficiency": efficiency_by_devices, "throughput": throughput_by_devices})
+    with pytest.raises(
+        IncompleteReport, match=r"the table noise, the figure efficiency, .*the section Noise floor"
+    ) as raised:
+        write_report(run_folder.path)
+    assert str(raised.value).count("KeyError") == 1  # one cause
+    assert raised.value.results.noise.empty and "low" in raised.value.results.noise
+    assert {path.stem for path in run_folder.tables.iterdir()} == {*TABLES} - {"noise"}
+    assert sorted(path.name for path in run_folder.figures.iterdir()) == ["throughput.png", "throughput.svg"]
+    page = run_folder.report.read_text()
+    assert '<h3>Noise floor</h3>\n<p class="bad">the section Noise floor failed' in page
+    assert "This report lacks parts" in page and "Throughput and scaling" in page
+
+
+def test_an_error_in_a_section_or_on_the_first_screen_costs_that(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "DETAILS", (Section("Broken", broken), *DETAILS))
+    monkeypatch.setattr(content, "cards", broken)
+    with pytest.raises(IncompleteReport, match="the cards, the section Broken failed"):
+        write_report(run_folder.path)
+    page = run_folder.report.read_text()
+    assert '<h2>Broken</h2>\n<p class="bad">the section Broken failed' in page
+    assert "Trial outcomes" in page
+
+
+def test_an_error_of_the_page_itself_is_no_damage(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(RunFolder, "source_text", broken)
+    assert exit_code_of(lambda: bool(write_report(run_folder.path))) == FAILED
+    output = capsys.readouterr().err
+    assert "damaged" not in output
+    assert "the report failed by an error of the harness: KeyError: 'no such column <b>', in test_html.py" in output
+    assert "in broken" in (run_folder.path / "logs" / "report.txt").read_text()
+    assert not run_folder.report.exists() and not list(run_folder.tables.iterdir())
 
 
 @pytest.mark.parametrize("text", ['{"groups": [{}]}', '{"groups": [{"nodes": [{}]}]}'])

@@ -55,6 +55,20 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
         assert character not in output
 
 
+def test_an_error_in_a_table_of_the_terminal_costs_that_table(tmp_path: Path) -> None:
+    out = io.StringIO()
+    trials = trial_tables.trials([line()], steps_of([line()]))
+    tables = {"trials": trials}  # the others raise
+    with ConsoleSink(Console(file=out, width=4000)) as sink:
+        sink(Reported(tmp_path, tmp_path / "report.html", tables, 3.0))
+    output = out.getvalue()
+    assert (
+        "the terminal's scaling table failed by an error of the harness: KeyError: 'scaling', in console.py" in output
+    )
+    assert "Trials: 1 ok." in output and output.endswith("report.html\n")
+    assert "KeyError" in (tmp_path / "logs" / "terminal.txt").read_text()
+
+
 def test_no_heading_of_the_plan_is_folded_on_80_columns(make_experiment: Make) -> None:
     grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 16], "nodes": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, convergence={"epochs": 1}), gpu_cluster(2))

@@ -62,7 +62,7 @@ class Measured:
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Path, str]]:
     """Run the command on an inventory; return the exit code, the run folder and the output in 80 columns."""
-    monkeypatch.setattr(html, "FIGURES", ())
+    monkeypatch.setattr(html, "FIGURES", {})
     monkeypatch.setattr(pipeline, "start_ray", lambda *given: nullcontext())
 
     def run_it(inventory: Inventory, outcome: str = "ok", text: str = FILE) -> tuple[int, Path, str]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.analysis.results import TABLES, Results
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
+from harness.report.html import IncompleteReport
 from harness.run import pipeline
-from harness.run.events import Event, Note, RunStarted
+from harness.run.events import Event, Note, Reported, RunStarted
 from harness.run.request import Request
 from harness.run.validation import check_target, data_paths, download_data, missing_data
+from harness.system.signals import INTERRUPTED
 from tests.conftest import laptop
 from tests.run.test_execution import ScriptedLauncher
 
@@ -51,6 +55,28 @@ def test_exit_codes(plan: Plan, tmp_path: Path, outcomes: list[Outcome | None], 
         if outcome:
             folder.append(trial, TrialResult(trial.id, outcome), facts)
     assert pipeline._exit_code(folder, plan) == code
+
+
+@pytest.mark.parametrize("code", [pipeline.OK, INTERRUPTED])
+def test_a_report_without_a_part_is_shown_and_then_an_error(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def broken(results: Results) -> Any:
+        raise KeyError("no such column")
+
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    facts = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
+    folder.append(plan.trials[0], TrialResult(plan.trials[0].id, "lost"), facts)
+    monkeypatch.setattr("harness.report.html.FIGURES", {})
+    monkeypatch.setitem(TABLES, "scaling", broken)  # type: ignore[arg-type]
+    events: list[Event] = []
+    with pytest.raises(IncompleteReport, match="the table scaling, ") if code != INTERRUPTED else nullcontext():
+        assert pipeline._report(folder, 0.0, events.append, code) == code
+    (reported,) = (event for event in events if isinstance(event, Reported))
+    assert reported.tables["scaling"].empty and len(reported.tables["trials"]) == 1
+    assert folder.report.exists()
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert any("the table scaling, " in note for note in notes) == (code == INTERRUPTED)
 
 
 def test_differences_from_the_last_invocation_are_printed_before_measuring(

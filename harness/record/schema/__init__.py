@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from harness.record.schema.compared import COMPARED_CONVERGENCE, COMPARISON, GATE, HISTORY, RUNS, UNMATCHED
 from harness.record.schema.derived import (
     CELLS,
@@ -60,6 +62,8 @@ __all__ = [
     "WINDOWS",
     "Column",
     "Table",
+    "empty_table",
+    "table_of",
 ]
 
 RECORDED = (TRIALS, WINDOWS, RANKS, STEPS, EPOCHS, CHECKS)
@@ -84,3 +88,13 @@ DERIVED = (
 )
 COMPARED = (RUNS, COMPARISON, GATE, UNMATCHED, COMPARED_CONVERGENCE, HISTORY)
 AXES = tuple(column.name for column in AXIS_COLUMNS)
+
+
+def table_of(name: str) -> Table:
+    """Return the table of a name; raises KeyError."""
+    return {table.name: table for table in (*RECORDED, *DERIVED)}[name]
+
+
+def empty_table(name: str) -> pd.DataFrame:
+    """Return the table of a name without rows, with its columns and types."""
+    return table_of(name).frame([])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from harness.analysis.results import Results
 from harness.report.figures.batches import batch_sizes
@@ -17,14 +17,15 @@ from harness.report.figures.waterfall import efficiency_waterfall
 
 __all__ = ["FIGURES", "Drawing", "style"]
 
-FIGURES: Sequence[Callable[[Results], Drawing]] = (
-    throughput_by_devices,
-    efficiency_by_devices,
-    paired_ratios,
-    batch_sizes,
-    step_phases,
-    efficiency_waterfall,
-    step_times,
-    bus_bandwidth,
-    learning_curves,
-)
+FIGURES: Mapping[str, Callable[[Results], Drawing]] = {
+    "throughput": throughput_by_devices,
+    "efficiency": efficiency_by_devices,
+    "ratios": paired_ratios,
+    "batch_sizes": batch_sizes,
+    "phases": step_phases,
+    "waterfall": efficiency_waterfall,
+    "step_times": step_times,
+    "links": bus_bandwidth,
+    "convergence": learning_curves,
+}
+"""Every figure of figures/ and of the report: its name and the function that draws it, in the order of the page."""

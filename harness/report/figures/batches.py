@@ -32,10 +32,10 @@ LINES = ("devices", "device_ids", "nodes", "emulated", "oversubscribed")
 
 def batch_sizes(results: Results) -> Drawing:
     """Draw per-device throughput and peak memory against the per-device batch; crosses: no result."""
-    name, title = "batch_sizes", "Per-device throughput and peak memory against batch size"
+    title = "Per-device throughput and peak memory against batch size"
     rows = results.cells.assign(peak_gib=results.cells["peak_memory_bytes"] / GIB)
     if rows[BATCH].nunique() < 2:
-        return Drawing(name, title, "Left out: only one batch size was measured.", None)
+        return Drawing(title, "Left out: only one batch size was measured.", None)
     not_equivalent = not_equivalent_cells(results)
     failed = _without_result(results.trials)
     facets = facets_of(rows, batch=False)
@@ -59,7 +59,7 @@ def batch_sizes(results: Results) -> Drawing:
         f"Memory: {captions.memory(rows)}. {captions.failures(failed)}"
         f"{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
-    return Drawing(name, title, caption, figure)
+    return Drawing(title, caption, figure)
 
 
 def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str) -> None:

@@ -51,7 +51,6 @@ PANEL = (4.6, 3.1)
 class Drawing:
     """A figure with its caption, or no figure and a caption with the reason."""
 
-    name: str
     title: str
     caption: str
     figure: Figure | None

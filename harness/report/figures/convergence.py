@@ -23,13 +23,13 @@ TRIAL = ["trial_id", "attempt"]
 
 def learning_curves(results: Results) -> Drawing:
     """Draw training loss, and accuracy or validation loss, against samples and training time, one line a seed."""
-    name, title = "convergence", "Learning curves, against samples and training time"
+    title = "Learning curves, against samples and training time"
     done = results.trials["outcome"].isin(["ok", "diverged"])
     trials = results.trials[(results.trials["kind"] == "convergence") & done]
     keys = [*TRIAL, "strategy", "devices", "seed", "emulated", "oversubscribed"]
     curves = results.epochs.merge(trials[keys], on=TRIAL, validate="many_to_one")
     if curves.empty:
-        return Drawing(name, title, "Left out: no training was recorded (the file has no convergence section).", None)
+        return Drawing(title, "Left out: no training was recorded (the file has no convergence section).", None)
     accuracy = curves["val_accuracy"].notna().any()
     second = ("val_accuracy", "validation accuracy") if accuracy else ("val_loss", "validation loss")
     quantities = (("train_loss", "training loss"), second)
@@ -45,7 +45,7 @@ def learning_curves(results: Results) -> Drawing:
             axes.set_xlabel(clock_label)
             axes.set_ylabel(label)
     add_legend(figure, strategy_legend(curves))
-    return Drawing(name, title, _caption(trials, otherwise) + captions.unverified(results.convergence), figure)
+    return Drawing(title, _caption(trials, otherwise) + captions.unverified(results.convergence), figure)
 
 
 def _caption(trials: pd.DataFrame, otherwise: pd.DataFrame) -> str:

@@ -30,10 +30,10 @@ TICK_EVERY = 8
 
 def bus_bandwidth(results: Results) -> Drawing:
     """Draw the bus bandwidth of each collective, and of the pairs of a tier, against size; one panel a placement."""
-    name, title = "links", "Bus bandwidth against size"
+    title = "Bus bandwidth against size"
     found = operations(results.collectives, results.links)
     if not found:
-        return Drawing(name, title, "Left out: no links were measured (throughput.explain, links_seconds).", None)
+        return Drawing(title, "Left out: no links were measured (throughput.explain, links_seconds).", None)
     facets: dict[str, list[pd.DataFrame]] = {}
     for sizes in found:
         facets.setdefault(placement_label(rows_of(sizes[:1])[0]), []).append(sizes)
@@ -52,7 +52,7 @@ def bus_bandwidth(results: Results) -> Drawing:
         f"{repetitions} repetitions; of pairs the median over the pairs. Largest size: {largest}; the next would have "
         f"exceeded throughput.links_seconds or the memory.{captions.cut(drawn)}"
     )
-    return Drawing(name, title, caption, figure)
+    return Drawing(title, caption, figure)
 
 
 def _draw(axes: Axes, part: pd.DataFrame) -> None:

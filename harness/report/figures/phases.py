@@ -23,10 +23,10 @@ HATCHES = {"wait": "xx", "idle": "..", "copy": "--", "backward": "//"}
 
 def step_phases(results: Results) -> Drawing:
     """Draw the time of a step by phase, stacked, one bar a cell."""
-    name, title = "phases", "Step time by phase"
+    title = "Step time by phase"
     rows = results.phases
     if rows.empty:
-        return Drawing(name, title, "Left out: no phases were recorded.", None)
+        return Drawing(title, "Left out: no phases were recorded.", None)
     not_equivalent = not_equivalent_cells(results)
     facets = facets_of(rows)
     present = [phase for phase in NAMES if rows[f"{phase}_s"].fillna(0).gt(0).any()]
@@ -59,7 +59,7 @@ def step_phases(results: Results) -> Drawing:
         f"Mean over ranks and blocks, by {clock}; the phases add up to the step. Backward includes "
         f"the communication that it waits for.{captions.set_apart(rows)}{captions.cut(facets)}"
     )
-    return Drawing(name, title, caption, figure)
+    return Drawing(title, caption, figure)
 
 
 def _label(row: Row, not_equivalent: Collection[str]) -> str:

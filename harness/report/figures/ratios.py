@@ -21,12 +21,12 @@ NOTHING = "Left out: no two cells that differ in one axis were measured in the s
 
 def paired_ratios(results: Results) -> Drawing:
     """Draw the ratios of throughputs, with intervals, along the axis the file is about, and between launchers."""
-    name, title = "ratios", "Paired throughput ratios"
+    title = "Paired throughput ratios"
     rows = _labelled_rows(results)
     left_out = rows["ratio"].isna()
     rows = rows[~left_out]
     if rows.empty:
-        return Drawing(name, title, NOTHING, None)
+        return Drawing(title, NOTHING, None)
     facets = facets_of(rows)
     ends = rows[["ratio", "low", "high"]].astype(float)
     low, high = min(0.9, 0.95 * float(ends.min().min())), max(1.1, 1.05 * float(ends.max().max()))
@@ -58,7 +58,7 @@ def paired_ratios(results: Results) -> Drawing:
         f"{captions.count(rows)}. Above 1 the first of the two is faster.{captions.noise(results.noise)}"
         f"{captions.left_out(int(left_out.sum()))}{captions.unverified(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
-    return Drawing(name, title, caption, figure)
+    return Drawing(title, caption, figure)
 
 
 def _floors(noise: pd.DataFrame, part: pd.DataFrame) -> list[tuple[float, float]]:

@@ -26,11 +26,11 @@ JOINED = ("emulated", "oversubscribed", "nodes", "device_ids")
 
 def throughput_by_devices(results: Results) -> Drawing:
     """Draw throughput against devices, log2 on both axes, with the ideal line from the stated base."""
-    name, title = "throughput", "Throughput against devices"
+    title = "Throughput against devices"
     intervals = results.cells[["cell_id", "low", "high"]].rename(columns={"low": "speed_low", "high": "speed_high"})
     rows = results.scaling.merge(intervals, on="cell_id", how="left", validate="one_to_one")
     if rows.empty:
-        return Drawing(name, title, "Left out: no cell was measured in the same block as its base.", None)
+        return Drawing(title, "Left out: no cell was measured in the same block as its base.", None)
     facets = facets_of(rows)
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
@@ -53,17 +53,17 @@ def throughput_by_devices(results: Results) -> Drawing:
         f"Dashed: the base times devices. {captions.bases(rows)}{captions.unsteady(rows)}{captions.excluded(rows)}"
         f"{captions.set_apart(rows)}{captions.cut(facets)}"
     )
-    return Drawing(name, title, caption, figure)
+    return Drawing(title, caption, figure)
 
 
 def efficiency_by_devices(results: Results) -> Drawing:
     """Draw scaling efficiency against devices, with its interval and the ideal at 1."""
-    name, title = "efficiency", "Scaling efficiency against devices"
+    title = "Scaling efficiency against devices"
     rows = results.scaling[results.scaling["devices"] != results.scaling["base_devices"]]
     left_out = rows["efficiency"].isna()
     rows = rows[~left_out]
     if rows.empty:
-        return Drawing(name, title, "Left out: nothing was measured on another device count than its base.", None)
+        return Drawing(title, "Left out: nothing was measured on another device count than its base.", None)
     facets = facets_of(rows)
     top = max(1.1, float(rows["efficiency"].max()) * 1.1)
 
@@ -86,7 +86,7 @@ def efficiency_by_devices(results: Results) -> Drawing:
         f"{captions.bases(rows)}{captions.unsteady(rows)}{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}"
         f"{captions.unverified(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
-    return Drawing(name, title, caption, figure)
+    return Drawing(title, caption, figure)
 
 
 def noise_of(noise: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[float, float]]:

@@ -24,9 +24,9 @@ WHISKERS = (5, 95)
 
 def step_times(results: Results) -> Drawing:
     """Draw the distribution of step times of each cell, over the timed steps of all ranks and blocks."""
-    name, title = "step_times", "Step time of each cell"
+    title = "Step time of each cell"
     if results.cells["step_s"].isna().all():
-        return Drawing(name, title, "Left out: no step was timed.", None)
+        return Drawing(title, "Left out: no step was timed.", None)
     rows = results.cells.assign(label=[axis_label(row) for row in rows_of(results.cells)])
     rows = rows.assign(order=rows["strategy"].map(strategy_order)).sort_values(["devices", "order"], kind="stable")
     facets = facets_of(rows)
@@ -58,7 +58,7 @@ def step_times(results: Results) -> Drawing:
         f"Steps of one trial are not replicates."
         f"{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
-    return Drawing(name, title, caption, figure)
+    return Drawing(title, caption, figure)
 
 
 def _milliseconds(results: Results, cell_ids: pd.Series[str]) -> dict[str, np.ndarray]:

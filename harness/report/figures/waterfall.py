@@ -19,10 +19,10 @@ ROW_HEIGHT = 0.27
 
 def efficiency_waterfall(results: Results) -> Drawing:
     """Draw a panel for each cell on several devices: each part starts at the end of the part before it."""
-    name, title = "waterfall", "Efficiency loss by part"
+    title = "Efficiency loss by part"
     rows = results.waterfall
     if rows.empty:
-        return Drawing(name, title, "Left out: no cell on several devices has the trials that explain it.", None)
+        return Drawing(title, "Left out: no cell on several devices has the trials that explain it.", None)
     rows = rows.assign(facet=[f"{axis_label(row)}, {row['setting']}" for row in rows_with_setting(rows)])
     facets = [(str(facet), part) for facet, part in islice(rows.groupby("facet", sort=False), MOST_FACETS)]
     tallest = max(len(part) for _, part in facets)
@@ -34,7 +34,7 @@ def efficiency_waterfall(results: Results) -> Drawing:
         "devices at once, nothing exchanged. dp's and fsdp's collectives: the time in which nothing is computed "
         f"meanwhile, from profiled steps.{_graph_search(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
     )
-    return Drawing(name, title, caption, figure)
+    return Drawing(title, caption, figure)
 
 
 def _graph_search(rows: pd.DataFrame) -> str:

@@ -1,0 +1,56 @@
+"""Figures as files and as parts of the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from harness.analysis.results import Results
+from harness.report.figures import Drawing
+from harness.report.parts import Parts
+
+DPI, COLOURS = 144, 256
+KINDS = ("png", "svg")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as the template takes it, and its files by name; without an image if it is left out or failed."""
+
+    name: str
+    title: str
+    caption: str = ""
+    failure: str = ""
+    image: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def make_picture(name: str, draw: Callable[[Results], Drawing], results: Results, parts: Parts) -> Picture:
+    """Return the figure of a name; one that fails has a sentence in its place."""
+    return parts.make(
+        f"the figure {name}",
+        lambda: _picture(name, draw(results)),
+        lambda failure: Picture(name, name.replace("_", " ").capitalize(), failure=failure),
+    )
+
+
+def _picture(name: str, drawing: Drawing) -> Picture:
+    if drawing.figure is None:
+        return Picture(name, drawing.title, drawing.caption)
+    files = _files(name, drawing.figure)
+    image = base64.b64encode(files[f"{name}.png"]).decode()
+    return Picture(name, drawing.title, drawing.caption, image=image, files=files)
+
+
+def _files(name: str, figure: Figure) -> dict[str, bytes]:
+    """Return the contents of the figure's files, NAME.png and NAME.svg."""
+    drawn, png, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=DPI)
+    Image.open(drawn).convert("RGB").quantize(COLOURS).save(png, format="PNG")  # a third of the bytes; pages are sent
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    return {f"{name}.png": png.getvalue(), f"{name}.svg": svg.getvalue()}
