@@ -179,9 +179,14 @@ def _doubt_names(trial: Evidence, base: Evidence | None) -> Iterator[str]:
             yield f"{name} {trial.slow_rank}" if doubt.own is _slow_rank else name
 
 
+def kind_of(name: str) -> str:
+    """Return the name of a trial's doubt in DOUBTS: 'slow rank' for 'slow rank 1'."""
+    return name if name in DOUBTS else name.rpartition(" ")[0]
+
+
 def meaning(name: str) -> str:
     """Return the meaning of a trial's doubt, whose name may end in a rank: 'slow rank 1'."""
-    return (DOUBTS.get(name) or DOUBTS[name.rpartition(" ")[0]]).meaning
+    return DOUBTS[kind_of(name)].meaning
 
 
 @dataclass(frozen=True)

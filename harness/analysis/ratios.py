@@ -10,6 +10,7 @@ from harness.analysis.common import Rows, Rule, Values, bases_of, by_cell, ends,
 from harness.analysis.doubts import CountedDoubt, tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio
+from harness.analysis.usual_doubts import unusual, usual_doubts
 from harness.record.schema import AXES, SCALING
 
 RATIOS = ("speedup", *ENDS, "precise", "efficiency", *(f"efficiency_{end}" for end in ENDS))
@@ -22,7 +23,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
     ran. A cell without a base has no row: ratios never mix bases. ``checked``: the verdicts of equivalence checks;
     a cell that is not equivalent has no ratio.
     """
-    cells = by_cell(measured(trials))
+    cells, usual = by_cell(measured(trials)), usual_doubts(trials)
     bases = bases_of(cells)
     rows = []
     for cell_id, group in cells.items():
@@ -35,7 +36,8 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
         verdict = verdict_columns(checked, [first["check_id"]])
         row |= {**(dict.fromkeys(RATIOS) if verdict["excluded"] else {}), **verdict}
         axes = {axis: first[axis] for axis in ("unit", *AXES)}
-        rows.append({"cell_id": cell_id, "base_id": base_id, **axes, **row, "doubts": doubts_of(group, base, "base")})
+        doubts = {"doubts": doubts_of(group, base, "base"), "unusual": unusual(tally(group), usual)}
+        rows.append({"cell_id": cell_id, "base_id": base_id, **axes, **row, **doubts})
     compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]} | _with_control(cells.values())
     for row in rows:
         if row["cell_id"] in compared:

@@ -21,6 +21,7 @@ from harness.report.tables.evidence import (
     equivalence_table,
     ledger_table,
     memory_table,
+    usual_words,
 )
 from harness.report.tables.findings import findings_table
 from harness.report.tables.links import collectives_table, links_failed, links_table, links_words
@@ -86,7 +87,7 @@ SCALING = (
     Section(
         "Throughput and scaling",
         lambda results: scaling_table(results.scaling),
-        lambda results: summary.scaling_words(results.scaling),
+        lambda results: f"{summary.scaling_words(results.scaling)} {usual_words(results.trials)}".strip(),
         empty=lambda results: "No throughput was measured.",
     ),
     Section(

@@ -284,13 +284,13 @@ def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
 
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
     steady = full_results()
-    doubts = [(CountedDoubt("no steady state", 1, 3, "base"),)] * len(steady.scaling)
+    doubts: list[tuple[CountedDoubt, ...]] = [()] * len(steady.scaling)
     here = steady.scaling.index[(steady.scaling["strategy"] == "ddp") & (steady.scaling["devices"] == 2)][0]
     doubts[list(steady.scaling.index).index(here)] = (
         CountedDoubt("wide spread", 1, 3),
         CountedDoubt("no steady state", 2, 3),
     )
-    drawings = draw_all(with_tables(steady, scaling=steady.scaling.assign(doubts=doubts)))
+    drawings = draw_all(with_tables(steady, scaling=steady.scaling.assign(unusual=doubts)))
     for name in ("throughput", "efficiency"):
         assert " Not steady when the windows began: ddp on 2." in drawings[name].caption
         assert "Not steady" not in full_drawings()[name].caption

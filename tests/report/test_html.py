@@ -465,12 +465,13 @@ def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
     trials = TRIALS.frame(
         [
             {"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubt}
-            for doubt in (("wide spread",), (), ("wide spread",))
+            for doubt in (("wide spread",), (), ("wide spread", "slow rank 1"))
         ]
     )
     assert belief_lines(tables(noise, trials)) == [
         "Noise floor (A/A test of the base, 95 % interval): 0.900 to 1.100.",
-        "Doubts (?), by timed trials: wide spread (2 of 3).",
+        "Usual in this run: wide spread (2 of 3 timed trials). A cell is marked for other doubts, or for clearly more.",
+        "Doubts (?), by timed trials: slow rank 1 (1 of 3).",
     ]
     one = NOISE.frame([{"ratio": 1.0}])
     assert belief_lines(tables(one, trials[:0])) == ["Noise floor: unknown, as an interval needs 3 blocks."]

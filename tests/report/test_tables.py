@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pandas as pd
 import pytest
 
@@ -128,15 +126,23 @@ def test_parts_by_setting_name_their_base() -> None:
 def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal() -> None:
     rows = scaling(3)
     wide, slow = CountedDoubt("wide spread", 1, 3), CountedDoubt("slow rank 1", 2, 3)
-    of_base = replace(wide, role="base")
-    rows["doubts"] = [(wide,), (slow, of_base)]
+    usual = CountedDoubt("foreign load", 3, 3)
+    rows["doubts"], rows["unusual"] = [(wide, usual), (slow, usual)], [(wide,), (slow,)]
     table = scaling_table(rows)
     assert table.columns[-1].title == "doubts, by blocks"
     assert [row.cells[-1] for row in table.rows] == ["wide spread (1 of 3)", "slow rank 1 (2 of 3)"]
-    rows["doubts"] = [(), (of_base, slow)]
+    rows["unusual"] = [(), (slow,)]
     ((_, part),) = scaling_by_setting(rows)
     assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2 ?"]
     assert len(part.columns) == len(part.rows[0].cells) == 5
+
+
+def test_doubts_that_are_usual_mark_no_cell() -> None:
+    rows = scaling(3)
+    rows["doubts"] = [(CountedDoubt("foreign load", 3, 3),)] * 2
+    assert scaling_table(rows).columns[-1].title != "doubts, by blocks"
+    ((_, part),) = scaling_by_setting(rows)
+    assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2"]
 
 
 def test_emulated_cells_are_marked() -> None:

@@ -89,6 +89,7 @@ SCALING = Table(
         *ends("throughput", "samples/s"),
         *CHECKED,
         _c("doubts", "list", "doubts of the cell and, marked as such, of its base"),
+        _c("unusual", "list", "its own doubts that are not usual in this run, or in clearly more of its trials"),
         PRECISE,
         _c("efficiency", "Float64", "speedup over (devices / base_devices)"),
         *ends("efficiency"),

@@ -98,7 +98,7 @@ def otherwise(cells: Collection[str], rows: pd.DataFrame) -> str:
 
 def unsteady(rows: pd.DataFrame) -> str:
     """Return a sentence that names the cells whose steps were not steady."""
-    bad = rows[[any(d.name == "no steady state" and not d.role for d in doubts) for doubts in rows["doubts"]]]
+    bad = rows[[any(doubt.name == "no steady state" for doubt in doubts) for doubts in rows["unusual"]]]
     names = dict.fromkeys(f"{row['strategy']} on {row['devices']}" for row in rows_of(bad))
     return f" Not steady when the windows began: {', '.join(names)}." if names else ""
 

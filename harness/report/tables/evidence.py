@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from harness.analysis.doubts import meaning
+from harness.analysis.doubts import kind_of, meaning
 from harness.analysis.stats import LEAST_BLOCKS
+from harness.analysis.usual_doubts import timed, usual_doubts
 from harness.report.labels import cell_label, rows_with_setting, shown_strategy
 from harness.report.row import Row, is_missing, is_true, number, rows_of
 from harness.report.tables.ratios import pair_label, ratio
@@ -56,14 +57,23 @@ def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
 
 def doubt_table(trials: pd.DataFrame) -> TextTable:
     """Return each doubt with its number of timed trials and its meaning."""
-    timed = trials[trials["throughput_per_s"].notna() & (trials["outcome"] == "ok")]
+    counted = timed(trials)
     columns: tuple[Column, ...] = (
         ("doubt", "doubt", words),
-        ("timed trials", lambda row: f"{row['trials']} of {len(timed)}", flush_right),
+        ("timed trials", lambda row: f"{row['trials']} of {len(counted)}", flush_right),
         ("meaning", lambda row: meaning(str(row["doubt"])), words),
     )
-    counts = Counter(name for names in timed["doubts"] for name in names)
+    counts = Counter(name for names in counted["doubts"] for name in names)
     return make_table(columns, [{"doubt": name, "trials": count} for name, count in counts.most_common()])
+
+
+def usual_words(trials: pd.DataFrame) -> str:
+    """Return a sentence on the doubts that are usual in this run, which mark no cell; empty if there are none."""
+    usual = usual_doubts(trials)
+    if not usual:
+        return ""
+    each = "; ".join(f"{name} ({count} of {total} timed trials)" for name, (count, total) in usual.items())
+    return f"Usual in this run: {each}. A cell is marked for other doubts, or for clearly more."
 
 
 def ledger_table(ledger: pd.DataFrame) -> TextTable:
@@ -160,8 +170,13 @@ def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         lines.append(wide)
     if unknown := unverified(tables["equivalence"]):
         lines.append(unknown)
-    doubts = doubt_table(tables["trials"]).rows
-    if doubts:
-        each = "; ".join(f"{line.cells[0]} ({line.cells[1]})" for line in doubts)
-        lines.append(f"Doubts ({DOUBTFUL}), by timed trials: {each}.")
+    return lines + _doubt_lines(tables["trials"])
+
+
+def _doubt_lines(trials: pd.DataFrame) -> list[str]:
+    usual = usual_doubts(trials)
+    lines = [usual_words(trials)] if usual else []
+    rows = [line.cells for line in doubt_table(trials).rows]
+    if rest := [f"{name} ({count})" for name, count, *_ in rows if kind_of(name) not in usual]:
+        lines.append(f"Doubts ({DOUBTFUL}), by timed trials: {'; '.join(rest)}.")
     return lines

@@ -40,17 +40,17 @@ two_digits = decimal("{:.2f}")
 def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
     """Return the scaling table, for a terminal, in parts that hold the same things fixed, each with its name and base.
 
-    Speedup's interval is left out: it is that of efficiency, times the devices. Doubts are a mark.
+    Speedup's interval is left out: it is that of efficiency, times the devices. Unusual doubts are a mark.
     """
     columns: tuple[Column, ...] = (
-        ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if row["doubts"] else ""), words),
+        ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if row["unusual"] else ""), words),
         (rate_unit(scaling), _throughput_or_interval, flush_right),
         ("speedup", lambda row: "1" if _is_base(row) else marked(two_digits(row["speedup"]), row), flush_right),
         ("efficiency", _efficiency, flush_right),
         ("n", "blocks", flush_right),
     )
     parts: dict[str, list[Row]] = {}
-    for row in rows_with_setting(own_doubts(scaling)):
+    for row in rows_with_setting(unusual_doubts(scaling)):
         parts.setdefault(str(row["setting"]), []).append(row)
     return [
         (f"{name} (base: {', '.join(dict.fromkeys(map(_base, rows)))})", make_table(columns, rows, _kind))
@@ -60,8 +60,8 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
 
 def scaling_table(scaling: pd.DataFrame) -> TextTable:
     """Return throughput, speedup and efficiency of each cell against its base, with intervals; n; base; doubts."""
-    unit, rows = rate_unit(scaling), rows_with_setting(own_doubts(scaling))
-    doubts: tuple[Column, ...] = (("doubts, by blocks", "doubts", words),)
+    unit, rows = rate_unit(scaling), rows_with_setting(unusual_doubts(scaling))
+    doubts: tuple[Column, ...] = (("doubts, by blocks", "unusual", words),)
     columns: tuple[Column, ...] = (
         ("setting", "setting", words),
         ("strategy", shown_strategy, words),
@@ -71,15 +71,15 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
         ("efficiency", _efficiency, flush_right),
         ("n", "blocks", flush_right),
         (f"base ({unit})", _base, flush_right),
-        *(doubts if any(row["doubts"] for row in rows) else ()),
+        *(doubts if any(row["unusual"] for row in rows) else ()),
     )
     return make_table(columns, rows, _kind)
 
 
-def own_doubts(scaling: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with each cell's doubts as text, without those of its base, which has a row of its own."""
-    texts = ["; ".join(str(doubt) for doubt in doubts if not doubt.role) for doubts in scaling["doubts"]]
-    return scaling.assign(doubts=pd.Series(texts, index=scaling.index, dtype="string"))
+def unusual_doubts(scaling: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with each cell's unusual doubts as text; its base has a row of its own."""
+    texts = ["; ".join(map(str, doubts)) for doubts in scaling["unusual"]]
+    return scaling.assign(unusual=pd.Series(texts, index=scaling.index, dtype="string"))
 
 
 def _is_base(row: Row) -> bool:
