@@ -7,7 +7,10 @@ import pandas as pd
 from harness.analysis.common import Values, order
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.config.sections import Target
-from harness.record.schema import AXES, CONVERGENCE
+from harness.record.schema import CONVERGENCE, DESCRIPTION
+
+KEPT = ("trial_id", "attempt", "cell_id", "seed", "effective_lr", *DESCRIPTION)
+"""The columns of a trial that the row of a training has."""
 
 
 def convergence(
@@ -31,7 +34,7 @@ def convergence(
         last = curve.iloc[-1]
         rows.append(
             {
-                **{name: trial[name] for name in ("trial_id", "attempt", "cell_id", "seed", "effective_lr", *AXES)},
+                **{name: trial[name] for name in KEPT},
                 "epochs": last["epoch"],
                 **{name: last[name] for name in ("train_loss", "train_s")},
                 **{name: last[name] for name in curve.columns if str(name).startswith("val_")},

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.analysis.common import Values, order
-from harness.record.schema import AXES, EQUIVALENCE
+from harness.record.schema import DESCRIPTION, EQUIVALENCE
 
 MAX_DIFFERENCE = 0.01
 """The largest relative difference of two updates that rounding is given; a wrong share or scale gives 0.1 and more."""
@@ -38,7 +38,7 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     for row in records:
         if row["cell_id"] == row["base_id"]:
             continue
-        named = {axis: row[axis] for axis in ("cell_id", "base_id", *AXES)}
+        named = {axis: row[axis] for axis in ("cell_id", "base_id", *DESCRIPTION)}
         for computed_in in dict.fromkeys(("fp32", row["precision"])):
             verdict = _verdict(row["cell_id"], row["base_id"], computed_in, _bound(row, computed_in), updates, failed)
             rows.append({**named, "computed_in": computed_in, **verdict})

@@ -8,9 +8,11 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.common import Lines
+from harness.analysis.trials import label_columns
 from harness.plan.checks import batches, links, versions
 from harness.plan.environment import RunEnvironment
-from harness.record.schema import AXES, FINDINGS
+from harness.plan.labels import Labels
+from harness.record.schema import DESCRIPTION, FINDINGS
 
 FAILED = {
     "check": "execution",
@@ -32,7 +34,7 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
         of_trial = list(line["facts"].get("findings", []))
         if line["outcome"] not in ("ok", "skipped") and not any(f["severity"] == "error" for f in of_trial):
             of_trial.append({**FAILED, "seen": str(line["reason"])})
-        axes = {axis: cells.loc[trial_id, axis] for axis in ("cell_id", *AXES)}
+        axes = {axis: cells.loc[trial_id, axis] for axis in ("cell_id", *DESCRIPTION)}
         rows += [{"trial_id": trial_id, **axes, **finding} for finding in of_trial]
     return FINDINGS.frame(rows)
 
@@ -46,14 +48,14 @@ def figures(lines: Lines) -> dict[str, Mapping[str, str]]:
     }
 
 
-def static_findings(plan: Mapping[str, Any], environment: RunEnvironment) -> pd.DataFrame:
+def static_findings(plan: Mapping[str, Any], environment: RunEnvironment, labels: Labels) -> pd.DataFrame:
     """Return rows of schema.FINDINGS: of cells, batches that do not divide; without a cell, findings about the nodes.
 
-    ``plan`` and ``environment`` are the contents of plan.json and environment.json.
+    ``plan`` and ``environment`` are the contents of plan.json and environment.json, ``labels`` those of the run.
     """
     uneven = {row["cell_id"]: row for row in plan["skipped"] if row["per_device_batch_size"] is None}
     rows = [
-        {**{axis: row.get(axis) for axis in ("cell_id", *AXES)}, **finding.row()}
+        {**{axis: row.get(axis) for axis in ("cell_id", *DESCRIPTION)}, **label_columns(row, labels), **finding.row()}
         for row in uneven.values()
         for finding in batches.uneven_batch(row["strategy"], row["devices"], row["global_batch_size"])
     ]

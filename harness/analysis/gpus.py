@@ -7,7 +7,7 @@ import pandas as pd
 from harness.analysis.common import Values, measured, order
 from harness.analysis.stats import geometric_mean
 from harness.record.frames import records
-from harness.record.schema import AXES, GPUS, TRIAL_COLUMNS
+from harness.record.schema import DESCRIPTION, GPUS, TRIAL_COLUMNS
 
 KEYS = [column.name for column in TRIAL_COLUMNS]
 STATES = ["gpu_utilisation", "power_w", "sm_clock_fraction", "temperature_c", "throttled"]
@@ -18,7 +18,7 @@ def gpus(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
     """Return one row a cell whose GPUs gave any reading; no rows without GPUs."""
     readings = ranks[[*KEYS, *STATES, *ENERGY]]
     known = readings[readings[[*STATES, *ENERGY]].notna().any(axis=1)][KEYS].drop_duplicates()
-    kept = measured(trials)[[*KEYS, "cell_id", *AXES]].merge(known, on=KEYS)
+    kept = measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]].merge(known, on=KEYS)
     rows = [_row(group) for _, group in readings.merge(kept, on=KEYS).groupby("cell_id", sort=False)]
     return GPUS.frame(sorted(rows, key=order))
 
@@ -29,7 +29,7 @@ def _row(ranks: pd.DataFrame) -> Values:
     efficiencies = [_samples_per_joule(trial) for _, trial in ranks.groupby(KEYS, sort=False)]
     known = [value for value in efficiencies if value is not None]
     return {
-        **{name: first[name] for name in ("cell_id", *AXES)},
+        **{name: first[name] for name in ("cell_id", *DESCRIPTION)},
         "blocks": len(efficiencies),
         "gpu_utilisation": ranks["gpu_utilisation"].mean(),
         "power_w": ranks["power_w"].mean(),

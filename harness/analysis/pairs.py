@@ -10,7 +10,7 @@ from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.ratios import doubts_of, meets, paired
 from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio
 from harness.plan.axis_pairs import SIZES, axis_pairs
-from harness.record.schema import AXES, NOISE, PARITY, VERSUS
+from harness.record.schema import DESCRIPTION, NOISE, PARITY, VERSUS
 
 RATIO = ("ratio", *ENDS, "excludes_one", "precise")
 
@@ -54,7 +54,7 @@ def versus(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | N
     for pair in axis_pairs((group[0], group) for group in groups):
         group, other = pair.one, pair.other
         if ratio := _ratio(group, other, None if pair.axis in SIZES else rule, checked):
-            named = {"other_id": other[0]["cell_id"], "axis": pair.axis}
+            named = {"other_id": other[0]["cell_id"], "other_label": other[0]["label"], "axis": pair.axis}
             values = {"value": pair.value, "other_value": pair.other_value, "other_strategy": other[0]["strategy"]}
             apart = {flag: bool(group[0][flag] or other[0][flag]) for flag in ("emulated", "oversubscribed")}
             speeds = {"throughput_per_s": ratio.pop("own"), "other_throughput_per_s": ratio.pop("other")}
@@ -85,4 +85,4 @@ def _ratio(group: Rows, other: Rows, rule: Rule | None, checked: Verdicts | None
 
 
 def _axes(group: Rows) -> Values:
-    return {axis: group[0][axis] for axis in ("cell_id", "unit", *AXES)}
+    return {axis: group[0][axis] for axis in ("cell_id", "unit", *DESCRIPTION)}

@@ -6,7 +6,7 @@ import pandas as pd
 
 from harness.analysis.common import Lines, Values, measured, order
 from harness.plan.environment import RunEnvironment
-from harness.record.schema import AXES, HOST_PHASES, LEDGER, PHASES
+from harness.record.schema import DESCRIPTION, HOST_PHASES, LEDGER, PHASES
 from harness.record.schema.recorded import COLLECTIVE_COLUMNS
 
 NAMES = ("wait_s", "idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s", "rest_s")
@@ -51,7 +51,7 @@ def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]
         cell_id = total["cell_id"]
         marked = [name for name in names if not pd.isna(total[name])]
         seconds = {name: float(total[name]) / float(total["steps"]) for name in marked}
-        axes = {axis: firsts[cell_id][axis] for axis in ("cell_id", *AXES)}
+        axes = {axis: firsts[cell_id][axis] for axis in ("cell_id", *DESCRIPTION)}
         step_mean_s = sum(seconds.values())
         rows.append({**axes, "step_s": step_mean_s, **seconds})
     return sorted(rows, key=order)

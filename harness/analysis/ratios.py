@@ -11,7 +11,7 @@ from harness.analysis.doubts import CountedDoubt, tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio
 from harness.analysis.usual_doubts import unusual, usual_doubts
-from harness.record.schema import AXES, SCALING
+from harness.record.schema import DESCRIPTION, SCALING
 
 RATIOS = ("speedup", *ENDS, "precise", "efficiency", *(f"efficiency_{end}" for end in ENDS))
 
@@ -35,7 +35,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
             continue
         verdict = verdict_columns(checked, [first["check_id"]])
         row |= {**(dict.fromkeys(RATIOS) if verdict["excluded"] else {}), **verdict}
-        axes = {axis: first[axis] for axis in ("unit", *AXES)}
+        axes = {axis: first[axis] for axis in ("unit", *DESCRIPTION)}
         doubts = {"doubts": doubts_of(group, base, "base"), "unusual": unusual(tally(group), usual)}
         rows.append({"cell_id": cell_id, "base_id": base_id, **axes, **row, **doubts})
     compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]} | _with_control(cells.values())

@@ -21,7 +21,7 @@ from harness.analysis.pairs import noise, parity, versus
 from harness.analysis.phases import host_phases, ledger, phases
 from harness.analysis.ratios import scaling
 from harness.analysis.steps import StepTimes, step_times
-from harness.analysis.trials import cells, outcomes, peak_estimates, ranks, trials, windows
+from harness.analysis.trials import cells, labels_of, outcomes, peak_estimates, ranks, trials, windows
 from harness.analysis.waterfall import waterfall
 from harness.config.experiment import Experiment
 from harness.plan.environment import RunEnvironment
@@ -112,7 +112,7 @@ def _findings(results: Results) -> pd.DataFrame:
     checked = results.experiment.preflight and all(line["outcome"] == "skipped" for line in results.lines)
     if not (checked or any(line["purpose"] == "doctor" for line in results.lines)):
         return of_trials
-    rest = static_findings(results.folder.plan(), results.environment)
+    rest = static_findings(results.folder.plan(), results.environment, labels_of(results.lines))
     return FINDINGS.typed(pd.concat([of_trials, rest], ignore_index=True)) if len(rest) else of_trials
 
 

@@ -11,6 +11,7 @@ from harness.config.sections import BlockRule
 from harness.plan.axis_pairs import SIZES, axis_pairs
 from harness.plan.cell import Cell
 from harness.plan.comparison import (
+    axes_of,
     base_cell,
     comparable,
     other_launcher_cells,
@@ -18,7 +19,6 @@ from harness.plan.comparison import (
     wrapped_single_device_cell,
 )
 from harness.plan.trial import Trial
-from harness.record.rows import axes_of
 
 Speeds = Mapping[tuple[int, int], float]
 """Throughput by block and invocation."""

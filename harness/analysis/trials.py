@@ -13,8 +13,9 @@ from harness.analysis.doubts import tally
 from harness.analysis.peak_flops import peak_flops
 from harness.analysis.stats import geometric_mean
 from harness.analysis.steps import StepTimes, quantiles
+from harness.plan.labels import Labels, joined
 from harness.record.frames import records
-from harness.record.schema import AXES, CELLS, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
+from harness.record.schema import CELLS, DESCRIPTION, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
 
 
 def windows(lines: Lines) -> pd.DataFrame:
@@ -45,12 +46,30 @@ def throughput(windows: Iterable[Row]) -> float | None:
 
 def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     """Return one row a trial and attempt, with the values derived from its windows and steps."""
-    frame = TRIALS.frame([trial_row(line) for line in lines]).drop(columns=["step_s", "wait_fraction"])
+    labels = labels_of(lines)
+    named: dict[tuple[str, str | None], dict[str, str]] = {}
+    for line in lines:
+        if (key := (line["cell_id"], line["facts"].get("link"))) not in named:
+            named[key] = label_columns({**line, "link": key[1]}, labels)
+    rows = [{**trial_row(line), **named[line["cell_id"], line["facts"].get("link")]} for line in lines]
+    frame = TRIALS.frame(rows).drop(columns=["step_s", "wait_fraction"])
     stats = times.by_trial.rename(columns={"step_median_s": "step_s"})[["step_s", "wait_fraction"]]
     merged = frame.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
     # on CUDA the host waits while the device computes: the host's wait is no part of the device's step
     merged["wait_fraction"] = merged["wait_fraction"].mask(merged["device"] == "cuda")
     return TRIALS.typed(merged)
+
+
+def labels_of(lines: Lines) -> Labels:
+    """Return the labels of the recorded cells; without any but diagnostic trials, these count."""
+    cells = {line["cell_id"]: line for line in lines if line["kind"] != "diagnostic"}
+    return Labels((cells or {line["cell_id"]: line for line in lines}).values())
+
+
+def label_columns(axes: Row, labels: Labels) -> dict[str, str]:
+    """Return the columns of a cell's row that name it."""
+    placed, setting, own_options = labels.parts(axes)
+    return {"label": joined(placed, setting, own_options), "setting": setting, "own_options": own_options}
 
 
 def trial_row(line: Row) -> Row:
@@ -102,7 +121,7 @@ def cells(
         speed = geometric_mean([float(row["throughput_per_s"]) for row in group], pilot=first_blocks or None)
         rows.append(
             {
-                **{axis: first[axis] for axis in ("cell_id", "added", "parameters", "unit", *AXES)},
+                **{axis: first[axis] for axis in ("cell_id", "added", "parameters", "unit", *DESCRIPTION)},
                 "throughput_per_s": speed.value,
                 **ends(speed),
                 "per_device_per_s": speed.value / first["devices"],

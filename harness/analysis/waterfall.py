@@ -13,7 +13,7 @@ from harness.analysis.stats import ENDS, mean_interval
 from harness.analysis.step_timing import Timing, timings
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS
 from harness.record.frames import records
-from harness.record.schema import AXES, WATERFALL
+from harness.record.schema import DESCRIPTION, WATERFALL
 
 PARTS = (
     "smaller batch",
@@ -187,7 +187,7 @@ def _with_common_parts(losses: Mapping[int, StepLoss]) -> dict[int, StepLoss]:
 
 def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list[Row]:
     """Return the rows of one cell, whose efficiency is in its row of ``scaling``."""
-    named = {axis: ratio[axis] for axis in ("cell_id", "base_id", *AXES)}
+    named = {axis: ratio[axis] for axis in ("cell_id", "base_id", *DESCRIPTION)}
     efficiency = float(ratio["efficiency"])
     per_second = _share_of_a_second(efficiency, list(losses.values()))
     ideal = {"share": efficiency, **{end: ratio[f"efficiency_{end}"] for end in ENDS}}

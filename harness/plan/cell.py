@@ -155,20 +155,6 @@ class Cell:
         """Return whether the cell has, on every named axis, the wanted value or one of the wanted values."""
         return all(is_wanted(values, self.axis(name)) for name, values in wanted.items())
 
-    @property
-    def label(self) -> str:
-        """A short name for display: ``ddp x2 · resnet18 · batch 32/device · fp32``."""
-        batch = (
-            f"batch {self.per_device_batch_size}/device"
-            if self.scaling == "weak"
-            else f"global batch {self.global_batch_size}"
-        )
-        nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        which = f" on GPU {format_gpu_ids(self.device_ids)}" if self.device_ids else ""
-        launcher = self.launcher if self.launcher != "ray" else None
-        parts = [f"{self.strategy} x{self.devices}{nodes}{which}", self.model, batch, self.precision, launcher]
-        return " · ".join(part for part in parts if part)
-
 
 @dataclass(frozen=True)
 class Meaning:

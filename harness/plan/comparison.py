@@ -25,8 +25,8 @@ from typing import Any
 from harness.config.axes import AXES, is_option_axis
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.errors import nearest
-from harness.plan.cell import Cell, share_of
-from harness.plan.rows import PartnerIds, SetIds
+from harness.plan.cell import Cell, format_gpu_ids, share_of
+from harness.plan.rows import PartnerIds, SetIds, TrialAxes
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
 LAUNCHERS = ("ray", "torchrun")
@@ -64,6 +64,29 @@ def check_axis(name: str) -> str:
     if name not in allowed and not is_option_axis(name):
         raise ValueError(f"unknown axis {name!r}; {nearest(name, allowed)}, or an option such as ddp.bucket_cap_mb")
     return name
+
+
+def axes_of(cell: Cell) -> TrialAxes:
+    """Return a cell's value on each axis of the tables."""
+    return {
+        "workload": cell.workload,
+        "data": cell.data,
+        "model": cell.model,
+        "strategy": cell.strategy,
+        "device": cell.device,
+        "devices": cell.devices,
+        "device_ids": format_gpu_ids(cell.device_ids) or None,
+        "nodes": cell.nodes,
+        "scaling": cell.scaling,
+        "per_device_batch_size": cell.per_device_batch_size,
+        "global_batch_size": cell.global_batch_size,
+        "precision": cell.precision,
+        "compile": cell.compile,
+        "launcher": cell.launcher,
+        "oversubscribed": cell.oversubscribe,
+        "emulated": cell.emulated,
+        "options": cell.options,
+    }
 
 
 def comparable(cell: Cell) -> bool:

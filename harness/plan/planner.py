@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 
 from harness.config.experiment import Experiment
@@ -12,7 +13,7 @@ from harness.config.sections import Convergence, Throughput
 from harness.config.values import PlainValue
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell
-from harness.plan.comparison import base_cell, base_cells, explaining_cells
+from harness.plan.comparison import axes_of, base_cell, base_cells, explaining_cells
 from harness.plan.diagnostics import (
     doctor_trials,
     explaining,
@@ -25,6 +26,7 @@ from harness.plan.diagnostics import (
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.grid import NO_TRAITS, TraitsByName, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
+from harness.plan.labels import Labels
 from harness.plan.placement import Placement, place
 from harness.plan.rows import Purpose
 from harness.plan.trial import Skip, Trial, WorkerGroup
@@ -58,15 +60,24 @@ class Plan:
         """The number of blocks."""
         return len({group.block for group in self.groups})
 
+    @cached_property
+    def labels(self) -> Labels:
+        """The labels of its cells: what differs among those of the file and the bases, skipped ones included."""
+        return Labels(axes_of(cell) for cell in dict.fromkeys(t.cell for t in _all(self) if t.kind != "diagnostic"))
+
     @property
     def least_seconds(self) -> float:
         """A lower bound of the run's time: starts of worker groups and shortest windows, without epochs."""
-        settings = self.experiment.throughput
-        window = settings.windows * settings.window_seconds if settings else 0.0
-        trials = sum(TRIAL_START_S + window * trial.timed for trial in self.trials)
+        trials = sum(map(self.least_trial_seconds, self.trials))
         torchrun = sum(len(group.trials) for group in self.groups if group.launcher == "torchrun")
         by_ray = sum(1 for group in self.groups if group.launcher == "ray")
         return GROUP_START_S * by_ray + TORCHRUN_START_S * torchrun + trials
+
+    def least_trial_seconds(self, trial: Trial) -> float:
+        """Return a lower bound of a trial's time inside its worker group: its shortest windows, without epochs."""
+        settings = self.experiment.throughput
+        window = settings.windows * settings.window_seconds if settings else 0.0
+        return TRIAL_START_S + window * trial.timed
 
 
 @no_garbage_collection()

@@ -57,11 +57,6 @@ class Trial:
         mark = {"twin": "t", "profile": "p", "equivalence": "e", "doctor": "d", "links": "l"}.get(self.purpose, "")
         return f"{self.cell.id}-{repeat}{mark}"
 
-    @property
-    def label(self) -> str:
-        repeat = f"seed {self.seed}" if self.kind == "convergence" else f"block {self.block}"
-        return " · ".join(part for part in (self.cell.label, repeat, self.purpose) if part)
-
 
 @dataclass(frozen=True)
 class WorkerGroup:

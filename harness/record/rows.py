@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.plan.cell import MEANINGS, Cell, format_gpu_ids
-from harness.plan.comparison import partner_ids, set_ids
+from harness.plan.cell import MEANINGS
+from harness.plan.comparison import axes_of, partner_ids, set_ids
 from harness.plan.planner import Plan
-from harness.plan.rows import Circumstances, RecordedTrial, TrialAxes, TrialColumns
+from harness.plan.rows import Circumstances, RecordedTrial, TrialColumns
 from harness.plan.trial import Columns, Trial, TrialResult
 from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
 from harness.system import sanitize
@@ -90,29 +90,6 @@ def trial_columns(trial: Trial) -> TrialColumns:
     }
 
 
-def axes_of(cell: Cell) -> TrialAxes:
-    """Return a cell's value on each axis of the tables."""
-    return {
-        "workload": cell.workload,
-        "data": cell.data,
-        "model": cell.model,
-        "strategy": cell.strategy,
-        "device": cell.device,
-        "devices": cell.devices,
-        "device_ids": format_gpu_ids(cell.device_ids) or None,
-        "nodes": cell.nodes,
-        "scaling": cell.scaling,
-        "per_device_batch_size": cell.per_device_batch_size,
-        "global_batch_size": cell.global_batch_size,
-        "precision": cell.precision,
-        "compile": cell.compile,
-        "launcher": cell.launcher,
-        "oversubscribed": cell.oversubscribe,
-        "emulated": cell.emulated,
-        "options": cell.options,
-    }
-
-
 def plan_content(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values, for plan.json."""
     return {
@@ -123,7 +100,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "groups": [
             {"id": g.id, "block": g.block, "placement": str(g), "trials": [t.id for t in g.trials]} for g in plan.groups
         ],
-        "cells": {trial.cell.id: trial.cell.label for trial in plan.trials},
+        "cells": {cell.id: plan.labels.of_cell(cell) for cell in dict.fromkeys(trial.cell for trial in plan.trials)},
         "meanings": [meaning.name for meaning in MEANINGS],
         "skipped": [
             {**trial_columns(skip.trial), "reason": skip.reason, "skip_code": skip.skip_code} for skip in plan.skips

@@ -1,4 +1,4 @@
-"""Short names for rows of a table: only what differs between them."""
+"""The labels of a table's rows: columns that the analysis has made with ``harness/plan/labels.py``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from harness.plan.comparison import SETTING_AXES
-from harness.report.row import Row, Scalar, is_missing, is_true, number, rows_of
-
-BATCH_AXES = ["scaling", "per_device_batch_size", "global_batch_size"]
+from harness.plan.labels import SEPARATOR, batch_text, devices_text, joined, strategy_text
+from harness.report.row import Row, is_missing, rows_of
 
 
 def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
@@ -26,26 +24,16 @@ def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns, index=frame.index)
 
 
-def settings(frame: pd.DataFrame, *, batch: bool = True) -> pd.Series[str]:
-    """Return each row's setting: its axes besides strategy and devices, as far as rows differ in them.
+def settings(frame: pd.DataFrame, *, batch: bool = True, own: bool = False) -> pd.Series[str]:
+    """Return each row's setting: what varies in the run besides strategy and devices.
 
-    The batch is always named, unless ``batch`` is False.
+    ``batch``: whether it names the batch, ``own``: whether it names the options that only its strategy can have.
     """
-    parts: list[list[str]] = [[""] * len(frame)]
-    for axis in SETTING_AXES:
-        if axis in frame and axis not in ("per_device_batch_size", "scaling") and frame[axis].nunique(dropna=False) > 1:
-            parts.append([_named(axis, value) for value in frame[axis]])
-    if batch:
-        parts.append([_batch(row) for row in rows_of(frame[BATCH_AXES])])
-    for name, values in spread_options(frame).items():
-        parts.append(["" if value is None else f"{name}={value}" for value in values])
-    joined = [", ".join(part for part in row if part) for row in zip(*parts, strict=True)]
-    return pd.Series(joined, index=frame.index, dtype="str")
-
-
-def rows_with_setting(frame: pd.DataFrame) -> list[Row]:
-    """Return the rows, each with a text ``setting``: what it holds fixed."""
-    return rows_of(frame.assign(setting=settings(frame)))
+    texts = [
+        joined(_setting(row) if batch else setting_without_batch(row), own_options(row) if own else "")
+        for row in rows_of(frame)
+    ]
+    return pd.Series(texts, index=frame.index, dtype="str")
 
 
 def rate_unit(frame: pd.DataFrame) -> str:
@@ -55,36 +43,41 @@ def rate_unit(frame: pd.DataFrame) -> str:
 
 
 def shown_strategy(row: Row) -> str:
-    """Return the strategy, with what sets its rows apart."""
-    tags = [tag for tag in ("emulated", "oversubscribed") if is_true(row.get(tag))]
-    return f"{row['strategy']} ({', '.join(tags)})" if tags else str(row["strategy"])
+    """Return the strategy, with what sets its rows apart and with its own options that vary in the run."""
+    return joined(strategy_text(row), own_options(row))
 
 
 def shown_devices(row: Row) -> str:
-    """Return the number of devices, and their ids and the link between them if the file names ids.
-
-    For example '2 (GPU 0,1: NV12)'.
-    """
-    ids, link, nodes = (row.get(name) for name in ("device_ids", "link", "nodes"))
-    on = f" on {nodes} nodes" if not is_missing(nodes) and number(nodes) > 1 else ""
-    if is_missing(ids):
-        return f"{row['devices']}{on}"
-    joined = "" if is_missing(link) else f": {link}"
-    return f"{row['devices']} (GPU {ids}{joined})"
+    """Return the number of devices, and their ids and the link between them if the file names ids."""
+    return devices_text(row)
 
 
 def cell_label(row: Row) -> str:
-    """Return 'dp (emulated) x2'."""
-    return f"{shown_strategy(row)} x{shown_devices(row)}"
+    """Return 'dp (emulated) x2', with the strategy's own options that vary in the run: the setting is left out."""
+    return joined(f"{strategy_text(row)} x{devices_text(row)}", own_options(row))
 
 
-def _batch(row: Row) -> str:
-    if row["scaling"] == "strong":
-        return f"global batch {row['global_batch_size']}"
-    return f"batch {row['per_device_batch_size']} per device"
+def own_options(row: Row) -> str:
+    """Return the options of its strategy alone that vary in the run, 'bucket_cap_mb=25'; empty if there are none."""
+    own = row.get("own_options")
+    return "" if own is None or is_missing(own) else str(own)
 
 
-def _named(axis: str, value: Scalar) -> str:
-    if axis == "compile":
-        return "compiled" if value is True else "eager"
-    return "" if is_missing(value) else str(value)
+def check_label(row: Row) -> str:
+    """Return the label of an equivalence check, whose batch is its own: 'ddp x2 · resnet8'."""
+    return joined(cell_label(row), setting_without_batch(row))
+
+
+def setting_without_batch(row: Row) -> str:
+    """Return what varies in the run besides strategy, devices and batch; empty if nothing does."""
+    return setting_without(row, batch_text(row))
+
+
+def setting_without(row: Row, text: str) -> str:
+    """Return the row's setting without one part of it."""
+    return SEPARATOR.join(part for part in _setting(row).split(SEPARATOR) if part != text)
+
+
+def _setting(row: Row) -> str:
+    setting = row.get("setting")
+    return "" if setting is None or is_missing(setting) else str(setting)

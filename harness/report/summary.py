@@ -9,7 +9,7 @@ from harness.analysis.stats import LEAST_BLOCKS
 from harness.config.sections import Throughput
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES
-from harness.report.labels import rate_unit, spread_options
+from harness.report.labels import check_label, rate_unit, spread_options
 from harness.report.row import Scalar, number, rows_of
 from harness.report.tables.evidence import INTERVALS, imprecise, unverified
 from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
@@ -92,7 +92,7 @@ def _not_equivalent(equivalence: pd.DataFrame) -> list[str]:
     found = []
     bad = equivalence[equivalence["equivalent"].eq(False).fillna(False)]
     for row in rows_of(bad):
-        found.append(f"{row['strategy']} x{row['devices']} is {row['reason']}: its cells have no ratios.")
+        found.append(f"{check_label(row)} is {row['reason']}: its cells have no ratios.")
     if unknown := unverified(equivalence):
         found.append(unknown)
     return found

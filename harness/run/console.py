@@ -14,10 +14,11 @@ import pandas as pd
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from harness.plan.labels import Labels
 from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
 from harness.report.parts import Parts
@@ -40,6 +41,7 @@ from harness.run.events import (
     TrialStarting,
 )
 from harness.run.plan_text import plan_lines, plan_table
+from harness.run.time_left import TimeLeft
 from harness.system.sanitize import escape_control
 
 LAST_RESULTS = 6
@@ -67,11 +69,12 @@ class ConsoleSink:
             MofNCompleteColumn(),
             TextColumn("trials"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("{task.fields[left]}"),
             console=console,
         )
-        self._task = self._progress.add_task("run", total=None, visible=False)
+        self._task = self._progress.add_task("run", total=None, visible=False, left="")
+        self._labels = Labels(())
+        self._left: TimeLeft | None = None
         self._now = ""
         self._last: deque[Text] = deque(maxlen=LAST_RESULTS)
         live = live and console.is_terminal and not quiet
@@ -94,7 +97,9 @@ class ConsoleSink:
                     self._console.print(plan_table(plan))
                     for line in plan_lines(plan):
                         self._console.print(escape_control(line), highlight=False, markup=False)
-            case RunStarted(folder, trials, done):
+            case RunStarted(folder, plan, groups, done):
+                self._labels, self._left = plan.labels, TimeLeft(plan, groups)
+                trials = sum(len(group.trials) for group in groups)
                 self._progress.update(self._task, total=trials, visible=True)
                 already = f", {done} already done" * bool(done)
                 measuring = f"Run folder {folder}: {plural(trials, 'trial')} to measure{already}"
@@ -114,25 +119,33 @@ class ConsoleSink:
                 self._follow(event)
 
     def _follow(self, event: Event) -> None:
+        if self._left:
+            self._left.follow(event)
         match event:
             case GroupStarting(group):
                 self._now = f"Starting {group}: {plural(len(group.trials), 'trial')} of block {group.block}"
-                self._show(self._now, live=False)
+                self._show(f"{self._now}{self._time_left()}", live=False)
             case GroupReady(group, start_s):
                 self._now = f"Worker group {group.id}: ready after {start_s:.1f} s"
             case TrialStarting(trial):
-                self._now = escape_control(trial.label)
+                self._now = escape_control(self._labels.of_trial(trial))
             case TrialEnded(trial, line, again):
                 self._progress.advance(self._task, 0 if again else 1)
                 text = Text.assemble(
                     (f"{line['outcome']:<8}", COLOURS.get(line["outcome"], "red")),
-                    escape_control(f" {trial.label}  {_result(line)}{' (will be retried)' * again}"),
+                    escape_control(f" {self._labels.of_trial(trial)}  {_result(line)}{' (will be retried)' * again}"),
                 )
                 self._last.append(text)
                 self._show_errors(line)
                 if not self._live and not self._quiet:
                     done, total = self._done()
-                    self._console.print(Text(f"[{done}/{total}] ").append(text), soft_wrap=True)
+                    counted = Text(f"[{done}/{total}] ").append(text)
+                    self._console.print(counted.append(self._time_left()), soft_wrap=True)
+
+    def _time_left(self) -> str:
+        """Return '; about 4 min left' at most once a minute, for an output that is no terminal."""
+        left = self._left.once_a_minute() if self._left and not self._live else ""
+        return f"; {left}" if left else ""
 
     def _show_errors(self, line: Mapping[str, Any]) -> None:
         """Show the errors of an examination while there is time to stop the run."""
@@ -192,6 +205,7 @@ class ConsoleSink:
             self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
 
     def _display(self) -> Group:
+        self._progress.update(self._task, left=self._left.text if self._left else "")
         return Group(*self._last, Text(f"now      {self._now}", style="bold"), self._progress)
 
     def _stop(self) -> None:
@@ -243,7 +257,7 @@ SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
     """Return the doctor's measurements and findings as text: observation, meaning, advice."""
-    labels = {trial.id: trial.cell.label for trial in plan.trials}
+    labels = {trial.id: plan.labels.of_cell(trial.cell) for trial in plan.trials if trial.id in figures}
     examined = sum(trial.purpose == "doctor" for trial in plan.trials)
     lines = [Text("")]
     for trial_id, told in figures.items():

@@ -44,7 +44,7 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
         folder = RunFolder.create(stack.enter_context(Scratch()), experiment, plan, "")
         with start_ray(ray_cluster, plan) as ready, ExitStack() as launched:
             execution = Execution(plan, folder, launcher_for(plan, ready, home, launched), emit)
-            emit(RunStarted(None, execution.trials, 0))
+            emit(RunStarted(None, whole, execution.groups, 0))
             execution.run()
         results = Results(folder)
         emit(DoctorFinished(results.findings, figures(results.lines), whole))

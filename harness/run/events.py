@@ -20,10 +20,11 @@ class Planned(NamedTuple):
 
 
 class RunStarted(NamedTuple):
-    """The numbers of trials to measure and of those already done. Without a folder nothing is recorded."""
+    """The worker groups to run, of a plan, and the number of trials already done; without a folder, unrecorded."""
 
     folder: Path | None
-    trials: int
+    plan: Plan
+    groups: tuple[WorkerGroup, ...]
     done: int
 
 

@@ -29,20 +29,16 @@ class Execution:
         self._policy = SkipPolicy(plan, out_of_memory(plan, lines), folder.lines)
         recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)
         self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
-        self._pending = pending(plan, lines)
+        self.groups = pending(plan, lines)
+        """The worker groups that this invocation is to run."""
         self.running: str | None = None
         """The trial that is being measured."""
         self._skipped_before = {(line["trial_id"], line["skip_code"]) for line in lines if line["outcome"] == "skipped"}
 
     @property
-    def trials(self) -> int:
-        """The number of trials that this invocation is to measure."""
-        return sum(len(group.trials) for group in self._pending)
-
-    @property
     def done(self) -> int:
         """The number of planned trials that need not be measured again."""
-        return len(self._plan.trials) - self.trials
+        return len(self._plan.trials) - sum(len(group.trials) for group in self.groups)
 
     def run(self) -> None:
         """Run every pending worker group, in the order of the plan; a failed group continues in fresh processes.
@@ -53,7 +49,7 @@ class Execution:
             if (skip.trial.id, skip.skip_code) not in self._skipped_before:
                 reason = SkipReason(skip.skip_code, skip.reason)
                 self._record(skip.trial, skipped(skip.trial, reason), None, position=None)
-        for group in self._pending:
+        for group in self.groups:
             left = self._startable(group)
             while left.trials:
                 before = self._attempts.total

@@ -76,7 +76,7 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, request: Request
     execution = Execution(plan, folder, launcher, emit)
     start: Invocation = {**facts, "started_at": began, "command": sys.argv[1:], "differs": differs}
     folder.set_invocation(execution.invocation, start)
-    emit(RunStarted(folder.path, execution.trials, execution.done))
+    emit(RunStarted(folder.path, plan, execution.groups, execution.done))
     ended: Ended = "error"
     try:
         execution.run()

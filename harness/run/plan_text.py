@@ -90,7 +90,7 @@ def _convergence_line(plan: Plan) -> list[str]:
     cells = dict.fromkeys(trial.cell for trial in plan.trials if trial.kind == "convergence")
     if not cells:
         return []
-    chosen = "; ".join(cell.label for cell in list(cells)[:8]) + ("; ..." if len(cells) > 8 else "")
+    chosen = "; ".join(plan.labels.of_cell(cell) for cell in list(cells)[:8]) + ("; ..." if len(cells) > 8 else "")
     return [f"Convergence (convergence.only chooses): {chosen}."]
 
 

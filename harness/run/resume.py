@@ -12,6 +12,7 @@ from harness.doctor.gate import errors
 from harness.errors import ExperimentError, RunFolderError
 from harness.plan.cell import MEANINGS, Cell
 from harness.plan.comparison import (
+    axes_of,
     base_cell,
     comparable,
     other_launcher_cells,
@@ -23,7 +24,6 @@ from harness.plan.planner import Plan
 from harness.plan.rows import SkipCode
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
-from harness.record.rows import axes_of
 from harness.system import sanitize
 
 Lines = Sequence[Mapping[str, Any]]

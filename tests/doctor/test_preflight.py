@@ -20,6 +20,7 @@ from harness.cli.commands import app
 from harness.config.experiment import Experiment
 from harness.launch.inline import InlineLauncher
 from harness.plan.diagnostics import doctor_trials
+from harness.plan.labels import Labels
 from harness.plan.planner import Plan, make_plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
@@ -90,7 +91,7 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) 
     assert pipeline._exit_code(folder, plan) == 0
     assert results.cells["estimated_peak_bytes"].between(2**20, 2**36).all()
     table = memory_table(results.cells, results.ranks, results.trials)
-    assert [heading.title for heading in table.columns][3:5] == ["peak", "estimated"] and table.rows
+    assert [heading.title for heading in table.columns][2:4] == ["peak", "estimated"] and table.rows
 
 
 def test_cells_with_errors_are_not_measured(measured: Measured) -> None:
@@ -183,9 +184,9 @@ def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
 
     plan: dict[str, Any] = {"skipped": []}
     moved = [group(("a", "2.14.0")), group(("b", "2.15.0"))]  # resumed elsewhere
-    assert static_findings(plan, {"groups": moved}).empty
+    assert static_findings(plan, {"groups": moved}, Labels(())).empty
     mixed = group(("a", "2.14.0"), ("b", "2.15.0"))
-    examined = static_findings(plan, {"groups": [mixed, mixed]})
+    examined = static_findings(plan, {"groups": [mixed, mixed]}, Labels(()))
     assert examined["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
 
 

@@ -102,12 +102,6 @@ def test_dataparallel_on_a_cpu_is_emulated() -> None:
     assert not CELL.emulated
 
 
-def test_the_label_names_the_axes() -> None:
-    assert CELL.label == "ddp x4 on 2 nodes · resnet18 · batch 8/device · fp32"
-    assert replace(CELL, launcher="torchrun").label == f"{CELL.label} · torchrun"
-    assert CELL.at_global_batch_size(64).label == "ddp x4 on 2 nodes · resnet18 · global batch 64 · fp32"
-
-
 @pytest.mark.parametrize(
     ("scaling", "factor"), [({}, 1.0), ({"lr_scaling": "linear"}, 2.0), ({"lr_scaling": "sqrt"}, 2.0**0.5)]
 )

@@ -9,6 +9,7 @@ import pytest
 
 from harness.plan.comparison import (
     CELL_AXES,
+    axes_of,
     base_cell,
     base_cells,
     equivalence_cell,
@@ -19,7 +20,6 @@ from harness.plan.comparison import (
     single_device_cell,
     wrapped_single_device_cell,
 )
-from harness.record.rows import axes_of
 from harness.record.schema import AXES
 from tests.plan.test_cell import CELL
 

@@ -15,6 +15,9 @@ from harness.record.schema import COLLECTIVES, FINDINGS, LINKS, RANKS, TRIAL_COL
 NESTED = {"facts", "parts", "ranks", "windows", "links", "findings", "figures", "memory", "estimates"}
 """Keys of a recorded line, or of its facts, that are no columns of these tables."""
 COMPUTED = {
+    "label",
+    "setting",
+    "own_options",
     "device_model",
     "threads",
     "throughput_per_s",
@@ -26,7 +29,7 @@ COMPUTED = {
     "warmup_steps",
     "doubts",
 }
-"""Columns of a trial that the analysis computes from its windows, steps and ranks."""
+"""Columns of a trial that the analysis computes from its axes, windows, steps and ranks."""
 DTYPES = {str: {"string"}, int: {"Int64", "Float64"}, float: {"Float64"}, bool: {"boolean"}, Mapping: {"mapping"}}
 OF_THE_TRIAL = {column.name for column in TRIAL_COLUMNS}
 

@@ -401,7 +401,12 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
     drawing = draw_all(results)["ratios"]
     axes = axes_of(drawing.figure)[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["ddp / dp x2*", "Ray / torchrun: single x1", "Ray / torchrun: dp x2*", "Ray / torchrun: ddp x2"]
+    assert labels == [
+        "ddp x2 / dp x2*",
+        "Ray / torchrun: single x1",
+        "Ray / torchrun: dp x2*",
+        "Ray / torchrun: ddp x2",
+    ]
     points = [one.get_xdata()[0] for one in axes.get_lines() if one.get_marker() != "None"]
     assert points[1:] == [1.0, 1.0, 1.0] and points[0] > 1.2
     ends = [

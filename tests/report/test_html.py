@@ -487,10 +487,10 @@ def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
 
 
 def test_noise_floors_of_several_bases_are_labelled() -> None:
-    row = {"scaling": "weak", "low": 0.9, "high": 1.1, "excludes_one": False}
-    noise = NOISE.frame([{**row, "per_device_batch_size": batch, "model": "b"} for batch in (8, 16)])
+    row = {"low": 0.9, "high": 1.1, "excludes_one": False}
+    noise = NOISE.frame([{**row, "setting": f"batch {batch}/device"} for batch in (8, 16)])
     (reported,) = belief_lines(tables(noise, TRIALS.frame([])))
-    assert reported.endswith(": batch 8 per device 0.900 to 1.100; batch 16 per device 0.900 to 1.100.")
+    assert reported.endswith(": batch 8/device: 0.900 to 1.100; batch 16/device: 0.900 to 1.100.")
 
 
 def test_the_time_of_checks_is_reported(results: Results) -> None:
@@ -554,7 +554,7 @@ def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -
     ok = trials.index[trials["outcome"] == "ok"][0]
     trials.loc[ok, "explain_error"] = "its communication cannot be taken away"
     (row,) = unexplained_table(trials).rows
-    assert row.cells[0].startswith(f"{trials['strategy'][ok]} x{trials['devices'][ok]}, ")
+    assert row.cells[0].startswith(f"{trials['strategy'][ok]} x{trials['devices'][ok]}")
     assert row.cells[1] == "its communication cannot be taken away"
 
 

@@ -1,54 +1,59 @@
-"""Short names: only what differs."""
+"""The labels of rows, from the columns that the analysis makes."""
 
 from __future__ import annotations
 
-import pandas as pd
+from harness.analysis.ratios import scaling
+from harness.analysis.trials import trials
+from harness.report.labels import cell_label, check_label, settings, shown_strategy, spread_options
+from harness.report.row import rows_of
+from tests.records import line, steps_of
 
-from harness.report.labels import settings, shown_strategy, spread_options
-
-
-def rows(*changes: dict[str, object]) -> pd.DataFrame:
-    base = {
-        "workload": "w",
-        "data": "digits",
-        "model": "resnet8",
-        "scaling": "weak",
-        "per_device_batch_size": 8,
-        "global_batch_size": 16,
-        "precision": "fp32",
-        "compile": False,
-        "options": {},
-    }
-    return pd.DataFrame([{**base, **change} for change in changes])
+LINES = [
+    line("single"),
+    line("ddp2", rates=(90.0, 90.0), options={"ddp.bucket_cap_mb": 25, "optimizer.lr": 0.1}),
+    line("ddp2b", rates=(80.0, 80.0), strategy="ddp", options={"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}),
+    line("dp2", rates=(70.0, 70.0), model="resnet14", per_device_batch_size=20, global_batch_size=40),
+]
+FRAME = trials(LINES, steps_of(LINES))
 
 
-def test_constant_axes_are_omitted_from_labels_but_the_batch() -> None:
-    assert settings(rows({}, {})).tolist() == ["batch 8 per device"] * 2
+def test_a_table_has_the_labels_of_its_run() -> None:
+    """Also if only some of its cells are in the table."""
+    rows = scaling(FRAME[FRAME["cell_id"].isin(["single", "ddp2"])])
+    assert rows["label"].tolist() == [
+        "single x1 · resnet8 · batch 10/device",
+        "ddp x2 · resnet8 · batch 10/device · lr=0.1 · bucket_cap_mb=25",
+    ]
 
 
-def test_differing_axes_are_named() -> None:
-    names = settings(rows({"model": "a", "precision": "bf16"}, {"model": "b", "compile": True}))
-    assert names.tolist() == ["a, bf16, eager, batch 8 per device", "b, fp32, compiled, batch 8 per device"]
+def test_settings_hold_what_strategies_can_share() -> None:
+    assert settings(FRAME)[0] == "resnet8 · batch 10/device"
+    assert settings(FRAME)[1] == "resnet8 · batch 10/device · lr=0.1"
+    assert settings(FRAME, batch=False)[3] == "resnet14"
+    assert settings(FRAME, batch=False, own=True)[2] == "resnet8 · lr=0.1 · bucket_cap_mb=1"
 
 
-def test_strong_scaling_names_the_global_batch() -> None:
-    assert settings(rows({"scaling": "strong"})).tolist() == ["global batch 16"]
+def test_a_strategy_is_named_with_its_own_options_and_what_sets_it_apart() -> None:
+    rows = rows_of(FRAME)
+    assert [shown_strategy(row) for row in rows] == [
+        "single",
+        "ddp · bucket_cap_mb=25",
+        "ddp · bucket_cap_mb=1",
+        "dp (emulated)",
+    ]
+    assert cell_label(rows[3]) == "dp (emulated) x2"
+    assert cell_label(rows[1]) == "ddp x2 · bucket_cap_mb=25"
+    assert check_label(rows[3]) == "dp (emulated) x2 · resnet14"
+
+
+def test_diagnostic_trials_alone_have_labels_too() -> None:
+    only = [line("ddp2", rates=(1.0, 1.0), kind="diagnostic", purpose="links")]
+    assert trials(only, steps_of(only))["label"].tolist() == ["ddp x2"]
 
 
 def test_options_that_differ_become_columns() -> None:
-    frame = rows(
-        {"options": {"optimizer.lr": 0.1, "optimizer.name": "SGD", "ddp.bucket_cap_mb": 25}},
-        {"options": {"optimizer.lr": 0.2, "optimizer.name": "SGD"}},
-    )
-    assert list(spread_options(frame).columns) == ["optimizer.lr"]
-    assert settings(frame).tolist() == ["batch 8 per device, optimizer.lr=0.1", "batch 8 per device, optimizer.lr=0.2"]
+    assert list(spread_options(FRAME).columns) == ["ddp.bucket_cap_mb"]
 
 
-def test_an_empty_table_has_no_names() -> None:
-    assert settings(rows().reindex(columns=rows({}).columns)).tolist() == []
-
-
-def test_emulated_cells_are_named() -> None:
-    assert shown_strategy({"strategy": "dp", "emulated": True, "oversubscribed": False}) == "dp (emulated)"
-    assert shown_strategy({"strategy": "ddp", "emulated": False, "oversubscribed": True}) == "ddp (oversubscribed)"
-    assert shown_strategy({"strategy": "ddp", "emulated": False, "oversubscribed": False}) == "ddp"
+def test_an_empty_table_has_no_settings() -> None:
+    assert settings(FRAME[:0]).tolist() == []

@@ -67,7 +67,6 @@ def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
     rows = scaling_table(scaling(1)).rows
     assert rows[0].kind == "base"
     assert rows[0].cells == (
-        "batch 10 per device",
         "single",
         "1",
         f"100{NO_BREAK}(n{NO_BREAK}={NO_BREAK}1)",
@@ -77,7 +76,6 @@ def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
         "single x1: 100",
     )
     assert tuple(cell.replace(NO_BREAK, " ") for cell in rows[1].cells) == (
-        "batch 10 per device",
         "ddp",
         "2",
         "160 (n = 1)",
@@ -91,13 +89,13 @@ def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
 def test_intervals_are_shown_with_n() -> None:
     row = scaling_table(scaling(3)).rows[1]
     shown = [cell.replace(NO_BREAK, " ") for cell in row.cells]
-    assert shown[3:7] == ["162 (157 to 167)", "1.62 (1.57 to 1.67)", "81 % (79 to 84 %)", "3"]
+    assert shown[2:6] == ["162 (157 to 167)", "1.62 (1.57 to 1.67)", "81 % (79 to 84 %)", "3"]
 
 
 def test_two_blocks_are_shown_with_n_and_their_range_which_is_no_interval() -> None:
     row = scaling_table(scaling(2)).rows[1]
     shown = [cell.replace(NO_BREAK, " ") for cell in row.cells]
-    assert shown[3:7] == ["161 (n = 2: 160 to 162)", "1.61 (n = 2: 1.60 to 1.62)", "80 % (n = 2: 80 to 81 %)", "2"]
+    assert shown[2:6] == ["161 (n = 2: 160 to 162)", "1.61 (n = 2: 1.60 to 1.62)", "80 % (n = 2: 80 to 81 %)", "2"]
     ((_, part),) = scaling_by_setting(scaling(2))
     shown = [cell.replace(NO_BREAK, " ") for cell in part.rows[1].cells]
     assert shown[1:] == ["161", "1.61", "80 % (n = 2: 80 to 81 %)", "2"]
@@ -111,7 +109,7 @@ def test_equal_blocks_have_no_range() -> None:
 
 def test_parts_by_setting_name_their_base() -> None:
     ((name, part),) = scaling_by_setting(scaling(1))
-    assert name == "batch 10 per device (base: single x1: 100)"
+    assert name == "resnet8 · batch 10/device (base: single x1: 100)"
     assert [heading.title for heading in part.columns] == [
         "strategy",
         "samples/s",
@@ -148,7 +146,7 @@ def test_doubts_that_are_usual_mark_no_cell() -> None:
 def test_emulated_cells_are_marked() -> None:
     lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
     rows = scaling_table(ratios.scaling(trial_tables.trials(lines, steps_of(lines)))).rows
-    assert (rows[1].kind, rows[1].cells[1]) == ("apart", "dp (emulated)")
+    assert (rows[1].kind, rows[1].cells[0]) == ("apart", "dp (emulated)")
 
 
 @pytest.mark.parametrize(
@@ -221,11 +219,11 @@ def test_compute_and_communication_are_shown_with_their_references() -> None:
             }
         ]
     )
-    assert compute_table(cells).rows[0].cells[2:] == ("2", "2", "25 %", "no published peak")
+    assert compute_table(cells).rows[0].cells[1:] == ("2", "2", "25 %", "no published peak")
     row = {"cell_id": "a", "strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8}
     waterfall = WATERFALL.frame([{**row, "part": "exposed communication", "part_s": 0.004}])
     trials = TRIALS.frame([{**row, "ddp_exposed_s": 0.001, "ddp_communication_s": None}])
-    assert communication_table(waterfall, trials).rows[0].cells[1:] == ("2", "4.00", "1.00", "-")
+    assert communication_table(waterfall, trials).rows[0].cells == ("2", "4.00", "1.00", "-")
 
 
 def test_equal_findings_show_each_observation() -> None:
@@ -270,8 +268,8 @@ def test_wide_ratios_of_strategies_launchers_and_twins_are_named() -> None:
     precise = {name: frame["precise"].tolist() for name, frame in found.items()}
     assert precise == {"versus": [False], "parity": [False], "noise": [True]}
     reported = imprecise(ratio_tables(SCALING.frame([]), **found))
-    assert reported.startswith("2 of 3 intervals are wider than throughput.blocks asks: ddp / dp x2, ")
-    assert "ddp x2 under Ray / torchrun, " in reported
+    assert reported.startswith("2 of 3 intervals are wider than throughput.blocks asks: ddp x2 / dp x2 · ray; ")
+    assert "ddp x2 under Ray / torchrun" in reported
 
 
 def test_precision_is_required_of_cells_not_of_bases() -> None:
@@ -283,9 +281,7 @@ def test_precision_is_required_of_cells_not_of_bases() -> None:
     rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
     found = ratios.scaling(trial_tables.trials(lines, steps_of(lines)), rule)
     assert found["precise"].isna().tolist() == [True, False]
-    assert imprecise(ratio_tables(found)) == (
-        "1 of 1 intervals are wider than throughput.blocks asks: ddp x2, batch 10 per device."
-    )
+    assert imprecise(ratio_tables(found)) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2.")
 
 
 def test_the_peak_of_the_construction_stands_beside_that_of_the_steps() -> None:
@@ -303,14 +299,14 @@ def test_why_operations_were_not_counted_is_shown() -> None:
     lines = [line("single", facts={"flops_reason": "an LSTM is not counted"})]
     trials = trial_tables.trials(lines, steps_of(lines))
     (row,) = compute_table(trial_tables.cells(trials, steps_of(lines))).rows
-    assert row.cells[3:] == ("-", "-", "not counted: an LSTM is not counted")
+    assert row.cells[2:] == ("-", "-", "not counted: an LSTM is not counted")
 
 
 ENDS = {"least": 0.45, "most": 0.55}
 
 
 def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None:
-    axes = {"strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8, "options": {}}
+    axes = {"label": "ddp x2 · resnet8", "strategy": "ddp", "devices": 2}
     parts = (
         ("ideal", 0.6, 0.006, 0.55, 0.65),
         ("slowest rank", 0.5, 0.005, None, None),
@@ -322,7 +318,7 @@ def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None
     ]
     table = waterfall_table(WATERFALL.frame(rows))
     assert [row.cells for row in table.rows] == [
-        ("ddp x2, batch 8 per device", "ideal (efficiency)", "6.00", "60.0 %", "55.0 to 65.0 %", "3"),
+        ("ddp x2 · resnet8", "ideal (efficiency)", "6.00", "60.0 %", "55.0 to 65.0 %", "3"),
         ("", "slowest rank", "5.00", "50.0 %", "n = 3: 45.0 to 55.0 %", "3"),
         ("", "rest", "-1.00", "-10.0 %", "-20.0 to 0.0 %", "3"),
     ]

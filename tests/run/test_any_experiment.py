@@ -54,7 +54,7 @@ def check_valid(content: dict[str, Any], inventory: Inventory) -> None:
     assert len(set(ids)) == len(ids)
     assert plan.trials or plan.skips
     cells = {trial.cell for trial in plan.trials if trial.purpose != "equivalence"}  # whose shares may be uneven
-    assert not [cell.label for cell in cells if reason_to_skip(cell, plan.machine)]
+    assert not [plan.labels.of_cell(cell) for cell in cells if reason_to_skip(cell, plan.machine)]
     assert all(group.trials and len({trial.block for trial in group.trials}) == 1 for group in plan.groups)
     resolved = yaml.safe_dump(experiment.model_dump(mode="json"))
     assert parse_experiment(yaml_source.parse_mapping(resolved, source="f"), source="f") == experiment

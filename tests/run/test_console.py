@@ -42,7 +42,7 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     trial = plan.groups[0].trials[0]
     with ConsoleSink(console) as sink:
         sink(Planned(plan))
-        sink(RunStarted(tmp_path / HOSTILE.replace("/", "_"), 3, 0))
+        sink(RunStarted(tmp_path / HOSTILE.replace("/", "_"), plan, plan.groups, 0))
         sink(GroupStarting(plan.groups[0]))
         sink(TrialStarting(trial))
         sink(TrialEnded(trial, {**lines[0], "outcome": "error", "reason": HOSTILE}, False))
@@ -97,7 +97,7 @@ def test_ratios_of_the_default_experiment_need_a_line_each_on_80_columns() -> No
         Heading("ratio (95 % interval)", True),
         Heading("n", True),
     )
-    ratio = ("ddp / dp x2 (emulated)", "resnet14, batch 64 per device", "1.175 (0.920 to 1.500)", "3")
+    ratio = ("ddp x2 / dp (emulated) x2", "resnet14 · batch 64/device", "1.175 (0.920 to 1.500)", "3")
     out = io.StringIO()
     Console(file=out, width=80).print(rich_table(TextTable(columns, (Line(ratio),)), "Strategies"))
     assert [part in out.getvalue().splitlines()[-1] for part in ratio] == [True] * 4

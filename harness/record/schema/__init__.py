@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from harness.record.schema.cell import AXIS_COLUMNS, CELL_COLUMNS
 from harness.record.schema.compared import COMPARED_CONVERGENCE, COMPARISON, GATE, HISTORY, RUNS, UNMATCHED
 from harness.record.schema.derived import (
     CELLS,
@@ -21,7 +22,7 @@ from harness.record.schema.derived import (
     WATERFALL,
 )
 from harness.record.schema.links import COLLECTIVES, LINKS
-from harness.record.schema.recorded import AXIS_COLUMNS, CHECKS, EPOCHS, RANKS, STEPS, TRIAL_COLUMNS, TRIALS, WINDOWS
+from harness.record.schema.recorded import CHECKS, EPOCHS, RANKS, STEPS, TRIAL_COLUMNS, TRIALS, WINDOWS
 from harness.record.schema.table import Column, Table
 from harness.record.schema.training import CONVERGENCE, EQUIVALENCE
 
@@ -35,6 +36,7 @@ __all__ = [
     "COMPARISON",
     "CONVERGENCE",
     "DERIVED",
+    "DESCRIPTION",
     "EPOCHS",
     "EQUIVALENCE",
     "FINDINGS",
@@ -88,6 +90,9 @@ DERIVED = (
 )
 COMPARED = (RUNS, COMPARISON, GATE, UNMATCHED, COMPARED_CONVERGENCE, HISTORY)
 AXES = tuple(column.name for column in AXIS_COLUMNS)
+"""The names of the axes."""
+DESCRIPTION = tuple(column.name for column in CELL_COLUMNS)
+"""The names of the columns that describe a cell: its labels and axes."""
 
 
 def table_of(name: str) -> Table:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from harness.record.schema.cell import AXIS_COLUMNS, CELL_ID
 from harness.record.schema.intervals import INTERVAL
-from harness.record.schema.recorded import AXIS_COLUMNS, CELL_ID, REASON, UNIT
+from harness.record.schema.recorded import REASON, UNIT
 from harness.record.schema.table import Table
 from harness.record.schema.table import column as _c
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from harness.record.schema.cell import CELL_COLUMNS, CELL_ID
 from harness.record.schema.intervals import INTERVAL, PAIRED_THROUGHPUT, PRECISE, ends, paired
 from harness.record.schema.recorded import (
     ADDED,
-    AXIS_COLUMNS,
     BLOCK,
-    CELL_ID,
     COLLECTIVE_COLUMNS,
     HOST_PHASE_COLUMNS,
     KIND,
@@ -22,7 +21,7 @@ from harness.record.schema.table import Table
 from harness.record.schema.table import column as _c
 from harness.record.schema.training import CHECKED
 
-_CELL = (CELL_ID, *AXIS_COLUMNS)
+_CELL = (CELL_ID, *CELL_COLUMNS)
 
 
 CELLS = Table(
@@ -63,7 +62,7 @@ FINDINGS = Table(
     (
         _c("trial_id", "string", "trial of the examination, if there was one"),
         _c("cell_id", "string", "cell of the finding, if it concerns one cell"),
-        *AXIS_COLUMNS,
+        *CELL_COLUMNS,
         _c("check", "string", "name of the check"),
         _c("severity", "string", "error (later trials of such cells are skipped), warning or note"),
         _c("seen", "string", "observation, with the numbers"),
@@ -78,7 +77,7 @@ SCALING = Table(
     (
         CELL_ID,
         _c("base_id", "string", "base cell, the denominator of the ratio"),
-        *AXIS_COLUMNS,
+        *CELL_COLUMNS,
         UNIT,
         _c("base_strategy", "string", "strategy of the base"),
         _c("base_devices", "Int64", "number of devices of the base"),
@@ -101,7 +100,7 @@ NOISE = Table(
     "the A/A test of one base: against its twin, the same cell in a separate worker group (noise floor)",
     (
         _c("cell_id", "string", "base cell"),
-        *AXIS_COLUMNS,
+        *CELL_COLUMNS,
         *paired("twin_throughput_per_s", "the twin", "throughput of the twin over that of the base"),
         _c("doubts", "list", "doubts of the twin and of the base, each marked as such"),
     ),
@@ -113,7 +112,7 @@ PARITY = Table(
     (
         _c("cell_id", "string", "cell under Ray"),
         _c("control_id", "string", "cell under torchrun"),
-        *AXIS_COLUMNS,
+        *CELL_COLUMNS,
         *paired("control_throughput_per_s", "the control", "throughput under Ray over that of the control"),
         *CHECKED,
         _c("doubts", "list", "doubts of the cell and, marked as such, of its control"),
@@ -126,10 +125,11 @@ VERSUS = Table(
     (
         _c("cell_id", "string", "cell"),
         _c("other_id", "string", "the other cell"),
+        _c("other_label", "string", "label of the other cell"),
         _c("axis", "string", "the axis or option in which they differ; what follows from it differs too"),
         _c("value", "string", "value of the cell on that axis; unset if it has none"),
         _c("other_value", "string", "value of the other cell"),
-        *AXIS_COLUMNS,
+        *CELL_COLUMNS,
         _c("other_strategy", "string", "strategy of the other cell"),
         *paired("other_throughput_per_s", "other_id", "throughput over that of the other cell"),
         *CHECKED,
@@ -179,7 +179,7 @@ WATERFALL = Table(
     (
         CELL_ID,
         _c("base_id", "string", "base cell, whose step time is the ideal"),
-        *AXIS_COLUMNS,
+        *CELL_COLUMNS,
         _c("position", "Int64", "position in the order of parts, starting at the ideal"),
         _c("part", "string", "ideal, whose share is the efficiency, or the name of a loss"),
         _c("part_s", "Float64", "time per step, mean over blocks", "s"),

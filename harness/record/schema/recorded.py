@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.record.schema.cell import CELL_COLUMNS, CELL_ID
 from harness.record.schema.table import Table
 from harness.record.schema.table import column as _c
 
@@ -11,7 +12,6 @@ TRIAL_COLUMNS = (
     _c("attempt", "Int64", "number of the attempt, from 1; a lost trial is retried"),
 )
 
-CELL_ID = _c("cell_id", "string", "hash of the cell's resolved content")
 UNIT = _c("unit", "string", "unit of throughput: samples or tokens")
 SEED = _c("seed", "Int64", "random seed of the model and of the data order")
 PARAMETERS = _c("parameters", "Int64", "number of parameters of the model")
@@ -28,31 +28,6 @@ THREADS = _c("threads", "Int64", "number of torch's intra-op threads of a rank")
 RANK = _c("rank", "Int64", "rank in the worker group")
 WINDOW = _c("window", "Int64", "number of the window in the trial, from 0")
 """Columns of several tables."""
-
-AXIS_COLUMNS = (
-    _c("workload", "string", "built-in name or package.module:ClassName"),
-    _c("data", "string", "data set"),
-    _c("model", "string", "model size, by name"),
-    _c("strategy", "string", "single, dp, ddp or fsdp"),
-    _c("device", "string", "cpu or cuda"),
-    _c("devices", "Int64", "number of GPUs, or of CPU slots"),
-    _c("device_ids", "string", "GPU ids on the node, if the experiment file names them"),
-    _c(
-        "link",
-        "string",
-        "links between its GPUs, as in nvidia-smi topo -m, best first: NV12, PIX, PXB, PHB, NODE, SYS",
-    ),
-    _c("nodes", "Int64", "number of nodes (machines)"),
-    _c("scaling", "string", "weak (per-device batch fixed) or strong (global batch fixed)"),
-    _c("per_device_batch_size", "Int64", "batch size of one device", "samples"),
-    _c("global_batch_size", "Int64", "batch size summed over all devices", "samples"),
-    _c("precision", "string", "fp32 (TF32 off), tf32, bf16 or fp16 (with a loss scale)"),
-    _c("compile", "boolean", "true if the model is compiled with torch.compile"),
-    _c("launcher", "string", "launcher of the processes: ray, or torchrun as the control"),
-    _c("oversubscribed", "boolean", "true if several ranks share a device: a functional test, no claim about speed"),
-    _c("emulated", "boolean", "true for DataParallel on CPU slots: a functional test, no claim about speed"),
-    _c("options", "mapping", "options of strategy, workload, optimizer, schedule, training and loader"),
-)
 
 COLLECTIVE_COLUMNS = tuple(
     _c(part.column, "Float64", f"profiled: {part.description}, overlapped by computation or not", "s")
@@ -99,7 +74,7 @@ TRIALS = Table(
         _c("diverged_step", "Int64", "first step with a loss that is not finite, counted from 1 over the whole trial"),
         _c("freed_s", "Float64", "time from a failure's first sign on the driver to the end of its worker group", "s"),
         _c("log", "string", "path in the run folder: traceback or stacks, and the last output of the failed rank"),
-        *AXIS_COLUMNS,
+        *CELL_COLUMNS,
         UNIT,
         PARAMETERS,
         _c("device_model", "string", "product name of the devices"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness.record.schema.recorded import AXIS_COLUMNS, CELL_ID, EFFECTIVE_LR, SEED, TRIAL_COLUMNS
+from harness.record.schema.cell import CELL_COLUMNS, CELL_ID
+from harness.record.schema.recorded import EFFECTIVE_LR, SEED, TRIAL_COLUMNS
 from harness.record.schema.table import Table
 from harness.record.schema.table import column as _c
 
@@ -18,7 +19,7 @@ EQUIVALENCE = Table(
     (
         _c("cell_id", "string", "cell of the check"),
         _c("base_id", "string", "cell of the check on one device"),
-        *AXIS_COLUMNS,
+        *CELL_COLUMNS,
         _c("computed_in", "string", "precision of the steps: fp32, or the cell's if that is bf16 or fp16"),
         _c("difference", "Float64", "norm of the difference of both updates over the norm of one device's update"),
         _c("bound", "Float64", "largest difference that counts as rounding: 0.01, in 16 bits 0.05"),
@@ -33,7 +34,7 @@ CONVERGENCE = Table(
     (
         *TRIAL_COLUMNS,
         CELL_ID,
-        *AXIS_COLUMNS,
+        *CELL_COLUMNS,
         SEED,
         EFFECTIVE_LR,
         _c("epochs", "Int64", "number of epochs trained"),

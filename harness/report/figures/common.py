@@ -21,7 +21,8 @@ from matplotlib.lines import Line2D
 
 from harness.analysis.results import Results
 from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
-from harness.report.labels import settings, shown_devices, shown_strategy
+from harness.plan.labels import joined
+from harness.report.labels import own_options, settings, shown_devices, shown_strategy
 from harness.report.row import Row, Scalar, is_apart, is_missing, number, rows_of
 
 Colour = tuple[float, float, float]
@@ -77,9 +78,9 @@ def style() -> Iterator[None]:
         yield
 
 
-def facets_of(rows: pd.DataFrame, *, batch: bool = True) -> list[tuple[str, pd.DataFrame]]:
-    """Return the rows by setting (with or without the batch), in the order of the table."""
-    names = settings(rows, batch=batch)
+def facets_of(rows: pd.DataFrame, *, batch: bool = True, own: bool = True) -> list[tuple[str, pd.DataFrame]]:
+    """Return the rows by setting (see ``settings``), in the order of the table."""
+    names = settings(rows, batch=batch, own=own)
     first = list(dict.fromkeys(names))[:MOST_FACETS]
     return [(str(name), rows[names == name]) for name in first]
 
@@ -164,8 +165,8 @@ def draw_point(axes: Axes, row: Row, value: float, low: Scalar, high: Scalar) ->
 
 
 def axis_label(row: Row) -> str:
-    """Return 'ddp x2', starred if it is a rehearsal."""
-    return f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}"
+    """Return 'ddp x2', starred if it is a rehearsal, with the strategy's own options that vary in the run."""
+    return joined(f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}", own_options(row))
 
 
 def hatch_point(axes: Axes, x: float, y: float) -> None:

@@ -28,7 +28,7 @@ def step_phases(results: Results) -> Drawing:
     if rows.empty:
         return Drawing(title, "Left out: no phases were recorded.", None)
     not_equivalent = not_equivalent_cells(results)
-    facets = facets_of(rows)
+    facets = facets_of(rows, own=False)
     present = [phase for phase in NAMES if rows[f"{phase}_s"].fillna(0).gt(0).any()]
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 from matplotlib.axes import Axes
 
 from harness.analysis.results import Results
 from harness.plan.comparison import SETTING_AXES
+from harness.plan.labels import TAGS
 from harness.report.figures import captions
 from harness.report.figures.common import COLOURS, MARKERS, Drawing, facets_of, panels
-from harness.report.labels import shown_devices, shown_strategy
+from harness.report.labels import cell_label
 from harness.report.row import Row, is_apart, is_missing, number, rows_of
 from harness.report.tables.ratios import main_axes, pair_label
 
@@ -81,10 +84,10 @@ def _labelled_rows(results: Results) -> pd.DataFrame:
 
 
 def _launchers(row: Row) -> str:
-    return f"Ray / torchrun: {row['strategy']} x{shown_devices(row)}"
+    return f"Ray / torchrun: {cell_label(row)}"
 
 
 def _starred(row: Row, label: str) -> str:
     """Return the label with a star in place of the words that set a rehearsal apart."""
-    plain = label.replace(shown_strategy(row).removeprefix(str(row["strategy"])), "")
+    plain = re.sub(rf" \((({'|'.join(TAGS)})(, )?)+\)", "", label)
     return f"{plain}{'*' * is_apart(row)}"

@@ -29,7 +29,7 @@ def step_times(results: Results) -> Drawing:
         return Drawing(title, "Left out: no step was timed.", None)
     rows = results.cells.assign(label=[axis_label(row) for row in rows_of(results.cells)])
     rows = rows.assign(order=rows["strategy"].map(strategy_order)).sort_values(["devices", "order"], kind="stable")
-    facets = facets_of(rows)
+    facets = facets_of(rows, own=False)
     not_equivalent = not_equivalent_cells(results)
     by_cell = _milliseconds(results, pd.concat([part["cell_id"] for _, part in facets]))
 

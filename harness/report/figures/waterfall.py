@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 
 from harness.analysis.results import Results
 from harness.report.figures import captions
-from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, axis_label, panels
-from harness.report.labels import rows_with_setting
-from harness.report.row import is_missing, number, rows_of
+from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, panels
+from harness.report.row import is_apart, is_missing, number, rows_of
 
 ROW_HEIGHT = 0.27
 
@@ -23,7 +22,7 @@ def efficiency_waterfall(results: Results) -> Drawing:
     rows = results.waterfall
     if rows.empty:
         return Drawing(title, "Left out: no cell on several devices has the trials that explain it.", None)
-    rows = rows.assign(facet=[f"{axis_label(row)}, {row['setting']}" for row in rows_with_setting(rows)])
+    rows = rows.assign(facet=[f"{row['label']}{'*' * is_apart(row)}" for row in rows_of(rows)])
     facets = [(str(facet), part) for facet, part in islice(rows.groupby("facet", sort=False), MOST_FACETS)]
     tallest = max(len(part) for _, part in facets)
     figure = panels(facets, _draw, legend=[], height=1.1 + ROW_HEIGHT * (tallest + 1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.report.labels import cell_label, rows_with_setting, shown_devices, shown_strategy
-from harness.report.row import Row, Scalar, is_missing, number
+from harness.report.labels import shown_devices, shown_strategy
+from harness.report.row import Row, Scalar, is_missing, number, rows_of
 from harness.report.tables.text import (
     Column,
     TextTable,
@@ -34,7 +34,7 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
         ("MFU", _mfu, flush_right),
     )
     counted = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
-    return make_table(columns, rows_with_setting(counted))
+    return make_table(columns, rows_of(counted))
 
 
 def _of_measured_peak(row: Row) -> Scalar:
@@ -53,7 +53,7 @@ def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
     At most ``most`` rows: the whole table is on disk.
     """
     columns: tuple[Column, ...] = (
-        ("cell", lambda row: f"{cell_label(row)}, {row['setting']}" if _is_first(row) else "", words),
+        ("cell", lambda row: row["label"] if _is_first(row) else "", words),
         ("part", lambda row: "ideal (efficiency)" if _is_first(row) else row["part"], words),
         ("ms of a step", "part_s", milliseconds),
         ("share", "share", decimal("{:.1f} %", 100)),
@@ -63,7 +63,7 @@ def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
     left_out = len(waterfall[most:])
     rest = f"and {left_out} more, in tables/waterfall.csv" if left_out else ""
     kind = lambda row: "base" if _is_first(row) else ""  # noqa: E731
-    return make_table(columns, rows_with_setting(waterfall[:most]), kind, rest)
+    return make_table(columns, rows_of(waterfall[:most]), kind, rest)
 
 
 def _is_first(row: Row) -> bool:
@@ -80,11 +80,11 @@ def _interval(row: Row) -> str:
 def unexplained_table(trials: pd.DataFrame) -> TextTable:
     """Return the cells whose efficiency loss could not be explained, each with the reason."""
     columns: tuple[Column, ...] = (
-        ("cell", lambda row: f"{row['strategy']} x{row['devices']}, {row['setting']}", words),
+        ("cell", "label", words),
         ("reason", "explain_error", words),
     )
     bad = trials[trials["explain_error"].notna() & (trials["outcome"] == "ok")]
-    return make_table(columns, rows_with_setting(bad.drop_duplicates("cell_id")))
+    return make_table(columns, rows_of(bad.drop_duplicates("cell_id")))
 
 
 def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
@@ -98,7 +98,7 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
     )
     exposed = waterfall[waterfall["part"] == "exposed communication"]
     own = trials.groupby("cell_id")[["ddp_exposed_s", "ddp_communication_s"]].mean()
-    return make_table(columns, rows_with_setting(exposed.join(own, on="cell_id")))
+    return make_table(columns, rows_of(exposed.join(own, on="cell_id")))
 
 
 def gpu_table(gpus: pd.DataFrame) -> TextTable:
@@ -113,4 +113,4 @@ def gpu_table(gpus: pd.DataFrame) -> TextTable:
         ("samples per joule", "samples_per_joule", decimal("{:,.3g}")),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_with_setting(gpus))
+    return make_table(columns, rows_of(gpus))

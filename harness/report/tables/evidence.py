@@ -10,9 +10,10 @@ import pandas as pd
 from harness.analysis.doubts import kind_of, meaning
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.analysis.usual_doubts import timed, usual_doubts
-from harness.report.labels import cell_label, rows_with_setting, shown_strategy
+from harness.plan.labels import joined
+from harness.report.labels import cell_label, check_label, settings, shown_strategy
 from harness.report.row import Row, is_missing, is_true, number, rows_of
-from harness.report.tables.ratios import pair_label, ratio
+from harness.report.tables.ratios import pair_label, pair_setting, parity_label, ratio
 from harness.report.tables.scaling import DOUBTFUL, UNVERIFIED
 from harness.report.tables.text import (
     Column,
@@ -35,7 +36,7 @@ def unverified(equivalence: pd.DataFrame) -> str:
     """Return a sentence on the checks without a verdict, with the cause of each; empty if there are none."""
     causes: dict[str, list[str]] = {}
     for row in rows_of(equivalence[equivalence["equivalent"].isna()]):
-        causes.setdefault(str(row["reason"]).removeprefix("unknown: "), []).append(cell_label(row))
+        causes.setdefault(str(row["reason"]).removeprefix("unknown: "), []).append(check_label(row))
     if not causes:
         return ""
     each = "; ".join(f"{', '.join(dict.fromkeys(cells))} ({cause})" for cause, cells in causes.items())
@@ -46,13 +47,13 @@ def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
     """Return whether each strategy is equivalent to one device."""
     columns: tuple[Column, ...] = (
         ("strategy", cell_label, words),
-        ("model", "model", words),
+        ("setting", "setting", words),
         ("global batch", "global_batch_size", flush_right),
         ("in", "computed_in", words),
         ("update difference", "difference", decimal("{:.2g} %", 100)),
         ("verdict", lambda row: "equivalent" if is_true(row["equivalent"]) else str(row["reason"]), words),
     )
-    return make_table(columns, rows_of(equivalence))
+    return make_table(columns, rows_of(equivalence.assign(setting=settings(equivalence, batch=False))))
 
 
 def doubt_table(trials: pd.DataFrame) -> TextTable:
@@ -118,7 +119,7 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
             "build_peak_bytes": construction.get(row["cell_id"]),
             **{name: of_rank[row["cell_id"]][name] for name in ("peak_memory_bytes", "peak_reserved_bytes", *PARTS)},
         }
-        for row in rows_with_setting(cells)
+        for row in rows_of(cells)
         if row["cell_id"] in of_rank
     ]
     return make_table(columns, rows)
@@ -130,10 +131,10 @@ def _rest(row: Row) -> float:
 
 
 INTERVALS: Mapping[str, Callable[[Row], str]] = {
-    "scaling": cell_label,
-    "versus": pair_label,
-    "parity": lambda row: f"{cell_label(row)} under Ray / torchrun",
-    "noise": lambda row: f"{cell_label(row)} / its twin",
+    "scaling": lambda row: str(row["label"]),
+    "versus": lambda row: joined(pair_label(row), pair_setting(row)),
+    "parity": lambda row: f"{parity_label(row)} under Ray / torchrun",
+    "noise": lambda row: f"{row['label']} / its twin",
 }
 """The tables whose intervals throughput.blocks sets, each with the label of a row."""
 
@@ -144,7 +145,7 @@ def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:
     for name, label in INTERVALS.items():
         known = tables[name][tables[name]["precise"].notna()]
         asked += len(known)
-        wide += [f"{label(row)}, {row['setting']}" for row in rows_with_setting(known) if not row["precise"]]
+        wide += [label(row) for row in rows_of(known) if not row["precise"]]
     if not wide:
         return ""
     some = "; ".join(wide[:NAMED]) + ("; ..." if len(wide) > NAMED else "")
@@ -158,8 +159,8 @@ def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     known = noise[noise["low"].notna()]
     if not known.empty:
         floors = "; ".join(
-            (f"{row['setting']} " if len(known) > 1 else "") + f"{ratio(row['low'])} to {ratio(row['high'])}"
-            for row in rows_with_setting(known)
+            (f"{row['setting']}: " if words(row["setting"]) else "") + f"{ratio(row['low'])} to {ratio(row['high'])}"
+            for row in rows_of(known)
         )
         wrong = int(known["excludes_one"].fillna(False).sum())
         chance = f" {wrong} of {len(known)} exclude 1; 1 in 20 does by chance." if wrong else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.report.labels import shown_strategy
 from harness.report.row import Row, is_missing, rows_of
 from harness.report.tables.text import Column, TextTable, make_table, plural, words
 
@@ -41,17 +40,16 @@ def seen_text(rows: pd.DataFrame) -> str:
 
 
 def finding_location(rows: pd.DataFrame) -> str:
-    """Return 'ddp x2 resnet8, dp x2 resnet8'."""
+    """Return 'ddp x2 · resnet8, dp x2 · resnet8'."""
     names = [examined_label(row) for row in rows_of(rows)]
     return ", ".join(dict.fromkeys(names))
 
 
 def examined_label(row: Row) -> str:
-    """Return 'ddp x2 resnet8', or 'the nodes' for a finding of no cell in particular."""
+    """Return the label of an examined cell, or 'the nodes' for a finding of no cell in particular."""
     if is_missing(row["strategy"]):
         return "the nodes"
-    model = "" if is_missing(row["model"]) else f" {row['model']}"
-    return f"{shown_strategy(row)} x{row['devices']}{model}"
+    return str(row["label"])
 
 
 def summary_line(findings: pd.DataFrame, examined: int) -> str:

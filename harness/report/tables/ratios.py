@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.plan.axis_pairs import SIZES
-from harness.report.labels import cell_label, rate_unit, rows_with_setting, shown_devices, shown_strategy
-from harness.report.row import Row, is_apart, is_missing, is_true
+from harness.plan.labels import SEPARATOR, joined
+from harness.report.labels import cell_label, rate_unit, setting_without
+from harness.report.row import Row, is_apart, is_missing, is_true, rows_of
 from harness.report.tables.scaling import marked
 from harness.report.tables.text import Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
 
@@ -23,7 +24,7 @@ def noise_table(noise: pd.DataFrame) -> TextTable:
         ("twin / base (95 % interval)", _ratio, flush_right),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_with_setting(noise), _kind)
+    return make_table(columns, rows_of(noise), _kind)
 
 
 def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
@@ -35,12 +36,12 @@ def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
     )
     columns: tuple[Column, ...] = (
         ("cell", cell_label, words),
-        ("setting", "setting", words),
+        ("setting", _beside_launchers, words),
         *(() if narrow else speeds),
         ("Ray / torchrun (95 % interval)", _ratio, flush_right),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_with_setting(parity), _kind)
+    return make_table(columns, rows_of(parity), _kind)
 
 
 def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
@@ -52,12 +53,12 @@ def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
     )
     columns: tuple[Column, ...] = (
         ("first / second", pair_label, words),
-        ("setting", "setting", words),
+        ("setting", pair_setting, words),
         *(() if narrow else speeds),
         ("ratio (95 % interval)", _ratio, flush_right),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_with_setting(versus), _kind)
+    return make_table(columns, rows_of(versus), _kind)
 
 
 def _kind(row: Row) -> str:
@@ -65,15 +66,34 @@ def _kind(row: Row) -> str:
 
 
 def pair_label(row: Row) -> str:
-    """Return 'ddp / dp x2 (emulated)' for strategies, 'ddp x2, bucket_cap_mb 25 / 1' for other axes."""
-    value, other, axis = str(row["value"]), str(row["other_value"]), str(row["axis"])
-    apart = shown_strategy(row).removeprefix(str(row["strategy"]))
-    if axis == "strategy":
-        return f"{value} / {other} x{shown_devices(row)}{apart}"
-    if axis == "devices":
-        return f"{row['strategy']} x{value} / x{other}{apart}"
-    name = axis.rpartition(".")[2].replace("_", " ") if "." not in axis else axis.rpartition(".")[2]
-    return f"{cell_label(row)}, {name} {value} / {other}"
+    """Return 'ddp x2 / dp (emulated) x2', or 'ddp x2 · bucket_cap_mb=25 / 1': the parts in which both labels differ."""
+    placed, first, second, _ = _compared(row)
+    key = first.partition("=")[0] + "="
+    second = second.removeprefix(key) if SEPARATOR not in first + second else second
+    return joined(placed, f"{first or 'unset'} / {second or 'unset'}")
+
+
+def pair_setting(row: Row) -> str:
+    """Return what the two cells of a pair share and others do not, besides strategy and devices."""
+    return _compared(row)[3]
+
+
+def parity_label(row: Row) -> str:
+    """Return the label of a cell that was measured under both launchers."""
+    return joined(cell_label(row), _beside_launchers(row))
+
+
+def _compared(row: Row) -> tuple[str, str, str, str]:
+    """Return strategy and devices if both cells share them, what each label has alone, and what else they share."""
+    one, other = (words(row[name]).split(SEPARATOR) for name in ("label", "other_label"))
+    placed = one[0] if one[0] == other[0] else ""
+    first, second = ([part for part in a if part not in b] for a, b in ((one, other), (other, one)))
+    return placed, joined(*first), joined(*second), joined(*(part for part in one[1:] if part in other))
+
+
+def _beside_launchers(row: Row) -> str:
+    """Return the setting without the launcher, since both are compared."""
+    return setting_without(row, str(row["launcher"]))
 
 
 def main_axes(versus: pd.DataFrame) -> pd.DataFrame:

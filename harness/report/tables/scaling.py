@@ -7,7 +7,8 @@ from statistics import median
 
 import pandas as pd
 
-from harness.report.labels import cell_label, rate_unit, rows_with_setting, shown_devices, shown_strategy
+from harness.plan.labels import batch_text, joined
+from harness.report.labels import cell_label, rate_unit, setting_without_batch, shown_devices, shown_strategy
 from harness.report.row import Row, is_apart, is_missing, is_unverified, rows_of
 from harness.report.tables.text import (
     NO_BREAK,
@@ -50,17 +51,22 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
         ("n", "blocks", flush_right),
     )
     parts: dict[str, list[Row]] = {}
-    for row in rows_with_setting(unusual_doubts(scaling)):
-        parts.setdefault(str(row["setting"]), []).append(row)
+    for row in rows_of(unusual_doubts(scaling)):
+        parts.setdefault(words(row["setting"]) or _fixed(row), []).append(row)
     return [
         (f"{name} (base: {', '.join(dict.fromkeys(map(_base, rows)))})", make_table(columns, rows, _kind))
         for name, rows in parts.items()
     ]
 
 
+def _fixed(row: Row) -> str:
+    """Return the model and the batch: the title of a table if nothing varies but strategies and devices."""
+    return joined(words(row["model"]), batch_text(row))
+
+
 def scaling_table(scaling: pd.DataFrame) -> TextTable:
     """Return throughput, speedup and efficiency of each cell against its base, with intervals; n; base; doubts."""
-    unit, rows = rate_unit(scaling), rows_with_setting(unusual_doubts(scaling))
+    unit, rows = rate_unit(scaling), rows_of(unusual_doubts(scaling))
     doubts: tuple[Column, ...] = (("doubts, by blocks", "unusual", words),)
     columns: tuple[Column, ...] = (
         ("setting", "setting", words),
@@ -169,11 +175,11 @@ def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
 
 def _training(row: Row) -> str:
     differs = "" if is_missing(row["excluded"]) else " (not equivalent)"
-    return marked(f"{shown_strategy(row)} x{row['devices']}{differs}", row)
+    return marked(f"{cell_label(row)}{differs}", row)
 
 
 def _training_setting(row: Row) -> str:
-    return ", ".join(part for part in (words(row["model"]), f"global batch {row['global_batch_size']}") if part)
+    return joined(setting_without_batch(row), f"global batch {row['global_batch_size']}")
 
 
 def _metrics(convergence: pd.DataFrame) -> list[str]:
@@ -217,7 +223,7 @@ def outcome_table(outcomes: pd.DataFrame) -> TextTable:
 def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
     """Return the trials that neither succeeded nor were skipped, each with its log."""
     columns: tuple[Column, ...] = (
-        ("trial", lambda row: f"{row['strategy']} x{row['devices']}, {row['trial_id']}", words),
+        ("trial", lambda row: f"{row['label']}, {row['trial_id']}", words),
         ("attempt", "attempt", flush_right),
         ("outcome", "outcome", words),
         ("reason", "reason", words),

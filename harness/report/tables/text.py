@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from harness.analysis.stats import ENDS
@@ -46,9 +46,22 @@ def make_table(
         Line(tuple(form(value(row) if callable(value) else row[value]) for _, value, form in columns), kind(row))
         for row in rows
     ]
+    headings, lines = _without_empty(headings, lines)
     if rest:
-        lines.append(Line((rest, *[""] * (len(columns) - 1))))
+        lines.append(Line((rest, *[""] * (len(headings) - 1))))
     return TextTable(headings, tuple(lines))
+
+
+def _without_empty(headings: tuple[Heading, ...], lines: list[Line]) -> tuple[tuple[Heading, ...], list[Line]]:
+    """Return headings and lines without the columns of text that no line fills."""
+    kept = [
+        index
+        for index, heading in enumerate(headings)
+        if heading.number or not lines or any(line.cells[index] for line in lines)
+    ]
+    return tuple(headings[index] for index in kept), [
+        replace(line, cells=tuple(line.cells[index] for index in kept)) for line in lines
+    ]
 
 
 def words(value: Scalar) -> str:

@@ -1,0 +1,139 @@
+"""An estimate of the time that a run still takes, for trials of unlike length."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from harness.plan.planner import GROUP_START_S, Plan
+from harness.plan.trial import Trial, WorkerGroup
+from harness.run.events import Event, GroupReady, GroupStarting, TrialEnded, TrialStarting
+
+Clock = Callable[[], float]
+Key = tuple[str, ...]
+MINUTE_S = 60.0
+
+
+class TimeLeft:
+    """The time left of a run, in seconds by ``clock``, from the durations of its trials so far.
+
+    A trial is expected to take the mean of its cell's trials of the same kind; without any, that of all trials of its
+    kind; without any, the least time that the plan knows, as do the starts of worker groups. Only successful trials
+    count. A trial's duration includes what its group does between it and the one before.
+    """
+
+    def __init__(self, plan: Plan, groups: Iterable[WorkerGroup], clock: Clock = time.monotonic) -> None:
+        groups = list(groups)
+        self._plan, self._clock = plan, clock
+        self._waiting = {group.id for group in groups}
+        self._pending = {trial.id: trial for group in groups for trial in group.trials}
+        self._durations: dict[Key, _Mean] = {}
+        self._starts = _Mean()
+        self._last = clock()
+        self._current: Trial | None = None
+        self._starting = False
+        self._said = -math.inf
+        wall = plan.experiment.limits.wall
+        self._end = self._last + wall if wall else math.inf
+        self._add_up()
+
+    def follow(self, event: Event) -> None:
+        """Take an event of the run into account."""
+        match event:
+            case GroupStarting(group):  # it began when the trial before it had ended
+                self._waiting.discard(group.id)
+                self._starting = True
+            case GroupReady():
+                self._ready()
+            case TrialStarting(trial):
+                self._current = trial
+            case TrialEnded(trial, line, again):
+                self._ended(trial, line["outcome"], again=again)
+            case _:
+                pass
+
+    def _ready(self) -> None:
+        if self._starting:  # under torchrun each of its trials reports anew
+            now = self._clock()
+            self._starts.add(now - self._last)
+            self._starting, self._last = False, now
+
+    def _ended(self, trial: Trial, outcome: str, *, again: bool) -> None:
+        now = self._clock()
+        if outcome == "ok":
+            for key in _keys(trial):
+                self._durations.setdefault(key, _Mean()).add(now - self._last)
+        if outcome != "skipped":
+            self._last, self._current, self._starting = now, None, False
+        if not again:
+            self._pending.pop(trial.id, None)
+        self._add_up()
+
+    @property
+    def seconds(self) -> float:
+        """The estimate now; at most what limits.wall leaves."""
+        now, start = self._clock(), self._starts.value or GROUP_START_S
+        current = start if self._starting else self._expected(self._current) if self._current else 0.0
+        left = self._rest + start * (self._starting + len(self._waiting)) - min(now - self._last, current)
+        return max(0.0, min(left, self._end - now))
+
+    @property
+    def text(self) -> str:
+        """The estimate as 'about 4 min left'; 'at least' if some kind of trial has not been measured yet, 'at most' if
+        the intervals may need fewer blocks than planned; empty if nothing is left.
+        """
+        return f"{self._bound} {rounded(self.seconds)} left" if self._pending else ""
+
+    def once_a_minute(self) -> str:
+        """Return the estimate as text if it was not returned within the last minute; else nothing."""
+        now = self._clock()
+        if now - self._said < MINUTE_S:
+            return ""
+        self._said = now
+        return self.text
+
+    def _add_up(self) -> None:
+        """Compute the time of all pending trials, and whether it is a bound; in between only the clock goes on."""
+        pending = self._pending.values()
+        self._rest = sum(map(self._expected, pending))
+        unknown = any(_keys(trial)[-1] not in self._durations for trial in pending)
+        settings = self._plan.experiment.throughput
+        rule = settings.rule if settings else None
+        fewer = rule is not None and any(trial.block >= rule.at_least for trial in pending)
+        self._bound = "about" if unknown == fewer else "at least" if unknown else "at most"
+
+    def _expected(self, trial: Trial) -> float:
+        known = (self._durations[key].value for key in _keys(trial) if key in self._durations)
+        return next(known, None) or self._plan.least_trial_seconds(trial)
+
+
+class _Mean:
+    """A mean of the numbers so far; None without any."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, number: float) -> None:
+        self._sum, self._count = self._sum + number, self._count + 1
+
+    @property
+    def value(self) -> float | None:
+        return self._sum / self._count if self._count else None
+
+
+def _keys(trial: Trial) -> tuple[Key, Key]:
+    """Return what a trial's duration is known by: its cell and kind, and its kind."""
+    kind = (trial.scenario, trial.cell.launcher)
+    return (trial.cell.id, *kind), kind
+
+
+def rounded(seconds: float) -> str:
+    """Return '40 s', '7 min' or '2 h 10 min': seconds rounded up to ten seconds, a minute or ten minutes."""
+    if seconds <= 90:
+        return f"{max(10, 10 * math.ceil(seconds / 10))} s"
+    minutes = math.ceil(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    minutes = 10 * math.ceil(minutes / 10)
+    return f"{minutes // 60} h {minutes % 60:02d} min"

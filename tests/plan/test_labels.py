@@ -1,0 +1,197 @@
+"""Labels: what differs between cells, all of it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+
+from harness.config import yaml_source
+from harness.config.experiment import Experiment, parse_experiment
+from harness.errors import ExperimentError
+from harness.plan.cell import EARLIER, SHARED_SECTIONS, Cell
+from harness.plan.comparison import CELL_AXES, axes_of
+from harness.plan.labels import LONGEST, SEPARATOR, Labels, batch_text, devices_text, strategy_text
+from harness.plan.planner import Plan, make_plan
+from harness.plan.rows import TrialAxes
+from tests.any_experiment import experiments
+from tests.conftest import gpu_cluster, laptop
+
+Make = Callable[..., Experiment]
+PLACED = {"strategy", "devices", "device_ids", "nodes", "oversubscribed", "emulated"}
+CELL = Cell(
+    workload="image_classification",
+    data="digits",
+    model="resnet8",
+    strategy="ddp",
+    device="cpu",
+    devices=2,
+    nodes=1,
+    scaling="weak",
+    per_device_batch_size=8,
+    global_batch_size=16,
+    strategy_options={"bucket_cap_mb": 25},
+    optimizer={"name": "SGD", "lr": 0.1},
+)
+
+
+def labels_of(*cells: Cell) -> list[str]:
+    labels = Labels(map(axes_of, cells))
+    return [labels.of_cell(cell) for cell in cells]
+
+
+def test_strategy_and_devices_are_always_named_and_nothing_else_that_all_share() -> None:
+    assert labels_of(CELL, replace(CELL, devices=4, global_batch_size=32)) == ["ddp x2", "ddp x4"]
+
+
+def test_every_axis_that_differs_is_named() -> None:
+    other = replace(
+        CELL, model="resnet14", per_device_batch_size=16, precision="bf16", launcher="torchrun", compile=True
+    )
+    assert labels_of(CELL, other) == [
+        "ddp x2 · resnet8 · batch 8/device · fp32 · eager · ray",
+        "ddp x2 · resnet14 · batch 16/device · bf16 · compiled · torchrun",
+    ]
+
+
+def test_weak_and_strong_scaling_of_one_batch_differ() -> None:
+    assert labels_of(CELL, CELL.at_global_batch_size(16)) == ["ddp x2 · batch 8/device", "ddp x2 · global batch 16"]
+
+
+def test_an_axis_without_a_value_is_named_too() -> None:
+    assert labels_of(CELL, replace(CELL, data=None)) == ["ddp x2 · digits", "ddp x2 · no data"]
+
+
+def test_options_of_a_strategy_differ_among_its_own_cells_alone() -> None:
+    single = replace(CELL, strategy="single", devices=1, strategy_options={})
+    other = replace(CELL, strategy_options={"bucket_cap_mb": 1})
+    assert labels_of(single, CELL) == ["single x1", "ddp x2"]
+    assert labels_of(single, CELL, other) == ["single x1", "ddp x2 · bucket_cap_mb=25", "ddp x2 · bucket_cap_mb=1"]
+
+
+def test_the_full_name_of_an_option_is_given_if_the_last_part_is_that_of_another() -> None:
+    schedule = replace(CELL, schedule={"lr": 1})
+    assert labels_of(schedule, replace(schedule, optimizer={"name": "SGD", "lr": 0.2})) == [
+        "ddp x2 · optimizer.lr=0.1",
+        "ddp x2 · optimizer.lr=0.2",
+    ]
+    assert labels_of(CELL, replace(CELL, optimizer={"name": "Adam", "lr": 0.1})) == [
+        "ddp x2 · optimizer.name=SGD",
+        "ddp x2 · optimizer.name=Adam",
+    ]
+
+
+def test_an_option_that_a_cell_leaves_out_has_the_earlier_value() -> None:
+    hook = replace(CELL, strategy_options={"bucket_cap_mb": 25, "comm_hook": "bf16"})
+    assert labels_of(CELL, hook) == ["ddp x2 · comm_hook=none", "ddp x2 · comm_hook=bf16"]
+
+
+def test_an_option_that_only_some_cells_have_is_named_where_it_is() -> None:
+    assert labels_of(CELL, replace(CELL, loader={"workers": 2})) == ["ddp x2", "ddp x2 · workers=2"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "texts"),
+    [
+        ("25", 25, ['"25"', "25"]),
+        ("none", None, ["none", "null"]),
+        ("a · b", "a", ['"a · b"', "a"]),
+        (True, "true", ["true", '"true"']),
+        ([1, 2], [2], ["[1, 2]", "[2]"]),
+    ],
+)
+def test_values_that_differ_read_differently(one: Any, other: Any, texts: list[str]) -> None:
+    labels = labels_of(*(replace(CELL, workload_options={"x": value}) for value in (one, other)))
+    assert labels == [f"ddp x2 · x={text}" for text in texts]
+
+
+def test_long_values_are_cut_and_still_differ() -> None:
+    one, other = labels_of(*(replace(CELL, model="m" * 1000 + end) for end in "ab"))
+    assert one != other and max(len(one), len(other)) <= LONGEST + len("ddp x2 · ")
+
+
+def test_devices_and_what_sets_a_strategy_apart() -> None:
+    axes = axes_of(replace(CELL, strategy="dp", device_ids=(0, 1), oversubscribe=True))
+    assert strategy_text(axes) == "dp (emulated, oversubscribed)"
+    assert devices_text(axes) == "2 (GPU 0,1)"
+    assert devices_text({**axes, "link": "NV12"}) == "2 (GPU 0,1: NV12)"
+    assert devices_text(axes_of(replace(CELL, devices=4, nodes=2))) == "4 on 2 nodes"
+    assert batch_text(axes) == "batch 8/device"
+
+
+def test_constants_are_what_all_cells_share_but_defaults() -> None:
+    assert Labels([axes_of(CELL)]).constants == "image_classification · digits · resnet8 · batch 8/device · fp32"
+    torchrun = [axes_of(replace(CELL, data=None, launcher="torchrun", compile=True, model=m)) for m in ("a", "b")]
+    assert Labels(torchrun).constants == "image_classification · batch 8/device · fp32 · compiled · torchrun"
+    assert Labels([]).constants == ""
+
+
+def test_a_diagnostic_cell_names_what_differs_from_all_others() -> None:
+    labels = Labels(map(axes_of, (CELL, replace(CELL, precision="bf16"))))
+    check = CELL.at_global_batch_size(8)
+    assert labels.of_cell(check) == "ddp x2 · global batch 8 · fp32"
+    assert labels.of_cell(replace(check, compile=True)) == "ddp x2 · global batch 8 · fp32 · compiled"
+
+
+def test_trials_of_a_cell_are_numbered(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, diagnostics=True, convergence={"epochs": 1, "seeds": [7]}), laptop())
+    labels = {plan.labels.of_trial(trial) for trial in plan.trials}
+    assert {"single x1 · block 0", "single x1 · block 0 · twin", "ddp x2 · block 1", "ddp x2 · seed 7"} <= labels
+    assert "ddp x2 · global batch 8 · block 0 · equivalence" in labels
+
+
+def parts_of(cell: Cell, cells: Sequence[Cell]) -> int:
+    """The number of axes and options of a cell that vary among the cells, counted one by one, without the placement."""
+
+    def has(other: Cell, name: str) -> bool:
+        return name.partition(".")[0] in (other.strategy, *SHARED_SECTIONS)
+
+    def option(other: Cell, name: str) -> str:
+        return repr(other.options.get(name, EARLIER.get(name, "absent")))
+
+    def batch(axes: TrialAxes) -> tuple[str, int | None]:
+        strong = axes["scaling"] == "strong"
+        return axes["scaling"], axes["global_batch_size"] if strong else axes["per_device_batch_size"]
+
+    axes = [axes_of(other) for other in cells]
+    without = PLACED | {"scaling", "per_device_batch_size", "global_batch_size", "options"}
+    varying = [name for name in CELL_AXES if name not in without and len({str(dict(a)[name]) for a in axes}) > 1]
+    names = {name for other in cells for name in other.options if has(cell, name)}
+    options = [name for name in names if len({option(other, name) for other in cells if has(other, name)}) > 1]
+    named = [name for name in options if name in cell.options or name in EARLIER]
+    return len(varying) + (len(set(map(batch, axes))) > 1) + len(named)
+
+
+def counted_cells(plan: Plan) -> list[Cell]:
+    trials = [*plan.trials, *(skip.trial for skip in plan.skips)]
+    return list(dict.fromkeys(trial.cell for trial in trials if trial.kind != "diagnostic"))
+
+
+@settings(
+    max_examples=60,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+@given(experiments())
+def test_labels_of_any_file_name_exactly_what_differs(content: dict[str, Any]) -> None:
+    experiment = parse_experiment(yaml_source.parse_mapping(yaml.safe_dump(content), source="f"), source="f")
+    for inventory in (laptop(2), gpu_cluster(3, 4)):
+        try:
+            plan = make_plan(experiment, inventory)
+        except ExperimentError:  # too large
+            return
+        cells = counted_cells(plan)
+        labels = [plan.labels.of_cell(cell) for cell in cells]
+        assert len(set(labels)) == len(labels)
+        trials = [plan.labels.of_trial(trial) for trial in plan.trials]
+        assert len(set(trials)) == len(trials)
+        for cell, label in list(zip(cells, labels, strict=True))[:20]:
+            assert len(label.split(SEPARATOR)) == 1 + parts_of(cell, cells), label

@@ -1,0 +1,155 @@
+"""The time left of a run: from durations of trials of unlike length, by a fake clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from harness.config.experiment import Experiment
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import Trial
+from harness.run.events import GroupReady, GroupStarting, Note, TrialEnded, TrialStarting
+from harness.run.time_left import TimeLeft, rounded
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+START_S = 4.0
+
+
+class Run:
+    """A run of a plan by a clock of its own; ``seconds``: the duration of each kind of trial."""
+
+    def __init__(self, plan: Plan, seconds: Mapping[str, float]) -> None:
+        self.now, self.seconds, self.plan = 100.0, seconds, plan
+        self.left = TimeLeft(plan, plan.groups, lambda: self.now)
+
+    def measure(self, trials: int, outcome: str = "ok") -> list[Trial]:
+        """Measure the first trials; return the rest."""
+        wanted = trials
+        for group in self.plan.groups:
+            if wanted == 0:
+                break
+            self.left.follow(GroupStarting(group))
+            self.now += START_S
+            self.left.follow(GroupReady(group, START_S))
+            for trial in group.trials[:wanted]:
+                self.left.follow(TrialStarting(trial))
+                self.now += self.seconds[trial.scenario] * trial.cell.devices * (outcome != "skipped")
+                self.left.follow(TrialEnded(trial, {"outcome": outcome}))
+                wanted -= 1
+        return list(self.plan.trials[trials:])
+
+
+@pytest.fixture
+def plan(make_experiment: Make) -> Plan:
+    convergence = {"epochs": 1, "seeds": [0, 1]}
+    return make_plan(make_experiment(GRID, throughput={"blocks": 3}, convergence=convergence), laptop())
+
+
+SECONDS = {"throughput": 2.0, "convergence": 50.0}
+
+
+def test_trials_of_a_kind_and_cell_take_what_they_took_before(plan: Plan) -> None:
+    run = Run(plan, SECONDS)
+    first = [trial for group in plan.groups if group.block == 0 for trial in group.trials]
+    rest = run.measure(len(first))
+    groups = sum(group.block > 0 for group in plan.groups)
+    expected = sum(SECONDS[trial.scenario] * trial.cell.devices for trial in rest) + START_S * groups
+    assert run.left.seconds == pytest.approx(expected)
+    assert run.left.text.startswith("about ")
+
+
+def test_a_count_of_trials_would_be_far_off(plan: Plan) -> None:
+    """Short trials come first here: the mean of all so far says nothing about those that are left."""
+    run = Run(plan, SECONDS)
+    run.measure(len(plan.trials) // 2)
+    by_count = (run.now - 100.0) / (len(plan.trials) // 2) * (len(plan.trials) - len(plan.trials) // 2)
+    true = sum(SECONDS[t.scenario] * t.cell.devices for t in plan.trials[len(plan.trials) // 2 :])
+    assert abs(run.left.seconds - true) < abs(by_count - true) / 2
+
+
+def test_before_any_trial_the_plan_says_the_least(plan: Plan) -> None:
+    left = TimeLeft(plan, plan.groups, lambda: 0.0)
+    assert left.seconds == pytest.approx(plan.least_seconds)
+    assert left.text == f"at least {rounded(plan.least_seconds)} left"
+
+
+def test_within_a_trial_the_time_goes_on_and_never_below_the_rest(plan: Plan) -> None:
+    run = Run(plan, SECONDS)
+    first = sum(len(group.trials) for group in plan.groups if group.block == 0)
+    rest = run.measure(first)
+    group = next(group for group in plan.groups if group.block == 1)
+    run.left.follow(GroupStarting(group))
+    run.now += START_S
+    run.left.follow(GroupReady(group, START_S))
+    run.left.follow(TrialStarting(rest[0]))
+    before = run.left.seconds
+    run.now += 1.0
+    assert run.left.seconds == pytest.approx(before - 1.0)
+    run.now += 1000.0
+    assert run.left.seconds == pytest.approx(before - SECONDS[rest[0].scenario] * rest[0].cell.devices)
+
+
+def test_failed_and_skipped_trials_say_nothing_about_the_others(plan: Plan) -> None:
+    for outcome in ("error", "skipped"):
+        run = Run(plan, SECONDS)
+        rest = run.measure(3, outcome)
+        assert run.left.text.startswith("at least ")
+        assert run.left.seconds < sum(map(plan.least_trial_seconds, rest)) + 12.0 * len(plan.groups)
+
+
+def test_a_lost_trial_is_still_to_be_measured(plan: Plan) -> None:
+    left = TimeLeft(plan, plan.groups, lambda: 0.0)
+    before = left.seconds
+    left.follow(TrialEnded(plan.trials[0], {"outcome": "lost"}, again=True))
+    assert left.seconds == before
+    left.follow(TrialEnded(plan.trials[0], {"outcome": "lost"}, again=False))
+    assert left.seconds == pytest.approx(before - plan.least_trial_seconds(plan.trials[0]))
+
+
+def test_the_wall_limit_ends_the_run(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 500}, limits={"wall": "5m"}), laptop())
+    now = [0.0]
+    left = TimeLeft(plan, plan.groups, lambda: now[0])
+    assert left.seconds == 300.0
+    now[0] = 100.0
+    assert left.seconds == 200.0
+
+
+def test_a_rule_may_need_fewer_blocks(make_experiment: Make) -> None:
+    blocks = {"at_least": 2, "at_most": 9, "halfwidth": 0.1}
+    run = Run(make_plan(make_experiment(GRID, throughput={"blocks": blocks}), laptop()), SECONDS)
+    run.measure(len([t for t in run.plan.trials if t.block == 0]))
+    assert run.left.text.startswith("at most ")
+
+
+def test_the_text_is_given_at_most_once_a_minute_and_not_at_the_end(plan: Plan) -> None:
+    now = [0.0]
+    left = TimeLeft(plan, plan.groups, lambda: now[0])
+    said = []
+    for now[0] in (0.0, 59.0, 60.0, 61.0):
+        said.append(bool(left.once_a_minute()))
+    assert said == [True, False, True, False]
+    left.follow(Note("of no interest"))
+    for trial in plan.trials:
+        left.follow(TrialEnded(trial, {"outcome": "ok"}))
+    assert left.text == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "10 s"),
+        (41, "50 s"),
+        (90, "90 s"),
+        (91, "2 min"),
+        (3540, "59 min"),
+        (3541, "1 h 00 min"),
+        (4000, "1 h 10 min"),
+        (90000, "25 h 00 min"),
+    ],
+)
+def test_estimates_are_rounded_up(seconds: float, text: str) -> None:
+    assert rounded(seconds) == text
