@@ -16,7 +16,9 @@ os.environ.pop("RAY_ADDRESS", None)
 
 from harness.config import experiment as config
 from harness.config.experiment import Experiment
+from harness.plan.grid import OwnCode
 from harness.plan.inventory import Inventory, Node
+from harness.system.code_version import CodeVersion
 
 
 @atexit.register
@@ -62,6 +64,14 @@ def laptop(cores: int = 2) -> Inventory:
 def gpu_cluster(nodes: int = 1, gpus: int = 8) -> Inventory:
     """Nodes with GPUs that do not exist."""
     return Inventory.assume(nodes, gpus)
+
+
+def variants(*names: str) -> dict[str, OwnCode]:
+    """Versions of a user's module ``own`` in folders that do not exist."""
+    return {
+        name: OwnCode(CodeVersion(name, f"/code/{name}", f"{place:012x}", ("own",)), {})
+        for place, name in enumerate(names)
+    }
 
 
 @pytest.fixture

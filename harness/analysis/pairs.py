@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from harness.analysis.common import Rows, Rule, Values, by_cell, ends, measured, order
@@ -44,12 +46,16 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | N
     return PARITY.frame(sorted(rows, key=order))
 
 
-def versus(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
+def versus(
+    trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None, variants: Sequence[str] = ()
+) -> pd.DataFrame:
     """Return the ratio of every two cells that differ in one axis, paired by block: neighbours, and last to first.
 
-    For strategies on several devices: dp, ddp, fsdp in this order.
+    For strategies on several devices: dp, ddp, fsdp in this order. ``variants``: their order.
     """
+    places = {name: place for place, name in enumerate(variants)}
     groups = sorted(by_cell(measured(trials)).values(), key=lambda group: order(group[0]))
+    groups.sort(key=lambda group: places.get(group[0]["variant"], len(places)))
     rows = []
     for pair in axis_pairs((group[0], group) for group in groups):
         group, other = pair.one, pair.other

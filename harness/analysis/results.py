@@ -122,7 +122,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "scaling": lambda r: scaling(r.trials, r.rule, r.verdicts),
     "noise": lambda r: noise(r.trials, r.rule),
     "parity": lambda r: parity(r.trials, r.rule, r.verdicts),
-    "versus": lambda r: versus(r.trials, r.rule, r.verdicts),
+    "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants)),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(r.trials, r.windows, r.scaling, r.pilot),
     "phases": lambda r: phases(r.trials, r.windows),

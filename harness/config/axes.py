@@ -27,6 +27,7 @@ AXES = (
     "compile",
     "launcher",
     "device_ids",
+    "variant",
 )
 
 

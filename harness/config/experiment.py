@@ -35,13 +35,14 @@ from harness.config.training_options import Loader, TrainingOptions
 from harness.config.values import (
     USER_CLASS,
     Axis,
+    FilePath,
+    Name,
     Options,
     PlainValue,
     Seed,
     absolute_folders,
     as_axis,
     as_tuple,
-    check_name,
 )
 from harness.errors import ExperimentError, nearest
 
@@ -62,13 +63,14 @@ def _sgd() -> Options:
 class Experiment(Strict):
     """A validated experiment file, defaults included; made by ``load_experiment``."""
 
-    name: Annotated[str, BeforeValidator(check_name)]
+    name: Name
     workload: Annotated[str, BeforeValidator(_workload)] = "image_classification"
     grid: Grid | None = None
     cells: Annotated[tuple[Grid, ...], BeforeValidator(as_tuple)] = ()
     exclude: Annotated[tuple[Filter, ...], BeforeValidator(as_tuple)] = ()
     strategy_options: StrategyOptions = StrategyOptions()
     workload_options: Options = Field(default_factory=dict)
+    variants: dict[Name, FilePath] = Field(default_factory=dict)
     optimizer: Options = Field(default_factory=_sgd)
     schedule: Options = Field(default_factory=dict)
     training: TrainingOptions = TrainingOptions()
@@ -112,10 +114,20 @@ class Experiment(Strict):
                 "schedule: needs a name, a class of torch.optim.lr_scheduler",
                 ("schedule",),
             ),
+            *self._variant_conflicts(),
             *self._unknown_names(),
             *self._dotted_conflicts(),
         )
         return self
+
+    def _variant_conflicts(self) -> Iterator[Conflict]:
+        own = "a workload or a strategy of your own, package.module:ClassName"
+        keys = ("variants", "workload", "grid", "cells")
+        yield Conflict(
+            bool(self.variants) and not self.own_code, f"variants: needs {own}, of which they are code", keys
+        )
+        alone = f"variants: got {', '.join(self.variants)} alone; allowed: at least two, to compare"
+        yield Conflict(len(self.variants) == 1, alone, ("variants",))
 
     def _unknown_names(self) -> Iterator[Conflict]:
         """Check the names of models and data against those of a built-in workload."""
@@ -161,8 +173,17 @@ class Experiment(Strict):
 
     @property
     def own_code(self) -> bool:
-        """Whether a workload or a strategy is the user's own; its module is found beside the experiment file."""
-        return self.own_workload or bool(self.own_strategies)
+        """Whether a workload or a strategy is the user's own; its module is found beside the experiment file.
+
+        With variants it is found in the folder of each instead.
+        """
+        return bool(self.own_modules)
+
+    @property
+    def own_modules(self) -> tuple[str, ...]:
+        """The modules of the user's own workload and strategies, each once."""
+        names = [*([self.workload] if self.own_workload else []), *self.own_strategies]
+        return tuple(dict.fromkeys(name.partition(":")[0] for name in names))
 
     @property
     def explains(self) -> bool:

@@ -18,6 +18,7 @@ from harness.launch.host import describe_node
 from harness.launch.postmortem import ProcessOutput, killed_for_memory, what_it_printed
 from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
+from harness.system.code_version import CodeVersion
 
 IMPORT_S = 50.0
 """Timeout of one import; two of them fit into the timeout of an agent's answer."""
@@ -35,9 +36,10 @@ class NodeAgent:
         """Return those of these paths that do not exist on this node."""
         return [path for path in paths if not os.path.exists(path)]
 
-    def failing_imports(self, modules: Sequence[str]) -> dict[str, str]:
+    def failing_imports(self, modules: Sequence[str], version: CodeVersion | None = None) -> dict[str, str]:
         """Return the modules that cannot be imported here, each with the last line of its error; uses a new process."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        import_path = version.import_path() if version else [path for path in sys.path if path]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_path)}
         failing = {}
         for module in modules:
             command = [sys.executable, "-c", "import importlib, sys; importlib.import_module(sys.argv[1])", module]

@@ -9,6 +9,7 @@ from typing import Protocol
 from harness.config.experiment import Experiment
 from harness.plan.environment import GroupRank, NodeEnvironment
 from harness.plan.trial import TrialResult, WorkerGroup
+from harness.system.code_version import CodeVersion
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,16 @@ Message = GroupStarted | TrialStarted | TrialResult
 
 @dataclass(frozen=True)
 class Job:
-    """The input of a worker group."""
+    """The input of a worker group.
+
+    ``import_path``: the folder of the user's code, first on its import path; with variants ``version`` instead.
+    """
 
     experiment: Experiment
     group: WorkerGroup
     threads_per_device: int
     import_path: str | None = None
+    version: CodeVersion | None = None
 
 
 class Launcher(Protocol):

@@ -73,6 +73,8 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
         try:
             if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
                 return
+            if job.version and trial is job.group.trials[0]:
+                job.version.check()
             result = _run_trial(context)
         except SkipTrial as skip:
             result = skipped(trial, skip.reason)
@@ -130,9 +132,11 @@ def _message(error: BaseException) -> str:
 
 
 def _prepare_process(job: Job) -> None:
-    """Set the same number of threads for every strategy, and the import path of the experiment's folder."""
+    """Set the same number of threads for every strategy, and the import path of the user's code."""
     torch.set_num_threads(job.threads_per_device)
-    if job.import_path and job.import_path not in sys.path:
+    if job.version:
+        job.version.use()
+    elif job.import_path and job.import_path not in sys.path:
         sys.path.insert(0, job.import_path)
     gc.collect()
     gc.freeze()  # what was imported stays; later collections do not walk it

@@ -131,9 +131,14 @@ def _key(value: object) -> Hashable:
 
 
 def _order(axis: str, value: Any) -> tuple[Any, ...]:
-    """Return a sort key: none or an option's usual value, numbers, texts; strategies and precisions by their tables."""
+    """Return a sort key: none or an option's usual value, numbers, texts; strategies and precisions by their tables.
+
+    Variants are equal: they stay in the order of the cells, which is to be that of the experiment file.
+    """
     if axis == "strategy":
         return (0, strategy_order(value))
+    if axis == "variant":
+        return (0,)
     if axis == "precision" and value in PRECISIONS:
         return (0, PRECISIONS.index(value))
     if value is None or (axis in EARLIER and value == EARLIER[axis]):

@@ -41,12 +41,17 @@ SHARED_SECTIONS = {
 """The sections of options that every strategy has, each with the field of a cell that holds it."""
 
 
+LATER_FIELDS = frozenset({"variant", "code"})
+"""The fields that earlier versions lacked: no part of the id of a cell without a value."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """The configuration of a trial: model, data, strategy, devices, batch and options.
 
     ``per_device_batch_size`` is None if the global batch does not divide by the devices (strong scaling); such a cell
     is skipped with a reason, never changed. ``device_ids``: numbers of the node's GPUs; empty if any will do.
+    ``variant``: the version of the user's code, by name, and ``code`` the hash of its files; None without variants.
     ``own_traits``: the traits of a strategy of the user's own, which the table of traits lacks; no part of the
     identity, since the strategy's name is.
     """
@@ -72,6 +77,8 @@ class Cell:
     schedule: Options = field(default_factory=dict)
     training: Options = field(default_factory=dict)
     loader: Options = field(default_factory=dict)
+    variant: str | None = None
+    code: str | None = None
     own_traits: StrategyTraits | None = field(default=None, compare=False)
 
     @cached_property
@@ -79,6 +86,7 @@ class Cell:
         """The first 12 hexadecimal digits of the SHA-256 of the content, defaults included."""
         # dataclasses.asdict() would copy every value
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        plain = {name: value for name, value in plain.items() if name not in LATER_FIELDS or value is not None}
         if self.meanings:
             plain["meanings"] = [meaning.name for meaning in self.meanings]
         content = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
@@ -139,12 +147,13 @@ class Cell:
 
     @property
     def workload_key(self) -> tuple[str, ...]:
-        """The key of cells that share one examination: strategy, data, model, workload options and named GPUs.
+        """The key of cells that share one examination: variant, strategy, data, model, workload options, named GPUs.
 
         Batch and device count do not matter to it; named GPUs do, since copies may fail between some pairs only.
         """
         options = repr(sorted(self.workload_options.items()))
-        return (self.strategy, str(self.data), str(self.model), options, str(self.device_ids or ""))
+        which = str(self.device_ids or "")
+        return (self.strategy, str(self.data), str(self.model), options, which, self.variant or "")
 
     def at_global_batch_size(self, batch: int) -> Cell:
         """Return the same cell at a global batch size (strong scaling)."""

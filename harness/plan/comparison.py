@@ -9,9 +9,10 @@ Ratios are taken between trials of one block and invocation, so the partners of 
     family              cells that differ in their devices alone              stands in for a base that failed
     launchers           the cell under Ray and under torchrun                 parity
     strategies          cells that differ in their strategy alone             recorded, for reading by hand
+    variants            cells that differ in the version of the user's code   versus
 
 The first four are cells, recorded with a trial as base_id, alone_id, wrapped_id and check_id. The others are sets of
-cells: cells of one set share its id, a hash of what they have in common.
+cells: cells of one set share its id, a hash of what they have in common. Sets of variants are not recorded.
 """
 
 from __future__ import annotations
@@ -48,14 +49,27 @@ CELL_AXES = (
     "oversubscribed",
     "emulated",
     "options",
+    "variant",
 )
 """The axes of a recorded trial that are its cell's own; ``link`` is what the node has between the devices."""
 NOT_NAMED = frozenset({"options", "emulated", "oversubscribed", "scaling"})
 """Axes of a table that cannot be named: options have names of their own, the others follow from the file."""
 DEVICE_AXES = frozenset({"devices", "device_ids", "nodes", "per_device_batch_size", "global_batch_size"})
 STRATEGY_AXES = frozenset({"strategy", "options", "emulated"})
-SETTING_AXES = ("workload", "data", "model", "scaling", "per_device_batch_size", "precision", "compile", "launcher")
+SETTING_AXES = (
+    "workload",
+    "data",
+    "model",
+    "scaling",
+    "per_device_batch_size",
+    "precision",
+    "compile",
+    "launcher",
+    "variant",
+)
 """The axes that a comparison of strategies and device counts holds fixed, besides options."""
+LATER_AXES = frozenset({"variant"})
+"""The axes that earlier versions lacked: part of a set's id only where a cell has a value, so that ids stay."""
 
 
 def check_axis(name: str) -> str:
@@ -86,6 +100,7 @@ def axes_of(cell: Cell) -> TrialAxes:
         "oversubscribed": cell.oversubscribe,
         "emulated": cell.emulated,
         "options": cell.options,
+        "variant": cell.variant,
     }
 
 
@@ -154,6 +169,12 @@ def other_launcher_cells(cell: Cell) -> list[Cell]:
     return [replace(cell, launcher=launcher) for launcher in LAUNCHERS if launcher != cell.launcher]
 
 
+def other_variant_cells(cell: Cell, codes: Mapping[str, str]) -> list[Cell]:
+    """Return the same cell with every other variant; ``codes``: the hash of each one's code. None without variants."""
+    others = codes.items() if cell.variant else ()
+    return [replace(cell, variant=name, code=code) for name, code in others if name != cell.variant]
+
+
 def base_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
     """Return the bases of the comparable ones of these cells, each once, in order."""
     return dict.fromkeys(base_cell(cell) for cell in cells if comparable(cell))
@@ -213,6 +234,7 @@ def options_text(options: Mapping[str, Any]) -> str:
 
 def _digest(axes: Mapping[str, Any], without: frozenset[str], *more: Any) -> str:
     values = {**axes, "options": options_text(axes.get("options") or {})}
-    shared = [values.get(name) for name in CELL_AXES if name not in without]
+    names = [name for name in CELL_AXES if name not in without]
+    shared = [values.get(name) for name in names if name not in LATER_AXES or values.get(name) is not None]
     text = json.dumps([*shared, *more], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

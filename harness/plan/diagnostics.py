@@ -82,6 +82,8 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
 def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     """Return the examinations: each strategy with each model on its most devices, and each number of devices once.
 
+    With variants, of each of them.
+
     Each is the first trial of its worker group. Groups are in random order, so that trials of the same kind in other
     groups of the block may come before it.
 
@@ -95,8 +97,9 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     for cell in largest:
         chosen.setdefault(cell.workload_key, cell)
     for cell in sorted(cells, key=lambda cell: cell.global_batch_size):  # the smallest batch of a device count suffices
-        if not any((cell.strategy, cell.devices) == (other.strategy, other.devices) for other in chosen.values()):
-            chosen[cell.strategy, cell.devices] = cell
+        size = (cell.strategy, cell.devices, cell.variant)
+        if not any(size == (other.strategy, other.devices, other.variant) for other in chosen.values()):
+            chosen[size] = cell
     first = min((trial.block for trial in trials), default=0)
     return [Trial(cell, "diagnostic", first, seed, added=True, purpose="doctor") for cell in chosen.values()]
 

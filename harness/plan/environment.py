@@ -80,6 +80,13 @@ class GroupEnvironment(TypedDict):
     ranks: list[GroupRank]
 
 
+class VariantFacts(TypedDict):
+    """The version of the user's code behind a variant: the hash of its files, and the git commit of its folder."""
+
+    code: str
+    git_commit: str | None
+
+
 Ended = Literal["finished", "interrupted", "error"]
 
 
@@ -110,6 +117,7 @@ class Invocation(TypedDict, total=False):
     git_commit: str | None
     harness: str
     workload_code: str | None
+    variants: dict[str, VariantFacts]
     python: str
     packages: dict[str, str | None]
     driver: str

@@ -17,9 +17,21 @@ from harness.errors import ExperimentError
 from harness.plan.cell import Cell, Options, Scaling, share_of, without_earlier
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
+from harness.system.code_version import CodeVersion
 
 TraitsByName = Mapping[str, StrategyTraits]
 NO_TRAITS: TraitsByName = MappingProxyType({})
+
+
+class OwnCode(NamedTuple):
+    """The user's code in one variant: its version, and the traits of its strategies."""
+
+    version: CodeVersion
+    traits: TraitsByName
+
+
+Variants = Mapping[str, OwnCode]
+NO_VARIANTS: Variants = MappingProxyType({})
 MAX_CELLS = 12_000
 MAX_TRIALS = 30_000
 MAX_VALUES = 1_000_000
@@ -49,16 +61,23 @@ class GridPoint(NamedTuple):
     precision: str
     compile: bool
     launcher: str
+    variant: str | None
 
 
-def expand(experiment: Experiment, machine: Machine, own_traits: TraitsByName = NO_TRAITS) -> Cells:
+def expand(
+    experiment: Experiment,
+    machine: Machine,
+    own_traits: TraitsByName = NO_TRAITS,
+    variants: Variants = NO_VARIANTS,
+) -> Cells:
     """Return every cell once, in the order of the file; raise ExperimentError if none is left.
 
-    ``own_traits``: the traits of the user's own strategies, by ``package.module:ClassName``.
+    ``own_traits``: the traits of the user's own strategies, by ``package.module:ClassName``. ``variants``: the code of
+    each variant of the experiment, which has its own traits.
     """
     grids = ([experiment.grid] if experiment.grid else []) + list(experiment.cells)
     _check_size(grids, experiment)
-    cells = _unique(cell for grid in grids for cell in _cells(grid, experiment, machine, own_traits))
+    cells = _unique(cell for grid in grids for cell in _cells(grid, experiment, machine, own_traits, variants))
     asked = tuple(c for c in cells if not any(c.matches(rule) for rule in experiment.exclude))
     if not asked:
         raise ExperimentError("exclude", ["exclude leaves no cell of the grid: there is nothing to measure"])
@@ -116,6 +135,7 @@ def _fixed_axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]
         "precision": grid.precision,
         "compile": grid.compile,
         "launcher": experiment.launcher,
+        "variant": tuple(experiment.variants) or (None,),
     }
 
 
@@ -135,15 +155,18 @@ def _weight(grid: Grid, experiment: Experiment) -> int:
     return sum(max(map(weight, values)) for values in _axes(grid, experiment).values())
 
 
-def _cells(grid: Grid, experiment: Experiment, machine: Machine, own_traits: TraitsByName) -> Iterator[Cell]:
+def _cells(
+    grid: Grid, experiment: Experiment, machine: Machine, own_traits: TraitsByName, variants: Variants
+) -> Iterator[Cell]:
     fixed, options = _fixed_axes(grid, experiment), _axes(grid, experiment)
     own_names = experiment.own_strategies
     sections = [_sections(dict(zip(options, values, strict=True)), own_names) for values in product(*options.values())]
     for values in product(*fixed.values()):
         point = GridPoint(**dict(zip(fixed, values, strict=True)))
-        own = own_traits.get(point.strategy)
+        own = variants[point.variant] if point.variant else None
+        traits = (own.traits if own else own_traits).get(point.strategy)
         for chosen in sections:
-            yield _cell(point, chosen, experiment, machine, own)
+            yield _cell(point, chosen, experiment, machine, traits, own.version.code if own else None)
 
 
 def _cell(
@@ -152,6 +175,7 @@ def _cell(
     experiment: Experiment,
     machine: Machine,
     own: StrategyTraits | None,
+    code: str | None,
 ) -> Cell:
     strategy, ids = point.strategy, point.device_ids
     devices = len(ids) if point.devices is None else point.devices
@@ -180,6 +204,8 @@ def _cell(
         schedule=options.get("schedule", {}),
         training=options.get("training", {}),
         loader=options.get("loader", {}),
+        variant=point.variant,
+        code=code,
         own_traits=own,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -24,7 +24,7 @@ from harness.plan.diagnostics import (
     with_checks,
 )
 from harness.plan.feasibility import reason_to_skip
-from harness.plan.grid import NO_TRAITS, TraitsByName, device_counts, expand
+from harness.plan.grid import NO_TRAITS, NO_VARIANTS, TraitsByName, Variants, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
 from harness.plan.labels import Labels
 from harness.plan.placement import Placement, place
@@ -42,13 +42,14 @@ TRIAL_START_S = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """The worker groups of a run in their order, and the trials that are skipped."""
+    """The worker groups of a run in their order, the trials that are skipped, and the code of each variant."""
 
     experiment: Experiment
     inventory: Inventory
     machine: Machine
     groups: tuple[WorkerGroup, ...]
     skips: tuple[Skip, ...]
+    variants: Variants = field(default_factory=dict)
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -81,14 +82,20 @@ class Plan:
 
 
 @no_garbage_collection()
-def make_plan(experiment: Experiment, inventory: Inventory, own_traits: TraitsByName = NO_TRAITS) -> Plan:
+def make_plan(
+    experiment: Experiment,
+    inventory: Inventory,
+    own_traits: TraitsByName = NO_TRAITS,
+    variants: Variants = NO_VARIANTS,
+) -> Plan:
     """Return the plan of an experiment on an inventory; raise ExperimentError if no cell is left.
 
-    ``own_traits``: the traits of the user's own strategies, which the planner does not import.
+    ``own_traits``: the traits of the user's own strategies, which the planner does not import. ``variants``: the code
+    of each variant, with its own traits.
     """
     counts = device_counts(experiment)
     machine = resolve(inventory, request=experiment.device, device_counts=counts)
-    cells = expand(experiment, machine, own_traits)
+    cells = expand(experiment, machine, own_traits, variants)
     trials: list[Trial] = []
     if experiment.throughput:
         trials += _throughput_trials(cells.asked, cells.added, experiment.throughput, experiment.seed)
@@ -98,7 +105,8 @@ def make_plan(experiment: Experiment, inventory: Inventory, own_traits: TraitsBy
     skips = tuple(Skip(trial, reason.text, reason.code) for trial in trials if (reason := reasons[trial.cell]))
     runnable = [trial for trial in trials if reasons[trial.cell] is None]
     runnable = _with_diagnostics(runnable, experiment, machine.device)
-    return Plan(experiment, inventory, machine, _worker_groups(runnable, experiment.seed), skips)
+    groups = _worker_groups(runnable, experiment.seed)
+    return Plan(experiment, inventory, machine, groups, skips, variants)
 
 
 def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, device: str) -> list[Trial]:
@@ -170,10 +178,11 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     placements = {cell: place(cell) for cell in {trial.cell for trial in trials}}
     for block, in_block in groupby(trials, key=lambda t: t.block):
         order = random.Random(f"{seed}:{block}")
-        by_placement: dict[tuple[Placement, bool, str, str, bool], list[Trial]] = {}
+        by_placement: dict[tuple[Placement, bool, str, str, bool, str], list[Trial]] = {}
         for trial in in_block:
             cell = trial.cell
-            key = (placements[cell], cell.oversubscribe, cell.launcher, cell.backend, trial.purpose == "twin")
+            twin, variant = trial.purpose == "twin", cell.variant or ""  # one process imports one version of a module
+            key = (placements[cell], cell.oversubscribe, cell.launcher, cell.backend, twin, variant)
             by_placement.setdefault(key, []).append(trial)
         keys = sorted(by_placement)
         order.shuffle(keys)
@@ -183,11 +192,13 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
             # last: the profiler may stay attached and slow what follows in the process
             members.sort(key=_turn)
-            placement, oversubscribe, launcher, backend, _ = key
+            placement, oversubscribe, launcher, backend, _, variant = key
             group_id = f"b{block}-g{position}"
             device = members[0].cell.device
             groups.append(
-                WorkerGroup(group_id, block, placement, device, oversubscribe, tuple(members), launcher, backend)
+                WorkerGroup(
+                    group_id, block, placement, device, oversubscribe, tuple(members), launcher, backend, variant
+                )
             )
     return tuple(groups)
 
@@ -206,6 +217,16 @@ def only_doctor_trials(plan: Plan) -> Plan:
 def only_links_trials(plan: Plan) -> Plan:
     """Return the plan with its measurements of links only, without skipped trials."""
     return replace(_keeping(plan, lambda trial: trial.purpose == "links"), skips=())
+
+
+def codes_of(plan: Plan) -> dict[str, str]:
+    """Return the hash of each variant's code."""
+    return {name: own.version.code for name, own in plan.variants.items()}
+
+
+def only_variant(plan: Plan, name: str) -> Plan:
+    """Return the plan with the trials of one variant only."""
+    return _keeping(plan, lambda trial: trial.cell.variant == name)
 
 
 def without_doctor_trials(plan: Plan) -> Plan:

@@ -229,6 +229,7 @@ class TrialAxes(TypedDict):
     oversubscribed: bool
     emulated: bool
     options: Mapping[str, PlainValue]
+    variant: NotRequired[str | None]
 
 
 class PartnerIds(TypedDict):
@@ -258,6 +259,7 @@ class TrialColumns(TrialAxes, PartnerIds, SetIds):
     block: int
     seed: int
     added: bool
+    code: NotRequired[str | None]
 
 
 class SkippedTrial(TrialColumns):

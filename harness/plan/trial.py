@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """Fresh processes that run the trials of one block with the same placement."""
+    """Fresh processes that run the trials of one block with the same placement, and import one variant of the code."""
 
     id: str
     block: int
@@ -71,6 +71,7 @@ class WorkerGroup:
     launcher: str = "ray"
     asked_backend: str = "auto"
     """The option ``backend`` of the trials' strategy; plan/feasibility.py skips a backend that cannot work."""
+    variant: str = ""
 
     @property
     def backend(self) -> str:
@@ -79,7 +80,8 @@ class WorkerGroup:
         return "cpu:gloo,cuda:nccl" if nccl else "gloo"
 
     def __str__(self) -> str:
-        return str(self.placement) + (f" by {self.launcher}" if self.launcher != "ray" else "")
+        variant = f" of {self.variant}" if self.variant else ""
+        return str(self.placement) + (f" by {self.launcher}" if self.launcher != "ray" else "") + variant
 
 
 class SkipReason(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.plan.cell import MEANINGS
 from harness.plan.comparison import axes_of, partner_ids, set_ids
-from harness.plan.planner import Plan
+from harness.plan.planner import Plan, codes_of
 from harness.plan.rows import Circumstances, RecordedTrial, TrialColumns
 from harness.plan.trial import Columns, Trial, TrialResult
 from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
@@ -87,6 +87,7 @@ def trial_columns(trial: Trial) -> TrialColumns:
         "seed": trial.seed,
         "added": trial.added,
         **axes,
+        "code": cell.code,
     }
 
 
@@ -102,6 +103,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         ],
         "cells": {cell.id: plan.labels.of_cell(cell) for cell in dict.fromkeys(trial.cell for trial in plan.trials)},
         "meanings": [meaning.name for meaning in MEANINGS],
+        "variants": codes_of(plan),
         "skipped": [
             {**trial_columns(skip.trial), "reason": skip.reason, "skip_code": skip.skip_code} for skip in plan.skips
         ],

@@ -10,6 +10,7 @@ from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan
+from harness.run.variants import on_nodes
 
 
 def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
@@ -28,12 +29,14 @@ def inline_launcher(plan: Plan) -> Launcher:
 
 def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:
     """Return the launcher of the plan's worker groups. Idle, Ray takes no part in groups that torchrun starts."""
-    own = str(home) if plan.experiment.own_code else None
-    torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own)
+    own = str(home) if plan.experiment.own_code and not plan.variants else None
+    versions = {name: own.version for name, own in plan.variants.items()}
+    torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own, versions)
     if ray_cluster is None:
         return torchrun
     from harness.launch.ray.launcher import RayLauncher  # and with it ray.train, which takes seconds
 
-    import_path = own if ray_cluster.embedded else None
-    ray = stack.enter_context(closing(RayLauncher(ray_cluster, plan.experiment, plan.machine, import_path)))
+    if not ray_cluster.embedded:
+        own, versions = None, on_nodes(plan.variants)
+    ray = stack.enter_context(closing(RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions)))
     return ByLauncher({"ray": ray, "torchrun": torchrun})

@@ -14,6 +14,7 @@ from harness.errors import Collected, ExperimentError, RunFolderError, WorkloadE
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.checks import versions
+from harness.plan.grid import NO_TRAITS, NO_VARIANTS, Variants
 from harness.plan.planner import (
     Plan,
     filter_plan,
@@ -24,16 +25,16 @@ from harness.plan.planner import (
 )
 from harness.record.folder import RunFolder
 from harness.run.request import Request
-from harness.run.resume import check_meanings, reopen
+from harness.run.resume import check_meanings, check_variants, reopen
 from harness.run.validation import (
+    check_code,
     check_optimizers,
-    check_target,
-    check_workloads,
     data_paths,
     download_data,
     missing_data,
     own_traits,
 )
+from harness.run.variants import on_nodes, only_version, own_codes, shipped_folders, with_own_code
 from harness.train import workloads
 
 
@@ -58,39 +59,43 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepa
         folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
         if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in folder.lines()):
             raise RunFolderError(f"{request.resume}: --inline made this run for a debugger; start a new run instead")
-    stack.enter_context(import_path(home) if experiment.own_code else nullcontext())
+    own_path = experiment.own_code and not experiment.variants  # those are imported in processes of their own
+    stack.enter_context(import_path(home) if own_path else nullcontext())
     ray_cluster = connect(request, experiment, home, stack)
-    plan = make_checked_plan(request, experiment, ray_cluster)
+    plan = make_checked_plan(request, experiment, ray_cluster, own_codes(experiment, home))
     if folder:
         check_meanings(folder, plan)
-    return Prepared(single_rank_only(plan) if request.inline else plan, ray_cluster, folder)
+        check_variants(folder, plan)
+    if request.inline:
+        plan = single_rank_only(plan)
+        stack.enter_context(only_version(plan))
+    return Prepared(plan, ray_cluster, folder)
 
 
 def connect(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:
     """Return the cluster at the request's address; None without an address, or if a cluster is assumed."""
     if request.address is None or request.assumed:
         return None
-    return stack.enter_context(cluster.connect(request.address, home if experiment.own_code else None))
+    return stack.enter_context(cluster.connect(request.address, shipped_folders(experiment, home)))
 
 
-def make_checked_plan(request: Request, experiment: Experiment, ray_cluster: Cluster | None) -> Plan:
+def make_checked_plan(
+    request: Request, experiment: Experiment, ray_cluster: Cluster | None, variants: Variants = NO_VARIANTS
+) -> Plan:
     """Return the requested part of the plan; raises HarnessError, which names every mistake.
 
     Checks workloads, optimizers and the target.
     """
     found = Collected()
     inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
-    traits = own_traits(experiment, found)
+    traits = NO_TRAITS if variants else own_traits(experiment, found)
     with found.also():
-        plan = make_plan(experiment, inventory, traits)
+        plan = make_plan(experiment, inventory, traits, variants)
         with found.also():
             plan = _requested(request, plan)
         with found.also():
             check_optimizers(plan)
-        workloads.load_class(experiment.workload)  # once, if it cannot be imported
-        with found.also():
-            check_workloads(plan)
-        check_target(experiment)
+        with_own_code(check_code, plan)
     found.raise_all()
     return plan
 
@@ -117,8 +122,8 @@ def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
     missing = ray_cluster.missing_paths(paths, _used(plan)) if ray_cluster else {"this machine": here} if here else {}
     if missing:
         raise missing_data(missing)
-    if ray_cluster is None:
-        download_data(plan)
+    if ray_cluster is None and any(trial.cell.workload_options.get("download") for trial in plan.trials):
+        with_own_code(download_data, plan)
 
 
 def failing_imports(plan: Plan, ray_cluster: Cluster | None) -> dict[str, dict[str, str]]:
@@ -127,7 +132,14 @@ def failing_imports(plan: Plan, ray_cluster: Cluster | None) -> dict[str, dict[s
         return {}
     modules = {workloads.module_of(trial.cell.workload) for trial in plan.trials}
     modules |= {name.partition(":")[0] for name in plan.experiment.own_strategies}
-    return ray_cluster.failing_imports(["harness.launch.worker", *sorted(modules)], _used(plan))
+    needed, used = ["harness.launch.worker", *sorted(modules)], _used(plan)
+    if not plan.variants:
+        return ray_cluster.failing_imports(needed, used)
+    failing: dict[str, dict[str, str]] = {}
+    for name, version in on_nodes(plan.variants).items():
+        for host, errors in ray_cluster.failing_imports(needed, used, version).items():
+            failing.setdefault(host, {}).update({f"{module} ({name})": error for module, error in errors.items()})
+    return failing
 
 
 def _used(plan: Plan) -> list[bool]:

@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 
 from harness.measure.environment import PACKAGES, cpu_model, git_commit, package_version
-from harness.plan.environment import Invocation
+from harness.plan.environment import Invocation, VariantFacts
 from harness.plan.inventory import Node
 from harness.plan.planner import Plan
+from harness.system.code_version import CodeVersion
 from harness.system.files import PACKAGE_FOLDER, python_files
 from harness.system.units import GIB
 
@@ -42,7 +43,8 @@ def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
         "blocks": timed.most_blocks if timed else None,
         "git_commit": git_commit(home) if home else None,
         "harness": f"{package_version('harness') or 'not installed'}, source {_digest(python_files(PACKAGE_FOLDER))}",
-        "workload_code": _own_code(home) if home and plan.experiment.own_code else None,
+        "workload_code": _own_code(home) if home and plan.experiment.own_code and not plan.variants else None,
+        "variants": {name: _variant(own.version) for name, own in plan.variants.items()},
         "python": sys.version.split()[0],
         "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},
         "driver": f"{platform.node()}, {cpu_model()}",
@@ -82,6 +84,10 @@ def _described(node: Node) -> str:
     gpus = f", {node.gpus} x {node.gpu_model}" if node.gpus else ""
     memory = f", {node.memory_bytes / GIB:.0f} GiB" if node.memory_bytes else ""
     return f"{node.host} ({node.cores} cores{gpus}{memory})"
+
+
+def _variant(version: CodeVersion) -> VariantFacts:
+    return {"code": version.code, "git_commit": git_commit(version.place)}
 
 
 def _own_code(home: Path) -> str:

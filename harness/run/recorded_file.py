@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from harness.config.experiment import Experiment, load_experiment
-from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import ExperimentError, RunFolderError, cause_of
 from harness.plan.environment import FileFacts, SourceFacts
+from harness.system.code_version import module_file
 
 
 def source_facts(file: Path, experiment: Experiment, path: list[str]) -> SourceFacts:
@@ -24,29 +23,16 @@ def source_facts(file: Path, experiment: Experiment, path: list[str]) -> SourceF
     ``path``: the import path, on which a module is looked for after the file's folder; nothing is imported.
     """
     file = file.resolve()
-    found = {name: module_file(name, [str(file.parent), *path]) for name in own_modules(experiment)}
+    found = module_files(experiment, file.parent, path)
     return {**_facts(file), "modules": {name: _facts(place) for name, place in found.items() if place}}
 
 
-def own_modules(experiment: Experiment) -> list[str]:
-    """Return the modules of the user's own workload and strategies, each once."""
-    workloads = [experiment.workload] if experiment.own_workload else []
-    names = [*workloads, *(name for name in experiment.own_strategies if name not in BUILTIN_TRAITS)]
-    return list(dict.fromkeys(name.partition(":")[0] for name in names))
-
-
-def module_file(name: str, path: list[str]) -> Path | None:
-    """Return the file that importing a module would execute, without importing it; None if there is none."""
-    parts = name.split(".")
-    try:
-        for count in range(1, len(parts) + 1):
-            spec = PathFinder.find_spec(".".join(parts[:count]), path)
-            if spec is None:
-                return None
-            path = list(spec.submodule_search_locations or ())
-        return Path(spec.origin).resolve() if spec and spec.has_location and spec.origin else None
-    except (ImportError, KeyError, OSError, ValueError):  # a package that only an import can find
-        return None
+def module_files(experiment: Experiment, home: Path, path: list[str]) -> dict[str, Path | None]:
+    """Return the file of each module of the user's own, by name; with variants that of each, by name and variant."""
+    if experiment.variants:
+        folders = experiment.variants.items()
+        return {f"{m} of {name}": module_file(m, [at]) for name, at in folders for m in experiment.own_modules}
+    return {module: module_file(module, [str(home), *path]) for module in experiment.own_modules}
 
 
 def file_to_resume(run_folder: Path, invocations: Sequence[Mapping[str, Any]], path: list[str]) -> Path:
@@ -66,10 +52,10 @@ def file_to_resume(run_folder: Path, invocations: Sequence[Mapping[str, Any]], p
     except ExperimentError as error:
         raise _ask(run_folder, f"its experiment file cannot be read: {error.problems[0]}") from None
     modules = recorded.get("modules")
-    for name in own_modules(experiment):
+    for name, here in module_files(experiment, file.parent, path).items():
         facts = modules.get(name) if isinstance(modules, Mapping) else None
         place, reason = _unchanged(facts, run_folder) if isinstance(facts, Mapping) else (file, "is not recorded")
-        if not reason and module_file(name, [str(file.parent), *path]) != place:
+        if not reason and here != place:
             reason = f"{place} is not what would be imported now"
         if reason:
             raise _ask(run_folder, f"the module {name} {reason}")

@@ -21,6 +21,7 @@ from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import parse_mapping, parse_value
 from harness.errors import Collected, ExperimentError
 from harness.plan.inventory import Inventory
+from harness.system.code_version import module_file
 
 AUTO = Path("auto")
 """The value of --resume that means the newest unfinished run of the file; a folder of this name is ./auto."""
@@ -83,6 +84,7 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
         experiment = _experiment_of(request)
         if request.no_user_code:
             check_no_user_code(experiment, request.file)
+        check_variants(experiment, request.file)
     for check in (check_inline, check_add_blocks):
         with found.also():
             check(request)
@@ -104,6 +106,25 @@ def check_add_blocks(request: Request) -> None:
         raise ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
     if request.add_blocks and request.resume == AUTO:
         raise ExperimentError("--add-blocks", ["it adds to one run; give its folder with --resume instead of auto"])
+
+
+def check_variants(experiment: Experiment, file: Path) -> None:
+    """Raise ExperimentError if a variant is no folder that holds the user's own modules; imports nothing of it."""
+    folders = experiment.variants.items()
+    there = {name: {m for m in (*experiment.own_modules, "harness") if module_file(m, [at])} for name, at in folders}
+    of_some = [m for m in experiment.own_modules if any(m in modules for modules in there.values())]
+    problems = []
+    for name, folder in folders:
+        got = f"variants.{name}: got {folder!r}"
+        lacking = [module for module in of_some or experiment.own_modules if module not in there[name]]
+        if not Path(folder).is_dir():
+            problems.append(f"{got}; allowed: a folder that is there")
+        elif lacking:
+            problems.append(f"{got}; it has no module {lacking[0]}: give what is to be first on the import path")
+        elif "harness" in there[name]:
+            problems.append(f"{got}; it has a module harness: variants are versions of your own code, not of harness")
+    if problems:
+        raise ExperimentError(str(file), problems)
 
 
 def check_inline(request: Request) -> None:
@@ -163,6 +184,8 @@ def check_no_user_code(experiment: Experiment, file: Path) -> None:
     if experiment.own_strategies:
         allowed = f"--no-user-code allows built-in strategies only: {', '.join(BUILTIN_TRAITS)}"
         problems.append(f"grid.strategy: got {', '.join(map(repr, experiment.own_strategies))}; {allowed}")
+    if experiment.variants:
+        problems.append("variants: with --no-user-code nothing that the file names is imported; leave them out")
     if experiment.checkpoint and experiment.checkpoint.folder:
         folder = experiment.checkpoint.folder
         problems.append(f"checkpoint.folder: got {folder!r}; with --no-user-code checkpoints stay in the run folder")

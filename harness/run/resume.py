@@ -16,11 +16,12 @@ from harness.plan.comparison import (
     base_cell,
     comparable,
     other_launcher_cells,
+    other_variant_cells,
     set_ids,
     single_device_cell,
     wrapped_single_device_cell,
 )
-from harness.plan.planner import Plan
+from harness.plan.planner import Plan, codes_of
 from harness.plan.rows import SkipCode
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
@@ -100,6 +101,7 @@ class _Partners:
 
     def __init__(self, plan: Plan, recorded: _Recorded) -> None:
         self._explains, self._failed = plan.experiment.explains, recorded.failed
+        self._codes = codes_of(plan)
         self._twins = {(t.block, t.cell): t.id for t in plan.trials if t.purpose == "twin"}
         self._by_cell = {(t.block, t.cell): t.id for t in plan.trials if t.timed and t.purpose != "twin"}
         measured = [t for t in plan.trials if t.kind == "throughput" and t.id in recorded.invocations]
@@ -107,7 +109,7 @@ class _Partners:
         self._stand_ins = {(t.block, _family_id(t.cell)): t.id for t in fewest_last}
 
     def compared_with(self, trial: Trial) -> set[str]:
-        """Return the ids of the base, of the trials that explain this one, and of the same cell by other launchers.
+        """Return the ids of the base, of what explains this trial, of the same cell by other launchers and variants.
 
         If the base failed, its stand-in: the smallest device count of the same strategy that was measured.
         """
@@ -116,7 +118,7 @@ class _Partners:
         base = self._by_cell.get((trial.block, base_cell(trial.cell)))
         if base in self._failed:
             base = self._stand_ins.get((trial.block, _family_id(trial.cell)))
-        cells = other_launcher_cells(trial.cell)
+        cells = other_launcher_cells(trial.cell) + other_variant_cells(trial.cell, self._codes)
         if self._explains:
             cells += [single_device_cell(trial.cell), wrapped_single_device_cell(trial.cell)]
         ids = {base, *(self._by_cell.get((trial.block, cell)) for cell in cells)}
@@ -190,6 +192,18 @@ def check_meanings(folder: RunFolder, plan: Plan) -> None:
         )
 
 
+def check_variants(folder: RunFolder, plan: Plan) -> None:
+    """Raise ChangedMeaningError if the code of a variant is not that of the run in the folder."""
+    before = folder.plan().get("variants", {})
+    now = codes_of(plan).items()
+    changed = [f"{name} ({before[name]} -> {code})" for name, code in now if before.get(name, code) != code]
+    if changed:
+        raise ChangedMeaningError(
+            f"{folder.path}: was made with other code of the variants {', '.join(changed)}, the hash of their Python "
+            "files: a third version would stand under their names. Restore it, or start a new run"
+        )
+
+
 def more_blocks(experiment: Experiment, added: int) -> Experiment:
     """Return the experiment with ``added`` more blocks; raises ExperimentError if a rule decides their number."""
     settings = experiment.throughput
@@ -241,4 +255,4 @@ def _different(one: Experiment, other: Experiment) -> list[str]:
 
 def _content(experiment: Experiment) -> dict[str, Any]:
     content: dict[str, Any] = sanitize.plain(experiment.model_dump(mode="json", exclude=LIMITS))  # as it was recorded
-    return content
+    return {**content, "variants": [*experiment.variants]}  # check_variants compares their code; folders may move

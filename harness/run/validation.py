@@ -34,6 +34,25 @@ def own_traits(experiment: Experiment, found: Collected) -> dict[str, StrategyTr
     return traits
 
 
+def all_traits(experiment: Experiment) -> dict[str, StrategyTraits]:
+    """Return the traits of the user's own strategies; raises WorkloadError if one cannot be used."""
+    found = Collected()
+    traits = own_traits(experiment, found)
+    found.raise_all()
+    return traits
+
+
+def check_code(plan: Plan) -> None:
+    """Raise WorkloadError if the user's code cannot be imported, or does not accept what the experiment asks of it."""
+    workloads.load_class(plan.experiment.workload)  # once, if it cannot be imported
+    found = Collected()
+    with found.also():
+        check_workloads(plan)
+    with found.also():
+        check_target(plan.experiment)
+    found.raise_all()
+
+
 def check_workloads(plan: Plan) -> None:
     """Raise WorkloadError if the workload of some set of parameters cannot be built; data are not read."""
     found, seen = Collected(), set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import platform
@@ -166,3 +167,12 @@ def python_files(folder: Path) -> Iterator[Path]:
             continue
         found = (Path(here) / name for name in sorted(files) if name.endswith(".py"))
         yield from filter(Path.is_file, found)  # a link may be broken
+
+
+def code_hash(folder: Path) -> str:
+    """Return 12 hexadecimal digits of the SHA-256 of the Python files below a folder, with their paths in it."""
+    content = hashlib.sha256()
+    for file in python_files(folder):
+        data = file.read_bytes()
+        content.update(f"{file.relative_to(folder).as_posix()}\0{len(data)}\0".encode(errors="surrogateescape") + data)
+    return content.hexdigest()[:12]

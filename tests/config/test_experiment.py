@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_all_problems_are_reported_at_once() -> None:
         "grid.devices[1]: got 'x'; it should be a valid integer",
         "limts: unknown key; did you mean 'limits'? (allowed: cells, checkpoint, convergence, device, equivalence, "
         "exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, schedule, seed, "
-        "strategy_options, throughput, training, workload, workload_options)",
+        "strategy_options, throughput, training, variants, workload, workload_options)",
     ]
 
 
@@ -238,3 +239,30 @@ def test_only_the_first_of_many_problems_are_listed() -> None:
     problems = problems_of({"name": "x", "grid": {"per_device_batch_size": ["x" * 1000] * 3000}})
     assert len(problems) == 51 and problems[-1] == "and 2950 more"
     assert max(map(len, problems)) <= 500
+
+
+OWN = with_section(workload="own:Own")
+
+
+def test_variants_are_named_folders_relative_to_the_file() -> None:
+    content = OWN | {"variants": {"before": "../main", "after": "."}}
+    experiment = config.parse_experiment(content, source="f", home=Path("/here/work"))
+    assert experiment.variants == {"before": "/here/work/../main", "after": "/here/work"}
+    assert list(experiment.variants) == ["before", "after"]
+    assert experiment.own_modules == ("own",)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (with_section(variants={"a": ".", "b": "x"}), "variants: needs a workload or a strategy of your own, "),
+        (OWN | {"variants": {"a": "."}}, "variants: got a alone; allowed: at least two, to compare"),
+        (OWN | {"variants": {"a/b": ".", "c": "."}}, "allowed: 1 to 64 letters, digits"),
+        (OWN | {"variants": {"a": "", "c": "."}}, "variants.a: got ''"),
+        (OWN | {"variants": ["a", "b"]}, "variants: got ['a', 'b']"),
+        (OWN | {"variants": {"a": 3, "c": "."}}, "variants.a: got 3"),
+    ],
+)
+def test_variants_are_at_least_two_versions_of_own_code(content: dict[str, Any], problem: str) -> None:
+    (found,) = problems_of(content)
+    assert problem in found

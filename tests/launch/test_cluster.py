@@ -91,7 +91,7 @@ def test_a_cluster_at_an_address_uses_the_users_authentication(
     before = dict(os.environ)
     with cluster.start_embedded(laptop()):
         own = sessions[0]["environ"]["RAY_AUTH_TOKEN"]
-    with cluster.connect("head:6379", None):
+    with cluster.connect("head:6379", {}):
         pass
     assert dict(os.environ) == before
     seen = sessions[1]["environ"]

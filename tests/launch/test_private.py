@@ -73,7 +73,7 @@ def test_without_protection_neither_an_embedded_nor_an_external_cluster_is_used(
     monkeypatch.setattr(cluster, "check_reachable", lambda address: pytest.fail("a cluster was asked"))
     with pytest.raises(ClusterError, match="nothing was started"), cluster.start_embedded(laptop()):
         raise AssertionError("it was used")
-    with pytest.raises(ClusterError, match="nothing was started"), cluster.connect("head:6379", None):
+    with pytest.raises(ClusterError, match="nothing was started"), cluster.connect("head:6379", {}):
         raise AssertionError("it was used")
 
 

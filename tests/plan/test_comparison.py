@@ -15,6 +15,7 @@ from harness.plan.comparison import (
     equivalence_cell,
     explaining_cells,
     other_launcher_cells,
+    other_variant_cells,
     partner_ids,
     set_ids,
     single_device_cell,
@@ -78,6 +79,20 @@ def test_wrappers_of_ranks_on_several_devices_are_explained_on_one() -> None:
 def test_the_control_is_the_same_cell_under_the_other_launcher() -> None:
     assert other_launcher_cells(CELL) == [replace(CELL, launcher="torchrun")]
     assert other_launcher_cells(replace(CELL, launcher="torchrun")) == [CELL]
+
+
+def test_the_partners_of_a_cell_have_its_variant() -> None:
+    codes = {"before": "0", "after": "1"}
+    after = replace(CELL, variant="after", code="1")
+    assert base_cell(after) == replace(base_cell(CELL), variant="after", code="1")
+    assert other_variant_cells(after, codes) == [replace(CELL, variant="before", code="0")]
+    assert other_variant_cells(CELL, {}) == []
+
+
+def test_the_sets_of_cells_without_variants_have_the_ids_of_versions_that_had_none() -> None:
+    axes = {name: value for name, value in axes_of(CELL).items() if name != "variant"}
+    assert set_ids(axes) == ids()
+    assert shared_with_the_cell(variant="after", code="1") == set()
 
 
 def ids(**changes: Any) -> dict[str, str | None]:

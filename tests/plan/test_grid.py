@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.config.experiment import Experiment
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell
 from harness.plan.grid import Cells, device_counts, expand
 from harness.plan.inventory import resolve
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import gpu_cluster, laptop, variants
 
 Make = Callable[..., Experiment]
+SIZES = ["resnet8", "resnet14"]
 
 
 def cells_of(experiment: Experiment, inventory: Any = None) -> Cells:
@@ -43,11 +46,11 @@ def test_bases_are_added_where_the_grid_lacks_them(make_experiment: Make) -> Non
 
 def test_each_combination_of_the_other_axes_has_its_base(make_experiment: Make) -> None:
     experiment = make_experiment(
-        {"model": ["a", "b"], "strategy": "ddp", "devices": 2, "precision": ["fp32", "bf16"], "global_batch_size": 64}
+        {"model": SIZES, "strategy": "ddp", "devices": 2, "precision": ["fp32", "bf16"], "global_batch_size": 64}
     )
     bases = cells_of(experiment).added
     assert points(bases, "model", "precision", "per_device_batch_size") == [
-        (model, precision, 64) for model in ("a", "b") for precision in ("fp32", "bf16")
+        (model, precision, 64) for model in SIZES for precision in ("fp32", "bf16")
     ]
 
 
@@ -194,3 +197,41 @@ def test_only_cells_that_do_not_fit_are_oversubscribed(make_experiment: Make) ->
     asked = cells_of(experiment, laptop()).asked
     shared = [(cell.strategy, cell.devices) for cell in asked if cell.oversubscribe]
     assert shared == [("dp", 4), ("ddp", 4)]
+
+
+VARIANTS = {"workload": "own:Own", "variants": {"before": "/code/before", "after": "/code/after"}}
+
+
+def test_variants_are_an_axis_with_the_hash_of_their_code(make_experiment: Make) -> None:
+    experiment = make_experiment({"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}, **VARIANTS)
+    machine = resolve(gpu_cluster(), request="auto", device_counts=(1, 2))
+    cells = expand(experiment, machine, variants=variants("before", "after"))
+    assert [(cell.devices, cell.variant, cell.code) for cell in cells.asked] == [
+        (devices, name, code) for devices in (1, 2) for name, code in (("before", "0" * 12), ("after", "0" * 11 + "1"))
+    ]
+    assert [(cell.strategy, cell.variant) for cell in cells.added] == [("single", "before"), ("single", "after")]
+
+
+def test_cells_without_variants_have_no_code(make_experiment: Make) -> None:
+    cells = cells_of(make_experiment())
+    assert {(cell.variant, cell.code) for cell in (*cells.asked, *cells.added)} == {(None, None)}
+
+
+def test_a_variant_can_be_excluded(make_experiment: Make) -> None:
+    grid = {"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}
+    experiment = make_experiment(grid, exclude=[{"variant": "before", "devices": 2}], **VARIANTS)
+    machine = resolve(gpu_cluster(), request="auto", device_counts=(1, 2))
+    asked = expand(experiment, machine, variants=variants("before", "after")).asked
+    assert points(asked, "variant", "devices") == [("before", 1), ("after", 1), ("after", 2)]
+
+
+def test_each_variant_has_the_traits_of_its_own_strategy(make_experiment: Make) -> None:
+    experiment = make_experiment({"strategy": "own:Mine", "per_device_batch_size": 8}, variants=VARIANTS["variants"])
+    found = variants("before", "after")
+    alike = {
+        name: own._replace(traits={"own:Mine": replace(BUILTIN_TRAITS["ddp"], emulated_on_cpu=name == "after")})
+        for name, own in found.items()
+    }
+    machine = resolve(laptop(), request="auto", device_counts=(1,))
+    cells = expand(experiment, machine, variants=alike).asked
+    assert [(cell.variant, cell.emulated) for cell in cells] == [("before", False), ("after", True)]

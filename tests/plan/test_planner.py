@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.plan.planner import filter_plan, make_plan, single_rank_only
-from tests.conftest import gpu_cluster, laptop
+from harness.plan.planner import Plan, filter_plan, make_plan, only_variant, single_rank_only
+from tests.conftest import gpu_cluster, laptop, variants
 
 Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
@@ -168,3 +169,61 @@ def test_cells_of_another_backend_have_worker_groups_of_their_own(make_experimen
     on_cpu = make_plan(make_experiment(grid), laptop())
     assert {skip.skip_code for skip in on_cpu.skips} == {"needs_cuda"}
     assert {group.backend for group in on_cpu.groups} == {"gloo"}
+
+
+VARIANTS = {"workload": "own:Own", "variants": {"before": "/code/before", "after": "/code/after"}}
+
+
+def variants_plan(make_experiment: Make, **sections: Any) -> Plan:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    return make_plan(make_experiment(grid, **VARIANTS, **sections), laptop(), variants=variants("before", "after"))
+
+
+def test_a_worker_group_imports_one_variant_and_a_block_has_the_groups_of_all(make_experiment: Make) -> None:
+    plan = variants_plan(make_experiment, throughput={"blocks": 8})
+    assert all({trial.cell.variant for trial in group.trials} == {group.variant} for group in plan.groups)
+    orders = set()
+    for block in range(8):
+        groups = [group for group in plan.groups if group.block == block]
+        assert {(group.variant, group.placement.workers) for group in groups} == {
+            (variant, workers) for variant in ("before", "after") for workers in (1, 2)
+        }
+        orders.add(tuple(group.variant for group in groups))
+    assert len(orders) > 1
+    assert str(next(group for group in plan.groups if group.placement.workers == 1)).startswith(
+        "1 worker with 1 device of "
+    )
+
+
+def test_each_variant_is_examined_and_checked_and_has_bases_and_twins_of_its_own(make_experiment: Make) -> None:
+    plan = variants_plan(make_experiment, diagnostics=True)
+    for purpose in ("twin", "equivalence", "doctor"):
+        kinds = {
+            variant: {
+                (trial.cell.strategy, trial.cell.devices)
+                for trial in plan.trials
+                if trial.purpose == purpose and trial.cell.variant == variant
+            }
+            for variant in ("before", "after")
+        }
+        assert kinds["before"] == kinds["after"] != set(), purpose
+    by_id = {trial.cell.id: trial.cell for trial in plan.trials}
+    checked = [trial for trial in plan.trials if trial.check_id]
+    assert checked and all(by_id[str(trial.check_id)].variant == trial.cell.variant for trial in checked)
+
+
+def test_a_part_of_the_plan_is_one_variant_with_its_bases(make_experiment: Make) -> None:
+    plan = variants_plan(make_experiment, diagnostics=True)
+    part = filter_plan(plan, {"variant": "after", "devices": 2})
+    assert {trial.cell.variant for trial in part.trials if trial.purpose != "links"} == {"after"}
+    assert {trial.cell.devices for trial in part.trials if trial.kind == "throughput"} == {1, 2}
+    assert {trial.cell.variant for trial in only_variant(plan, "before").trials} == {"before"}
+
+
+def test_convergence_is_of_every_variant_or_of_one(make_experiment: Make) -> None:
+    both, one = (
+        variants_plan(make_experiment, convergence={"epochs": 1, "seeds": [0], "only": only})
+        for only in ({}, {"variant": "after"})
+    )
+    assert {t.cell.variant for t in both.trials if t.kind == "convergence"} == {"before", "after"}
+    assert {t.cell.variant for t in one.trials if t.kind == "convergence"} == {"after"}

@@ -12,7 +12,7 @@ import pytest
 
 from harness.config.experiment import load_experiment
 from harness.errors import RunFolderError
-from harness.run.recorded_file import file_to_resume, module_file, source_facts
+from harness.run.recorded_file import file_to_resume, source_facts
 
 OWN = (
     "name: x\nworkload: my_model:Net\ngrid: {strategy: [ddp, 'pkg.mine:Zero'], devices: 2, per_device_batch_size: 8}\n"
@@ -116,6 +116,16 @@ def test_the_last_invocation_that_names_a_file_counts(file: Path) -> None:
     assert file_to_resume(run, [{"source": {"file": "/nowhere"}}, {"source": facts}, {}], sys.path) == file
 
 
-@pytest.mark.parametrize("name", ["nowhere", "json.nowhere", "sys", "pkg.mine.deeper"])
-def test_a_module_without_a_file_has_none(name: str, file: Path) -> None:
-    assert module_file(name, [str(file.parent), *sys.path]) is None
+def test_the_module_of_every_variant_is_as_it_was(file: Path) -> None:
+    for name in ("before", "after"):
+        (file.parent / name).mkdir()
+        (file.parent / name / "my_model.py").write_text(f"raise RuntimeError({name!r})\n")
+    (file.parent / "my_model.py").unlink()
+    grid = "grid: {per_device_batch_size: 8}"
+    file.write_text(f"name: x\nworkload: my_model:Net\nvariants: {{before: before, after: after}}\n{grid}\n")
+    facts = recorded(file)
+    assert list(facts["modules"]) == ["my_model of before", "my_model of after"]
+    assert resume(file, facts) == file
+    (file.parent / "after" / "my_model.py").write_text("")
+    with pytest.raises(RunFolderError, match=r"the module my_model of after .* has changed since the run"):
+        resume(file, facts)

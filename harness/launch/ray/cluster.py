@@ -20,6 +20,7 @@ from harness.launch.ray.mailbox import Mailbox
 from harness.launch.ray.reaper import end_holders, reaper_for
 from harness.launch.ray.session import as_ray_reads, check_reachable, session
 from harness.plan.inventory import Inventory, Node
+from harness.system.code_version import CodeVersion
 from harness.system.files import PACKAGE_FOLDER, python_files
 from harness.system.scratch import Scratch
 
@@ -77,16 +78,23 @@ class Cluster:
         """
         return self._of_every_node("missing", list(paths), used)
 
-    def failing_imports(self, modules: Iterable[str], used: Sequence[bool] | None = None) -> dict[str, dict[str, str]]:
-        """Return the modules that cannot be imported on each node, by host, and why; arguments and errors as above."""
-        return self._of_every_node("failing_imports", list(modules), used)
+    def failing_imports(
+        self, modules: Iterable[str], used: Sequence[bool] | None = None, version: CodeVersion | None = None
+    ) -> dict[str, dict[str, str]]:
+        """Return the modules that cannot be imported on each node, by host, and why; arguments and errors as above.
 
-    def _of_every_node(self, question: str, about: list[str], used: Sequence[bool] | None) -> dict[str, Any]:
+        ``version``: the version of the user's code that the modules are of.
+        """
+        return self._of_every_node("failing_imports", list(modules), used, version)
+
+    def _of_every_node(
+        self, question: str, about: list[str], used: Sequence[bool] | None, *more: object
+    ) -> dict[str, Any]:
         """Return the answers that are not empty, by host."""
         nodes = self.inventory.nodes
         asked = [node for node, is_used in zip(nodes, used or [True] * len(nodes), strict=True) if is_used]
         names = [f"{node.host} ({node.address})" for node in asked]
-        answers = _answers(names, [getattr(self.agents[node.node_id], question).remote(about) for node in asked])
+        answers = _answers(names, [getattr(self.agents[node.node_id], question).remote(about, *more) for node in asked])
         return {name: answer for name, answer in zip(names, answers, strict=True) if answer}
 
 
@@ -134,17 +142,18 @@ def _sessions() -> Path:
 
 
 @contextlib.contextmanager
-def connect(address: str, import_path: Path | None) -> Iterator[Cluster]:
+def connect(address: str, code: Mapping[str, Path]) -> Iterator[Cluster]:
     """Connect to the cluster at an address; raise ClusterError if none answers.
 
-    Ships this package, and the folder of a user's own workload, to its workers.
+    Ships this package to its workers, and beside it the folders of the user's own ``code``, each to the path that is
+    its key.
     """
-    with as_ray_reads(_QUIET), Scratch() as code:
+    with as_ray_reads(_QUIET), Scratch() as shipped:
         check_reachable(address)
-        copy_code(PACKAGE_FOLDER, code / "harness")
-        if import_path:
-            copy_code(import_path, code)
-        with session(address=address, runtime_env={"working_dir": str(code)}):
+        copy_code(PACKAGE_FOLDER, shipped / "harness")
+        for place, folder in code.items():
+            copy_code(folder, shipped / place)
+        with session(address=address, runtime_env={"working_dir": str(shipped)}):
             cluster = _connected(None, is_embedded=False)
             for agent in cluster.agents.values():
                 agent.sweep.remote()  # without waiting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from harness.launch.watchdog import Ending, Watchdog
 from harness.plan.inventory import Machine, Node
 from harness.plan.placement import Placement
 from harness.plan.trial import TrialResult, WorkerGroup
+from harness.system.code_version import CodeVersion
 from harness.system.scratch import Scratch
 
 END_S = 60.0
@@ -58,6 +59,8 @@ class RayLauncher:
     experiment: Experiment
     machine: Machine
     import_path: str | None = None
+    versions: Mapping[str, CodeVersion] = field(default_factory=dict)
+    """The versions of the user's code, by variant."""
     _launches: Iterator[int] = field(default_factory=itertools.count)
     _storage: Scratch = field(default_factory=Scratch)
 
@@ -82,7 +85,8 @@ class RayLauncher:
         yield from (explained(row, watchdog) for row in _failed_trials(group, end, fit.error, watchdog))
 
     def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
-        job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path)
+        version = self.versions.get(group.variant)
+        job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path, version)
         mailbox = self.cluster.mailbox
         trainer = TorchTrainer(
             train,

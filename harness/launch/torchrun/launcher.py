@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.config.experiment import Experiment
@@ -18,6 +18,7 @@ from harness.launch.supervision import GroupEnd, supervise
 from harness.launch.torchrun.processes import Processes, start_processes
 from harness.launch.watchdog import Ending, Watchdog
 from harness.plan.trial import TrialResult, WorkerGroup, skipped
+from harness.system.code_version import CodeVersion
 
 START_S = 120.0
 """Timeout until the first process registers: that of Ray's worker groups."""
@@ -30,6 +31,8 @@ class TorchrunLauncher:
     experiment: Experiment
     threads_per_device: int
     import_path: str | None = None
+    versions: Mapping[str, CodeVersion] = field(default_factory=dict)
+    """The versions of the user's code, by variant."""
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         """As Launcher describes; a GroupStarted for each trial, with the seconds of all starts until then."""
@@ -41,7 +44,8 @@ class TorchrunLauncher:
             if trial.trains and (reason := skip_reason(rules, trial.cell)):
                 yield skipped(trial, reason)
                 continue
-            job = Job(self.experiment, replace(group, trials=(trial,)), self.threads_per_device, self.import_path)
+            alone, version = replace(group, trials=(trial,)), self.versions.get(group.variant)
+            job = Job(self.experiment, alone, self.threads_per_device, self.import_path, version)
             finished = False
             with closing(self._run(job, deadline, parts)) as messages:
                 for message in messages:

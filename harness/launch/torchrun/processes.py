@@ -23,6 +23,7 @@ from harness.launch.protocol import Job, process_variables
 from harness.launch.torchrun.mailbox import SocketMailbox
 from harness.launch.torchrun.worker import ADDRESS, KEY_VARIABLE, SOCKET
 from harness.system import sanitize
+from harness.system.import_path import path_without
 from harness.system.process import die_with_parent
 from harness.system.scratch import Scratch, shared_memory
 
@@ -83,10 +84,11 @@ def command(job_file: Path, workers: int) -> list[str]:
 
 
 def _variables(job: Job) -> dict[str, str]:
+    hidden = job.version.hidden if job.version else ()
     return {
         **process_variables(job.group, job.threads_per_device),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # modules that the driver finds,
+        "PYTHONPATH": os.pathsep.join(path_without(*hidden)),  # modules that the driver finds,
         "PYTHONSAFEPATH": "1",  # and none of the current folder
     }
 

@@ -28,6 +28,7 @@ AXIS_COLUMNS = (
     _c("oversubscribed", "boolean", "true if several ranks share a device: a functional test, no claim about speed"),
     _c("emulated", "boolean", "true for DataParallel on CPU slots: a functional test, no claim about speed"),
     _c("options", "mapping", "options of strategy, workload, optimizer, schedule, training and loader"),
+    _c("variant", "string", "name of the version of the user's code; `<NA>` if the experiment file has no variants"),
 )
 
 LABEL_COLUMNS = (

@@ -15,6 +15,7 @@ TRIAL_COLUMNS = (
 UNIT = _c("unit", "string", "unit of throughput: samples or tokens")
 SEED = _c("seed", "Int64", "random seed of the model and of the data order")
 PARAMETERS = _c("parameters", "Int64", "number of parameters of the model")
+CODE = _c("code", "string", "hash of the Python files of the variant")
 ADDED = _c("added", "boolean", "true for a base cell that the planner added")
 EFFECTIVE_LR = _c(
     "effective_lr", "Float64", "learning rate scaled with the global batch, after warm-up, before any schedule"
@@ -75,6 +76,7 @@ TRIALS = Table(
         _c("freed_s", "Float64", "time from a failure's first sign on the driver to the end of its worker group", "s"),
         _c("log", "string", "path in the run folder: traceback or stacks, and the last output of the failed rank"),
         *CELL_COLUMNS,
+        CODE,
         UNIT,
         PARAMETERS,
         _c("device_model", "string", "product name of the devices"),

@@ -1,0 +1,139 @@
+"""The variants of an experiment: versions of the user's code, each imported in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from harness.config.experiment import Experiment
+from harness.errors import Collected, ExperimentError, HarnessError, WorkloadError
+from harness.plan.grid import OwnCode, Variants
+from harness.plan.planner import Plan, only_variant
+from harness.run.validation import all_traits
+from harness.run.variant_process import RESULT
+from harness.system import sanitize
+from harness.system.code_version import SHIPPED, CodeVersion
+from harness.system.files import code_hash
+from harness.system.import_path import path_without
+from harness.system.process import die_with_parent
+from harness.system.scratch import Scratch
+
+OUTPUT_BYTES = 2000
+Argument = TypeVar("Argument")
+Answer = TypeVar("Answer")
+
+
+def own_codes(experiment: Experiment, home: Path) -> Variants:
+    """Return the user's code in each variant, as it is on this machine now; raises WorkloadError.
+
+    ``home``: the experiment file's folder.
+    """
+    others = (*experiment.variants.values(), str(home), os.getcwd())
+    versions = {
+        name: CodeVersion(name, folder, code_hash(Path(folder)), experiment.own_modules, others)
+        for name, folder in experiment.variants.items()
+    }
+    asked = dict.fromkeys(versions, experiment) if experiment.own_strategies else {}
+    traits = in_each(versions, all_traits, asked)
+    return {name: OwnCode(version, traits.get(name, {})) for name, version in versions.items()}
+
+
+def with_own_code(function: Callable[[Plan], None], plan: Plan) -> None:
+    """Call a function of the plan that imports the user's code; with variants in a process for the part of each."""
+    if not plan.variants:
+        function(plan)
+        return
+    versions = {name: own.version for name, own in plan.variants.items()}
+    parts = {name: only_variant(plan, name) for name in versions}
+    in_each(versions, function, {name: part for name, part in parts.items() if part.trials})
+
+
+def on_nodes(versions: Variants) -> dict[str, CodeVersion]:
+    """Return each variant's version as the nodes of a cluster at an address have it."""
+    return {name: replace(own.version, folder=f"{SHIPPED}/{name}") for name, own in versions.items()}
+
+
+def shipped_folders(experiment: Experiment, home: Path) -> dict[str, Path]:
+    """Return the folders of the user's code by their path on such nodes, beside this package."""
+    if experiment.variants:
+        return {f"{SHIPPED}/{name}": Path(folder) for name, folder in experiment.variants.items()}
+    return {"": home} if experiment.own_code else {}
+
+
+def only_version(plan: Plan) -> AbstractContextManager[None]:
+    """Import the plan's one version of the user's code inside, in this process; raise ExperimentError at several."""
+    names = sorted({trial.cell.variant for trial in plan.trials if trial.cell.variant})
+    if len(names) > 1:
+        problem = f"got the variants {', '.join(names)}; one process imports one: add --only variant={names[0]}"
+        raise ExperimentError("--inline", [problem])
+    return plan.variants[names[0]].version.used() if names else nullcontext()
+
+
+def in_each(
+    versions: Mapping[str, CodeVersion], function: Callable[[Argument], Answer], arguments: Mapping[str, Argument]
+) -> dict[str, Answer]:
+    """Return the function's value for each variant's argument, from a new process that imports this version.
+
+    The processes run side by side. Raises WorkloadError with the errors of all of them.
+    """
+    with ExitStack() as stack:
+        children = {
+            name: stack.enter_context(_process(versions[name], function, argument))
+            for name, argument in arguments.items()
+        }
+        results: dict[str, Answer | HarnessError] = {name: child.result() for name, child in children.items()}
+    found = Collected()
+    for name, error in results.items():
+        if isinstance(error, HarnessError):
+            for part in error.parts or (error,):
+                found.add(WorkloadError(f"variants.{name}: {part}"))
+    found.raise_all()
+    return {name: value for name, value in results.items() if not isinstance(value, HarnessError)}
+
+
+@dataclass(frozen=True)
+class _Child:
+    """A process that computes one value and writes it, or a HarnessError, to a file."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    file: Path
+
+    def result(self) -> Any:
+        """Wait for the value or the error, and return it; an error of our own if the process ended without one."""
+        code = self.process.wait()
+        if self.file.exists():
+            return pickle.loads(self.file.read_bytes())  # ours: the folder is closed to others
+        lines = sanitize.redacted_tail(self.output, OUTPUT_BYTES).strip().splitlines() or ["it printed nothing"]
+        return WorkloadError(f"the process that imports it ended with exit code {code}: {lines[-1]}")
+
+
+@contextmanager
+def _process(version: CodeVersion, function: Callable[[Argument], object], argument: Argument) -> Iterator[_Child]:
+    """Run the function in a new process, which is killed at the end of the block."""
+    with Scratch() as folder, tempfile.TemporaryFile() as output:
+        job = folder / "job"
+        job.write_bytes(pickle.dumps((version, function, argument)))
+        found = os.pathsep.join(path_without(*version.hidden))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness.run.variant_process", str(job)],
+            env={**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is the driver's
+            preexec_fn=die_with_parent,
+        )
+        try:
+            yield _Child(process, output, folder / RESULT)
+        finally:
+            process.kill()  # no effect on one that has ended
+            process.wait()

@@ -1,0 +1,105 @@
+"""Two versions of a user's code in one run, under Ray and torchrun: each row is of its own version."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import harness
+from harness.analysis.results import Results
+from harness.report.tables.ratios import versus_table
+from harness.report.tables.text import NO_BREAK
+
+pytestmark = pytest.mark.slow
+
+FILE = """
+name: versions
+workload: own_model:Own
+variants: {before: old, after: .}
+grid: {strategy: ddp, devices: 2, per_device_batch_size: 8}
+launcher: [ray, torchrun]
+throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 4, window_seconds: 0, twin: false,
+  explain: false}
+optimizer: {name: SGD, lr: 0.001}
+"""
+WORKLOAD = """
+import importlib.util
+import time
+
+import own_helper
+import torch
+
+LATER = importlib.util.find_spec("own_later") is not None
+
+
+class Own:
+    unit = "samples"
+
+    def build_model(self):
+        return torch.nn.Linear(4, own_helper.OUT + LATER)
+
+    def datasets(self):
+        data = torch.utils.data.TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
+        return data, data
+
+    def loss(self, model, batch):
+        time.sleep(own_helper.SLEEP_S)
+        return model(batch[0]).square().sum(), torch.tensor(len(batch[0]))
+"""
+BEFORE, AFTER = "OUT, SLEEP_S = 1, 0.0\n", "OUT, SLEEP_S = 2, 0.05\n"
+PARAMETERS = {"before": 5, "after": 15}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A run whose second version, in the experiment file's own folder, has a larger layer and sleeps in every step.
+
+    It has a module more: were that found from the first version, its layer would be larger too.
+    """
+    home = tmp_path_factory.mktemp("home")
+    (home / "old").mkdir()
+    for folder, helper in ((home / "old", BEFORE), (home, AFTER)):
+        (folder / "own_model.py").write_text(WORKLOAD)
+        (folder / "own_helper.py").write_text(helper)
+    (home / "own_later.py").write_text("")
+    (home / "versions.yaml").write_text(FILE)
+    command = [sys.executable, "-m", "harness.run", "versions.yaml", "--output", "results"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (home / "results" / "versions").iterdir()
+    return harness.load(folder)
+
+
+def test_every_row_is_of_its_version(results: Results) -> None:
+    trials = results.trials
+    assert set(trials["outcome"]) == {"ok"}
+    measured = trials[trials["kind"] == "throughput"]
+    counts = measured.groupby(["variant", "launcher", "strategy", "devices"])["parameters"].agg(["size"])
+    assert len(counts) == 2 * 2 * 2 and set(counts["size"]) == {1}
+    assert measured.groupby("variant")["parameters"].first().to_dict() == PARAMETERS
+    codes = {name: facts["code"] for name, facts in results.environment["invocations"][0]["variants"].items()}
+    assert list(codes) == ["before", "after"]
+    assert measured.groupby("variant")["code"].first().to_dict() == codes
+    groups = trials.groupby(["group_id", "invocation"])["variant"].nunique()
+    assert set(groups) == {1}
+
+
+def test_the_later_version_is_compared_with_the_earlier_one_by_block(results: Results) -> None:
+    along = results.versus[results.versus["axis"] == "variant"]
+    assert set(zip(along["value"], along["other_value"], strict=True)) == {("after", "before")}
+    assert set(zip(along["strategy"], along["launcher"], strict=True)) == {
+        (strategy, launcher) for strategy in ("single", "ddp") for launcher in ("ray", "torchrun")
+    }
+    assert (along["ratio"] < 0.5).all()
+    assert "variant after / before" in versus_table(along).rows[0].cells[0].replace(NO_BREAK, " ")
+
+
+def test_each_version_is_checked_against_its_own_device(results: Results) -> None:
+    checks = results.equivalence
+    assert set(checks["variant"]) == {"before", "after"}
+    assert checks["equivalent"].all()
+    bases = results.cells.set_index("cell_id")["variant"]
+    assert (results.scaling["base_id"].map(bases) == results.scaling["variant"]).all()
+    assert set(results.findings["severity"]) <= {"note", "warning"}
