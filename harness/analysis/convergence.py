@@ -8,6 +8,7 @@ from harness.analysis.common import Values, order
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.config.sections import Target
 from harness.record.schema import CONVERGENCE, DESCRIPTION
+from harness.record.schema.table import floats
 
 KEPT = ("trial_id", "attempt", "cell_id", "seed", "effective_lr", *DESCRIPTION)
 """The columns of a trial that the row of a training has."""
@@ -43,7 +44,10 @@ def convergence(
                 **verdict_columns(checked, [trial["check_id"]]),
             }
         )
-    return CONVERGENCE.frame(sorted(rows, key=order))
+    rows.sort(key=order)
+    # of a training that diverged, the loss and the metrics may be values that are not finite
+    kept = {name: floats(row.get(name) for row in rows) for name in CONVERGENCE.names if name.endswith("_loss")}
+    return CONVERGENCE.frame(rows).assign(**kept)
 
 
 def _time_to_target(curve: pd.DataFrame, target: Target | None) -> Values:

@@ -22,7 +22,7 @@ from harness.plan.rows import Circumstances, RecordedTrial
 from harness.plan.trial import Trial, TrialResult
 from harness.record.frames import csv_bytes
 from harness.record.jsonl import for_file, read_lines, upgrade_environment, with_options
-from harness.record.parquet import gather, in_parquet, read_table, write_frame
+from harness.record.parquet import gather, in_parquet, read_frame, write_frame
 from harness.record.reading import check_no_links, encode_json, naming_file, read_object, read_text
 from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content
 from harness.record.schema import CHECKS, EPOCHS, STEPS, Table, table_of
@@ -267,7 +267,7 @@ class RunFolder:
         compacted = self.path / f"{table.name}.parquet"
         if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
             with naming_file(compacted):
-                return table.typed(read_table(compacted, table).to_pandas())
+                return read_frame(compacted, table)
         return self._from_raw(table, lines)
 
     def _from_raw(self, table: Table, lines: Sequence[RecordedTrial]) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,12 +53,28 @@ def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
     dtypes = {column.name: column.dtype for column in table.columns}
     columns: dict[str, Any] = {}
     for name in rows.column_names:
-        values = rows.column(name).to_pandas()
+        values = rows.column(name)
         rows = rows.drop_columns([name])
+        columns[name] = _column(values, dtypes.get(name))
+        del values
         pa.default_memory_pool().release_unused()
-        columns[name] = values.astype(dtypes[name]) if name in dtypes else values
     columns["trial_id"] = pd.array([trial_id for trial_id, _, _ in parts], dtype="string").repeat(counts)
     columns["attempt"] = pd.array([attempt for _, attempt, _ in parts], dtype="Int64").repeat(counts)
+    return table.typed(pd.DataFrame(columns, copy=False))
+
+
+def _column(values: pa.ChunkedArray, dtype: str | None) -> Any:
+    """Return a column in pandas' type; a number that is not finite keeps its value, and is not <NA>."""
+    if dtype != "Float64":
+        return values.to_pandas() if dtype is None else values.to_pandas().astype(dtype)
+    numbers = values.cast(pa.float64())
+    return pd.arrays.FloatingArray(np.array(numbers.to_numpy()), np.array(numbers.is_null().to_numpy()))
+
+
+def read_frame(path: Path, table: Table) -> pd.DataFrame:
+    """Return a compacted file as a frame of the table; raises RunFolderError."""
+    rows, dtypes = read_table(path, table), {column.name: column.dtype for column in table.columns}
+    columns = {name: _column(rows.column(name), dtypes.get(name)) for name in rows.column_names}
     return table.typed(pd.DataFrame(columns, copy=False))
 
 

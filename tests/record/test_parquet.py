@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from harness.record import parquet
-from harness.record.parquet import gather, in_parquet, write_frame
+from harness.record.parquet import gather, in_parquet, read_frame, write_frame
 from harness.record.schema import EPOCHS, STEPS
 
 
@@ -30,8 +31,19 @@ def test_gathered_rows_have_the_tables_types_and_name_their_trial(tmp_path: Path
     assert frame["attempt"].tolist() == [1, 1, 2]
     assert frame["step_s"].tolist() == [1.0, 2.5, 4.0]
     assert frame["wait_s"].isna().tolist() == [True, True, False]
-    assert frame["loss"].isna().tolist() == [False, True, True]  # a loss that is not a number is missing
+    assert frame["loss"].isna().tolist() == [False, True, False]  # a loss that is not a number keeps its value
+    assert np.isnan(frame["loss"].tolist()[2])
     assert frame["window"].isna().all()
+
+
+def test_a_loss_that_is_not_finite_keeps_its_value_also_when_it_is_compacted(tmp_path: Path) -> None:
+    losses = [0.5, float("nan"), float("inf"), None]
+    frame = gather(STEPS, written(tmp_path, STEPS, {"rank": [0] * 4, "loss": losses}))
+    write_frame(tmp_path / "steps.parquet", frame)
+    again = read_frame(tmp_path / "steps.parquet", STEPS)
+    for rows in (frame, again):
+        assert [str(value) for value in rows["loss"]] == ["0.5", "nan", "inf", "<NA>"]
+    pd.testing.assert_frame_equal(again, frame)
 
 
 def test_a_workloads_own_metric_comes_last_and_need_not_be_in_every_trial(

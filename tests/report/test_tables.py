@@ -13,6 +13,7 @@ from harness.analysis.pairs import noise, parity, versus
 from harness.config.sections import Target
 from harness.plan.comparison import LAUNCHERS
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
+from harness.record.schema.table import floats
 from harness.report.row import Row
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
 from harness.report.tables.evidence import imprecise, memory_table
@@ -178,6 +179,26 @@ def test_an_unreached_target_is_shown_as_a_lower_bound() -> None:
     assert never.cells[-3:] == ("0 of 1", ">= 1.0", "-")
     once = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.95]), target)).rows[0]
     assert once.cells[-3:] == ("1 of 1", "1.0", "100")
+
+
+@pytest.mark.parametrize(
+    ("losses", "shown"),
+    [
+        (("0.5",), "0.5000"),
+        (("nan",), "nan"),
+        (("0.5", "inf", "nan"), "inf (0.5000 to nan)"),
+        (("nan", "0.25", "0.5"), "0.5000 (0.2500 to nan)"),
+        (("0.25", "0.5"), "0.3750 (0.2500 to 0.5000)"),
+    ],
+)
+def test_losses_that_are_not_finite_are_shown_and_are_the_largest(losses: tuple[str, ...], shown: str) -> None:
+    lines = [line("single", kind="convergence", seed=seed) for seed in range(len(losses))]
+    curves = [epochs_of(one["trial_id"], [0.5]) for one in lines]
+    epochs = pd.concat(curves, ignore_index=True).assign(train_loss=floats(map(float, losses)))
+    found = convergence(trial_tables.trials(lines, steps_of(lines)), epochs, None)
+    assert [str(value) for value in found["train_loss"]] == [str(float(loss)) for loss in losses]
+    (row,) = convergence_table(found).rows
+    assert row.cells[3].replace(NO_BREAK, " ") == shown
 
 
 def test_the_metrics_that_were_recorded_are_shown() -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+from pandas.arrays import FloatingArray
 
 from harness.plan.comparison import options_text
 
@@ -61,6 +63,16 @@ _TEXTS: Mapping[str, Callable[[Any], str | None]] = {
     "list": lambda values: "; ".join(map(str, values)) or None,
     "mapping": options_text,
 }
+
+
+def floats(values: Iterable[float | None]) -> FloatingArray:
+    """Return a Float64 column in which None and <NA> are missing; a number that is not finite keeps its value.
+
+    pandas takes NaN for a missing value wherever it converts plain numbers.
+    """
+    known = [None if value is None or value is pd.NA else float(value) for value in values]
+    missing = np.array([value is None for value in known], dtype=bool)
+    return FloatingArray(np.array([0.0 if value is None else value for value in known], dtype=np.float64), missing)
 
 
 def _typed(frame: pd.DataFrame, column: Column) -> pd.Series[Any]:

@@ -168,7 +168,8 @@ def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
     values = sorted(group[name].astype("Float64").fillna(math.inf).astype(float))
     middle = median(values)
     if middle < math.inf:
-        return _spread(values[0], middle, values[-1], form, alone=len(values) == 1)
+        shown = _spread(values[0], middle, values[-1], form, alone=len(values) == 1)
+        return shown.replace(form.format(math.inf), f"not{NO_BREAK}reached")
     least = median(group[name].fillna(group["train_s"]).astype(float)) if name == "time_to_target_s" else math.nan
     return f">= {form.format(least)}" if group["reached"].notna().any() and not math.isnan(least) else "-"
 
@@ -194,18 +195,18 @@ def _metric(group: pd.DataFrame, name: str) -> str:
 
 
 def _span(values: pd.Series[float], form: str, suffix: str = "") -> str:
-    known = values.dropna().astype(float)
-    if known.empty:
+    known = sorted(values.dropna().astype(float), key=lambda value: (math.isnan(value), value))
+    if not known:
         return "-"
-    return _spread(known.min(), known.median(), known.max(), form, suffix, alone=len(known) == 1)
+    middle = known[len(known) // 2] if len(known) % 2 else sum(known[len(known) // 2 - 1 : len(known) // 2 + 1]) / 2
+    return _spread(known[0], middle, known[-1], form, suffix, alone=len(known) == 1)
 
 
 def _spread(low: float, middle: float, high: float, form: str, suffix: str = "", *, alone: bool = False) -> str:
-    """Return '4.0 (3.5 to 6.0)', the middle value between the ends; an infinite end is 'not reached'."""
+    """Return '4.0 (3.5 to 6.0)', the middle value between the ends."""
     if alone:
         return form.format(middle) + suffix
-    last = form.format(high) if high < math.inf else "not reached"
-    ends = f"({form.format(low)} to {last})".replace(" ", NO_BREAK)
+    ends = f"({form.format(low)} to {form.format(high)})".replace(" ", NO_BREAK)
     return f"{form.format(middle)}{suffix} {ends}"
 
 
