@@ -69,7 +69,10 @@ class SmallResNet(nn.Module):
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 MODELS = (*DEPTHS, *TORCHVISION)
 SMALL_IMAGE = 64
-"""Up to this side in pixels, torchvision's models get the stem of He et al.'s CIFAR networks."""
+"""Up to this side in pixels, torchvision's models get the stem of He et al.'s CIFAR networks by default."""
+STEM_STRIDES = {"cifar": 1, "cifar_stride2": 2}
+STEMS = (*STEM_STRIDES, "imagenet")
+"""First layers of torchvision's models: a 3x3 convolution of stride 1 or 2 without pooling, or torchvision's own."""
 IMAGE_SIZES = {"digits": 16, "cifar10": 32}
 CLASSES = {"digits": 10, "cifar10": 10}
 
@@ -79,8 +82,9 @@ class ImageClassification:
 
     ``data``: digits, cifar10, synthetic, synthetic_device or a folder with train/ and val/. ``model``: one of
     MODELS. ``width``: channels of the small family's first stage; ``norm``: its normalisation, batch or group.
-    ``image_size``: side in pixels, by default 16 for digits, 32 for cifar10 and 224 else. ``samples``: the size
-    of a synthetic set.
+    ``stem``: one of STEMS, for torchvision's models; by default cifar for small images. ``image_size``: side in pixels,
+    by default 16 for digits, 32 for cifar10 and 224 else. ``augment``: random crops and flips of training images, for
+    cifar10 and folders. ``samples``: the size of a synthetic set.
     """
 
     unit = "samples"
@@ -92,6 +96,8 @@ class ImageClassification:
         model: str = "resnet18",
         width: int = 16,
         norm: str = "batch",
+        stem: str | None = None,
+        augment: bool = True,
         image_size: int | None = None,
         classes: int | None = None,
         samples: int = 50_000,
@@ -104,9 +110,9 @@ class ImageClassification:
             raise WorkloadError(f"grid.data: got {data!r}; {nearest(data, image_data.NAMES)}, or a folder's path")
         if data == "cifar10" and not data_folder:
             raise WorkloadError(f"workload_options.data_folder: cifar10 needs one. {image_data.CIFAR10_HINT}")
-        if norm not in NORMS or (norm != "batch" and model in TORCHVISION):
-            allowed = "batch or, in the small family, group"
-            raise WorkloadError(f"workload_options.norm: got {norm!r} for {model}; allowed: {allowed}")
+        _check_variant(model, norm, stem)
+        if not isinstance(augment, bool):
+            raise WorkloadError(f"workload_options.augment: got {augment!r}; allowed: true, false")
         self.norm = norm
         if model in TORCHVISION:
             _require_torchvision()
@@ -115,7 +121,8 @@ class ImageClassification:
         classes = classes or CLASSES.get(data) or image_data.count_classes(data)
         classes = whole_number("classes", classes, 1_000_000)
         samples = whole_number("samples", samples, 2**40)
-        self.source = image_data.Source(side, classes, samples, data_folder, download)
+        self.source = image_data.Source(side, classes, samples, data_folder, download, augment)
+        self.stem = stem or ("cifar" if side <= SMALL_IMAGE else "imagenet")
 
     def build_model(self) -> nn.Module:
         if self.model in DEPTHS:
@@ -124,8 +131,8 @@ class ImageClassification:
         import torchvision
 
         model: nn.Module = getattr(torchvision.models, self.model)(weights=None, num_classes=self.source.classes)
-        if self.source.image_size <= SMALL_IMAGE:
-            model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        if stride := STEM_STRIDES.get(self.stem):
+            model.conv1 = nn.Conv2d(3, 64, 3, stride=stride, padding=1, bias=False)
             nn.init.normal_(model.conv1.weight, std=math.sqrt(2 / (64 * 3 * 3)))
             model.maxpool = nn.Identity()
         return model
@@ -143,6 +150,16 @@ class ImageClassification:
         images, labels = batch
         correct = (model(images).argmax(dim=1) == labels).sum()
         return {"accuracy": (correct, len(labels))}
+
+
+def _check_variant(model: str, norm: str, stem: str | None) -> None:
+    """Raise WorkloadError if the model has no such normalisation or stem."""
+    if norm not in NORMS or (norm != "batch" and model in TORCHVISION):
+        allowed = "batch or, in the small family, group"
+        raise WorkloadError(f"workload_options.norm: got {norm!r} for {model}; allowed: {allowed}")
+    if stem is not None and (stem not in STEMS or model not in TORCHVISION):
+        allowed = f"{', '.join(STEMS)}, for {', '.join(TORCHVISION)}"
+        raise WorkloadError(f"workload_options.stem: got {stem!r} for {model}; allowed: {allowed}")
 
 
 def _require_torchvision() -> None:

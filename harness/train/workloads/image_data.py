@@ -32,13 +32,17 @@ CIFAR10_FOLDER = "cifar-10-batches-py"
 
 @dataclass(frozen=True)
 class Source:
-    """The images: side in pixels, number of classes, size of a synthetic set, folder of CIFAR-10."""
+    """The images: side in pixels, number of classes, size of a synthetic set, folder of CIFAR-10.
+
+    ``augment``: training images of CIFAR-10 and of folders are cropped and flipped at random.
+    """
 
     image_size: int
     classes: int
     synthetic_samples: int = 0
     folder: str | None = None
     download: bool = False
+    augment: bool = True
 
     def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, int]:
         """Return an image of noise, a part of the process's own, and a label.
@@ -135,8 +139,8 @@ def _cifar10(source: Source) -> Datasets:
         folder.mkdir(parents=True, exist_ok=True)
         # one process per node downloads, the others wait and find the files
         with FileLock(folder / ".cifar10.lock"):
-            train = CIFAR10(str(folder), train=True, download=not present, transform=_augment(source))
-            validation = CIFAR10(str(folder), train=False, transform=_plain(source))
+            train = CIFAR10(str(folder), train=True, download=not present, transform=_transform(source, source.augment))
+            validation = CIFAR10(str(folder), train=False, transform=_transform(source))
     except (OSError, RuntimeError) as error:
         raise WorkloadError(f"data cifar10: {folder}: {type(error).__name__}: {error}. {CIFAR10_HINT}") from error
     return train, validation
@@ -154,8 +158,8 @@ def _folder(path: Path, source: Source) -> Datasets:
     from torchvision.datasets import ImageFolder
 
     try:
-        train = ImageFolder(str(path / "train"), transform=_augment(source))
-        validation = ImageFolder(str(path / "val"), transform=_plain(source))
+        train = ImageFolder(str(path / "train"), transform=_transform(source, source.augment))
+        validation = ImageFolder(str(path / "val"), transform=_transform(source))
     except OSError as error:
         raise WorkloadError(f"data {path}: needs train/ and val/, one folder of images a class: {error}") from error
     return train, validation
@@ -164,20 +168,15 @@ def _folder(path: Path, source: Source) -> Datasets:
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def _plain(source: Source) -> Callable[[object], Tensor]:
+def _transform(source: Source, augment: bool = False) -> Callable[[object], Tensor]:
+    """Return what makes a standardised tensor of an image; ``augment``: with a random crop and flip before.
+
+    The harness seeds both from (seed, epoch, sample).
+    """
     from torchvision import transforms
 
-    side = source.image_size
-    return transforms.Compose(  # type: ignore[no-any-return]
-        [transforms.Resize((side, side)), transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
-    )
-
-
-def _augment(source: Source) -> Callable[[object], Tensor]:
-    """Return a random crop and flip; the harness seeds both from (seed, epoch, sample)."""
-    from torchvision import transforms
-
-    crop = transforms.RandomCrop(source.image_size, padding=max(1, source.image_size // 8))
     side = (source.image_size, source.image_size)
-    steps = [transforms.Resize(side), crop, transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    return transforms.Compose([*steps, transforms.Normalize(_MEAN, _STD)])  # type: ignore[no-any-return]
+    crop = transforms.RandomCrop(source.image_size, padding=max(1, source.image_size // 8))
+    drawn = [crop, transforms.RandomHorizontalFlip()] if augment else []
+    steps = [transforms.Resize(side), *drawn, transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
+    return transforms.Compose(steps)  # type: ignore[no-any-return]

@@ -38,6 +38,13 @@ def test_torchvisions_models_get_the_small_stem_where_images_are_small() -> None
     assert count(large) == 11_689_512
 
 
+@pytest.mark.parametrize(("stem", "side"), [("cifar", 32), ("cifar_stride2", 16), ("imagenet", 8)])
+def test_the_stem_is_an_option_of_torchvisions_models(stem: str, side: int) -> None:
+    """The side of the images in the first stage: 32 pixels by the strides of convolution and pooling."""
+    model = ImageClassification(model="resnet18", data="digits", image_size=32, stem=stem).build_model()
+    assert model.maxpool(model.conv1(torch.zeros(1, 3, 32, 32))).shape == (1, 64, side, side)
+
+
 def test_all_models_are_known() -> None:
     assert set(TORCHVISION) <= set(MODELS)
     assert not {"resnet8", "resnet14"} - set(MODELS)
@@ -128,6 +135,12 @@ def test_cifar10_is_read_by_the_loader_of_torchvision(tmp_path: Path, monkeypatc
     assert (len(train), len(validation)) == (20, 4)  # type: ignore[arg-type]
     assert train[0][0].shape == (3, 32, 32)
     torch.testing.assert_close(validation[0][0], validation[0][0])
+    draws = {augment: set() for augment in (True, False)}
+    for augment, seen in draws.items():
+        plain = ImageClassification(data="cifar10", model="resnet8", data_folder=str(tmp_path), augment=augment)
+        torch.manual_seed(0)
+        seen |= {tuple(plain.datasets()[0][0][0].flatten().tolist()) for _ in range(8)}
+    assert len(draws[False]) == 1 < len(draws[True])  # crops and flips are drawn anew for each access
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
@@ -163,6 +176,9 @@ def test_a_folder_without_train_and_val(tmp_path: Path) -> None:
         ({"data": "cifar10"}, "workload_options.data_folder: cifar10 needs one"),
         ({"norm": "layer", "model": "resnet8"}, "workload_options.norm: got 'layer' for resnet8; allowed: batch"),
         ({"norm": "group", "model": "resnet18"}, "workload_options.norm: got 'group' for resnet18"),
+        ({"stem": "small", "model": "resnet34"}, "workload_options.stem: got 'small' for resnet34; allowed: cifar, "),
+        ({"stem": "cifar", "model": "resnet8"}, "workload_options.stem: got 'cifar' for resnet8; allowed: cifar, "),
+        ({"augment": 0}, "workload_options.augment: got 0; allowed: true, false"),
     ],
 )
 def test_invalid_options_are_refused(arguments: dict[str, Any], message: str) -> None:
