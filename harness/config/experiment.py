@@ -88,6 +88,10 @@ class Experiment(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        named = any("optimizer.name" in grid.options for grid in self.grids)
+        # the default's rate and momentum are those of SGD, and were chosen for no other optimizer
+        left_out = named and "optimizer" not in self.model_fields_set
+        found = self.model_copy(update={"optimizer": {}}) if left_out else self
         raise_conflicts(
             Conflict(
                 self.grid is None and not self.cells,
@@ -104,21 +108,26 @@ class Experiment(Strict):
                 "checkpoint: needs a convergence section; only its trials have epochs to resume from",
                 ("checkpoint", "convergence"),
             ),
-            Conflict(
-                "name" not in self.optimizer,
-                "optimizer: needs a name, a class of torch.optim such as SGD",
-                ("optimizer",),
-            ),
-            Conflict(
-                bool(self.schedule) and "name" not in self.schedule,
-                "schedule: needs a name, a class of torch.optim.lr_scheduler",
-                ("schedule",),
-            ),
+            found._unnamed("optimizer", found.optimizer, "a class of torch.optim such as SGD"),
+            found._unnamed("schedule", found.schedule, "a class of torch.optim.lr_scheduler such as StepLR"),
             *self._variant_conflicts(),
             *self._unknown_names(),
             *self._dotted_conflicts(),
         )
-        return self
+        return found
+
+    def _unnamed(self, section: str, options: Options, what: str) -> Conflict:
+        """Check that each grid with options of the section, which it may have beside it, also has their class."""
+        own = [[key for key in grid.options if key.startswith(f"{section}.")] for grid in self.grids]
+        needed = [keys for keys in own if section == "optimizer" or options or keys]
+        broken = "name" not in options and any(f"{section}.name" not in keys for keys in needed)
+        text = f"{section}: needs a name, {what}; or the axis {section}.name in each grid"
+        return Conflict(broken, text, (section,))
+
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        """Every grid of the file."""
+        return (*((self.grid,) if self.grid else ()), *self.cells)
 
     def _variant_conflicts(self) -> Iterator[Conflict]:
         own = "a workload or a strategy of your own, package.module:ClassName"
@@ -143,7 +152,7 @@ class Experiment(Strict):
         """Check a grid's dotted options, such as ``loader.workers``, together with the rest of their section."""
         strategies: dict[str, Strict] = {name: getattr(self.strategy_options, name) for name in BUILTIN_TRAITS}
         sections: dict[str, Strict] = {"loader": self.loader, "training": self.training, **strategies}
-        for grid in (*((self.grid,) if self.grid else ()), *self.cells):
+        for grid in self.grids:
             for name, section in sections.items():
                 prefix = f"{name}."
                 own = {key.removeprefix(prefix): v for key, v in grid.options.items() if key.startswith(prefix)}
@@ -167,8 +176,7 @@ class Experiment(Strict):
     @property
     def own_strategies(self) -> tuple[str, ...]:
         """The user's own strategies, as ``package.module:ClassName``."""
-        grids = (*((self.grid,) if self.grid else ()), *self.cells)
-        names = dict.fromkeys(name for grid in grids for name in grid.strategy)
+        names = dict.fromkeys(name for grid in self.grids for name in grid.strategy)
         return tuple(name for name in names if name not in BUILTIN_TRAITS)
 
     @property

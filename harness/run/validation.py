@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,26 +69,47 @@ def check_workloads(plan: Plan) -> None:
 
 def check_optimizers(plan: Plan) -> None:
     """Raise WorkloadError if some optimizer or schedule fails in a step on one weight."""
-    found, seen = Collected(), set()
+    found, seen, advice = Collected(), set(), _if_names_vary(plan)
     for trial in plan.trials:
         key = (repr(sorted(trial.cell.optimizer.items())), repr(sorted(trial.cell.schedule.items())))
         if key not in seen:
             seen.add(key)
-            _try(trial.cell, found)
+            _try(trial.cell, found, advice)
     found.raise_all()
 
 
-def _try(cell: Cell, found: Collected) -> None:
+def _if_names_vary(plan: Plan) -> str:
+    """Return advice if the names of optimizers or schedules are an axis: all values share the other options."""
+    for section in ("optimizer", "schedule"):
+        names = sorted({str(trial.cell.axis(f"{section}.name")) for trial in plan.trials})
+        if len(names) > 1:
+            return (
+                f". The options of {section} hold for each of {', '.join(names)}: give one with other options a grid "
+                f"of its own below cells, with {section}.name and its options"
+            )
+    return ""
+
+
+@contextmanager
+def _advised(advice: str) -> Iterator[None]:
+    """Add advice to the message of a WorkloadError that the block raises."""
+    try:
+        yield
+    except WorkloadError as error:
+        raise WorkloadError(f"{error}{advice}") from None
+
+
+def _try(cell: Cell, found: Collected, advice: str) -> None:
     model = nn.Linear(1, 1)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters())  # of a schedule whose optimizer is wrong
-    with found.also():
+    with found.also(), _advised(advice):
         optimizer = make_optimizer(model, cell.optimizer)
         model(torch.ones(1, 1)).sum().backward()
         try:
             optimizer.step()
         except Exception as error:
             raise rejected("optimizer", cell.optimizer, error) from None
-    with found.also(), warnings.catch_warnings():
+    with found.also(), _advised(advice), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an optimizer that failed has taken no step
         schedule = make_schedule(optimizer, cell.schedule)
         try:

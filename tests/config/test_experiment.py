@@ -141,7 +141,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_grid(options={"x.y": 1}), "grid: options: unknown axis 'x.y'"),
     (with_section(optimizer={"lr": 0.1}), "optimizer: needs a name, a class of torch.optim such as SGD"),
     (with_section(optimizer={"name": "SGD", "lr": float("nan")}), "optimizer.lr: got nan; allowed: finite numbers"),
-    (with_section(schedule={"T_max": 3}), "schedule: needs a name"),
+    (with_section(schedule={"T_max": 3}), "schedule: needs a name, a class of torch.optim.lr_scheduler such as StepLR"),
+    (with_grid(**{"schedule.T_max": [3, 4]}), "schedule: needs a name"),
+    (
+        {**with_grid(**{"optimizer.name": "Adam"}), "cells": [{"per_device_batch_size": 4}]},
+        "optimizer: needs a name, a class of torch.optim such as SGD; or the axis optimizer.name in each grid",
+    ),
     (with_section(loader={"workers": 1000}), "loader.workers[0]: got 1000"),
     (with_section(loader={"wrokers": 1}), "loader.wrokers: unknown key; did you mean 'workers'?"),
     (with_section(training={"acumulation": 2}), "training.acumulation: unknown key; did you mean 'accumulation'?"),
@@ -233,6 +238,25 @@ def test_training_options_of_a_grid_join_those_of_the_section() -> None:
     axes = config.parse_experiment(content, source="f").option_axes()
     assert axes["training.lr_base_batch_size"] == (256,)
     assert axes["training.accumulation"] == (1,)
+
+
+@pytest.mark.parametrize(
+    ("sections", "axes"),
+    [
+        ({}, {"optimizer.name": ["SGD", "Adam"]}),
+        ({"optimizer": {"lr": 0.01}}, {"optimizer.name": ["SGD", "Adam"]}),
+        ({"schedule": {"gamma": 0.9}}, {"schedule.name": ["ExponentialLR", "StepLR"], "schedule.step_size": 2}),
+        ({}, {"schedule.name": ["ExponentialLR"], "schedule.gamma": [0.9, 0.99]}),
+    ],
+)
+def test_the_name_of_an_optimizer_or_schedule_may_be_an_axis(sections: Any, axes: Any) -> None:
+    experiment = config.parse_experiment({**with_grid(**axes), **sections}, source="f")
+    resolved = experiment.model_dump(mode="json")
+    assert config.parse_experiment(resolved, source="f") == experiment
+    if "optimizer.name" in axes:  # SGD's default rate and momentum are no other optimizer's
+        assert experiment.optimizer == sections.get("optimizer", {})
+    else:
+        assert experiment.optimizer == {"name": "SGD", "lr": 0.1, "momentum": 0.9}
 
 
 def test_only_the_first_of_many_problems_are_listed() -> None:

@@ -34,7 +34,8 @@ def test_wrong_values_do_not_hide_what_does_not_fit_together() -> None:
         "limts: unknown key; did you mean 'limits'?",
         "training: warmup_epochs: needs lr_scaling linear or sqrt; it rises from the optimizer's lr to the scaled one",
         "training: clip_grad_norm: not together with clip_grad_value; to compare them, give each a grid of its own",
-        "schedule: needs a name, a class of torch.optim.lr_scheduler",
+        "schedule: needs a name, a class of torch.optim.lr_scheduler such as StepLR; or the axis schedule.name in each "
+        "grid",
         "grid, loader.workers[0]: got -1; it should be greater than or equal to 0",
         "grid, ddp.bucket: unknown key; did you mean 'bucket_cap_mb'?",
     ]
