@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from pandas.api.typing import NAType
 from pandas.arrays import FloatingArray
 
 from harness.plan.comparison import options_text
@@ -65,7 +66,7 @@ _TEXTS: Mapping[str, Callable[[Any], str | None]] = {
 }
 
 
-def floats(values: Iterable[float | None]) -> FloatingArray:
+def floats(values: Iterable[float | NAType | None]) -> FloatingArray:
     """Return a Float64 column in which None and <NA> are missing; a number that is not finite keeps its value.
 
     pandas takes NaN for a missing value wherever it converts plain numbers.
