@@ -71,7 +71,7 @@ def floats(values: Iterable[float | NAType | None]) -> FloatingArray:
 
     pandas takes NaN for a missing value wherever it converts plain numbers.
     """
-    known = [None if value is None or value is pd.NA else float(value) for value in values]
+    known = [None if value is None or isinstance(value, NAType) else float(value) for value in values]
     missing = np.array([value is None for value in known], dtype=bool)
     return FloatingArray(np.array([0.0 if value is None else value for value in known], dtype=np.float64), missing)
 
