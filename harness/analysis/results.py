@@ -15,6 +15,7 @@ from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.findings import findings, static_findings
 from harness.analysis.gpus import gpus
+from harness.analysis.leaders import leaders
 from harness.analysis.links import collectives, links
 from harness.analysis.missing import missing
 from harness.analysis.pairs import noise, parity, versus
@@ -22,6 +23,7 @@ from harness.analysis.phases import host_phases, ledger, phases
 from harness.analysis.ratios import scaling
 from harness.analysis.steps import StepTimes, step_times
 from harness.analysis.trials import cells, labels_of, outcomes, peak_estimates, ranks, trials, windows
+from harness.analysis.verdict import READ, Tables, verdict
 from harness.analysis.waterfall import waterfall
 from harness.config.experiment import Experiment
 from harness.plan.environment import RunEnvironment
@@ -116,12 +118,18 @@ def _findings(results: Results) -> pd.DataFrame:
     return FINDINGS.typed(pd.concat([of_trials, rest], ignore_index=True)) if len(rest) else of_trials
 
 
+def _verdict(results: Results) -> pd.DataFrame:
+    return verdict(Tables({name: getattr(results, name) for name in READ}, fixed_blocks=results.rule is None))
+
+
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "trials": _trials,
     "cells": lambda r: cells(r.trials, r.step_times, r.pilot, peak_estimates(r.lines)),
     "scaling": lambda r: scaling(r.trials, r.rule, r.verdicts),
     "noise": lambda r: noise(r.trials, r.rule),
     "parity": lambda r: parity(r.trials, r.rule, r.verdicts),
+    "leaders": lambda r: leaders(r.trials, r.rule, r.verdicts),
+    "verdict": _verdict,
     "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants)),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(r.trials, r.windows, r.scaling, r.pilot),

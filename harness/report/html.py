@@ -18,7 +18,8 @@ from harness.report.environment import NO_FACTS, facts
 from harness.report.figures import FIGURES, style
 from harness.report.parts import Failure, Parts, failed
 from harness.report.pictures import KINDS, Picture, make_picture
-from harness.report.sections import DETAILS, SCALING, make_pages
+from harness.report.sections import DETAILS, SCALING, Page, make_pages
+from harness.report.verdict import NEXT_FILE, NO_VERDICT, Verdict, make_verdict
 from harness.system.files import remove_all, replace_all, replace_text, writing
 
 
@@ -54,10 +55,12 @@ def build_report(results: Results) -> Results:
         tables = {name: _table(results, name, parts) for name in TABLES}
         with style():
             pictures = [make_picture(name, draw, results, parts) for name, draw in FIGURES.items()]
-        html = _html(results, pictures, parts)
+        verdict = parts.make("the verdict", lambda: make_verdict(results), lambda _: NO_VERDICT)
+        html = _html(results, verdict, pictures, parts)
     folder.compact(recorded)
     _write_tables(folder, tables)
     _write_figures(folder, pictures)
+    replace_text(folder.path / NEXT_FILE, verdict.next_file)
     replace_text(folder.report, html)
     if parts.failures:
         vars(results).update({name: empty_table(name) for name, table in tables.items() if table is None})
@@ -119,19 +122,30 @@ def _internal_error(folder: RunFolder) -> Iterator[None]:
         raise InternalError(f"{folder.path}: {what} ({log}). {_remedy(folder)}") from error
 
 
-def _html(results: Results, pictures: Sequence[Picture], parts: Parts) -> str:
+def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts: Parts) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    above, below = make_pages(SCALING, results, parts), make_pages(DETAILS, results, parts)
     content = {
         "name": results.experiment.name,
         **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),
-        "cards": parts.make("the cards", lambda: summary.cards(results), lambda _: []),
-        "findings": parts.make("the findings", lambda: summary.findings(results), lambda _: []),
+        "size": parts.make("the size of the run", lambda: summary.size(results), lambda _: ""),
+        "verdict": verdict,
+        "contents": _contents(above, pictures, below),
+        "anchors": {*(page.anchor for page in (*above, *below)), *(picture.anchor for picture in pictures)},
         "asked": parts.make("the configuration", lambda: summary.asked(results), lambda _: []),
         "experiment_text": results.folder.source_text(),
-        "above": make_pages(SCALING, results, parts),
+        "above": above,
         "figures": pictures,
-        "below": make_pages(DETAILS, results, parts),
+        "below": below,
     }
     return environment.get_template("template.html").render(**content, failures=parts.lines)
+
+
+def _contents(above: Sequence[Page], pictures: Sequence[Picture], below: Sequence[Page]) -> list[tuple[str, str]]:
+    """Return the anchor and title of each entry of the table of contents."""
+    first = next((picture.anchor for picture in pictures if picture.image), "")
+    named = [[(page.anchor, page.title) for page in pages] for pages in (above, below)]
+    last = [("configuration", "Configuration"), ("environment", "Environment")]
+    return [*named[0], *([(first, "Figures")] if first else []), *named[1], *last]

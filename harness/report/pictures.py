@@ -29,6 +29,11 @@ class Picture:
     image: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def anchor(self) -> str:
+        """The anchor on the page, to which statements of the verdict refer."""
+        return f"figure-{self.name}"
+
 
 def make_picture(name: str, draw: Callable[[Results], Drawing], results: Results, parts: Parts) -> Picture:
     """Return the figure of a name; one that fails has a sentence in its place."""

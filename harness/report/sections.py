@@ -24,6 +24,7 @@ from harness.report.tables.evidence import (
     usual_words,
 )
 from harness.report.tables.findings import findings_table
+from harness.report.tables.leaders import leaders_table
 from harness.report.tables.links import collectives_table, links_failed, links_table, links_words
 from harness.report.tables.ratios import noise_table, parity_table, versus_table
 from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
@@ -38,6 +39,7 @@ class Section:
     """
 
     title: str
+    anchor: str
     table: Callable[[Results], TextTable]
     words: str | Callable[[Results], str] = ""
     empty: Callable[[Results], str] = lambda results: ""
@@ -50,6 +52,7 @@ class Page:
     """A section with its table made, as the template takes it; or with a sentence on its failure."""
 
     title: str
+    anchor: str
     table: TextTable
     words: str
     level: int
@@ -76,28 +79,43 @@ def _page(section: Section, results: Results) -> Page | None:
         words = section.empty(results)
     else:
         words = section.words if isinstance(section.words, str) else section.words(results)
-    return Page(section.title, table, words, section.level, section.folded) if table.rows or words else None
+    if not (table.rows or words):
+        return None
+    return Page(section.title, section.anchor, table, words, section.level, section.folded)
 
 
 def _failed(section: Section, failure: str) -> Page:
-    return Page(section.title, TextTable((), ()), "", section.level, failure=failure)
+    return Page(section.title, section.anchor, TextTable((), ()), "", section.level, failure=failure)
 
 
 SCALING = (
     Section(
         "Throughput and scaling",
+        "scaling",
         lambda results: scaling_table(results.scaling),
         lambda results: f"{summary.scaling_words(results.scaling)} {usual_words(results.trials)}".strip(),
         empty=lambda results: "No throughput was measured.",
     ),
     Section(
+        "Fastest settings",
+        "leaders",
+        lambda results: leaders_table(results.leaders),
+        "Settings that train the same model on the same data, in the same precision, on the same devices and at the "
+        "same global batch, each against the fastest, paired by block. p: two-sided t test of the log ratio, adjusted "
+        "by Holm over the group; cannot be told apart: p of at least 0.05. Left out: emulated and oversubscribed "
+        "settings, and settings that are not equivalent.",
+        level=3,
+    ),
+    Section(
         "Noise floor",
+        "noise",
         lambda results: noise_table(results.noise),
         lambda results: summary.noise_words(results.noise),
         level=3,
     ),
     Section(
         "Comparison along each axis",
+        "versus",
         lambda results: versus_table(results.versus),
         "Ratio of the throughputs of two cells that differ in one axis, paired by block: neighbouring values, and the "
         "last against the first. Shaded: the interval excludes 1. Italics: emulated or oversubscribed.",
@@ -105,6 +123,7 @@ SCALING = (
     ),
     Section(
         "Overhead of Ray",
+        "parity",
         lambda results: parity_table(results.parity),
         "Ratio of throughputs of the same cell under Ray and under torchrun (the control), with the same worker code, "
         "paired by block. Shaded: the interval excludes 1.",
@@ -112,6 +131,7 @@ SCALING = (
     ),
     Section(
         "Preflight",
+        "preflight",
         lambda results: findings_table(results.findings),
         summary.preflight_words,
         empty=summary.preflight_words,
@@ -119,32 +139,36 @@ SCALING = (
     ),
     Section(
         "Equivalence of strategies",
+        "equivalence",
         lambda results: equivalence_table(results.equivalence),
         "A few fp32 steps from the same initial parameters on the same global batches, with frozen batch statistics "
         "and no dropout, against one device: norm of the difference of the two updates over the norm of one device's.",
         level=3,
     ),
-    Section("Doubts", lambda results: doubt_table(results.trials), level=3),
+    Section("Doubts", "doubts", lambda results: doubt_table(results.trials), level=3),
 )
 """Above the figures."""
 
 DETAILS = (
     Section(
         "Convergence",
+        "convergence",
         lambda results: convergence_table(results.convergence),
         summary.convergence_words,
     ),
     Section(
         "Efficiency loss by part, in numbers",
+        "waterfall-table",
         lambda results: waterfall_table(results.waterfall),
         "With two ranks, the faster one is the typical rank, so that the slower one's loss is counted in full. A "
         "collective whose profile is missing is in the rest. Parts have t intervals over blocks, the ideal that of "
         "its efficiency.",
         folded="All parts of all cells",
     ),
-    Section("Efficiency loss not explained", lambda results: unexplained_table(results.trials), level=3),
+    Section("Efficiency loss not explained", "unexplained", lambda results: unexplained_table(results.trials), level=3),
     Section(
         "Communication of ddp",
+        "communication",
         lambda results: communication_table(results.waterfall, results.trials),
         "By difference: the time of a step on all devices less that of the slowest rank without gradient exchange. It "
         "includes costs outside DDP's timers: copies of gradients into buckets and, on a CPU, the cores that the "
@@ -152,18 +176,21 @@ DETAILS = (
     ),
     Section(
         "Links and collectives",
+        "collectives",
         lambda results: collectives_table(results.collectives, results.links),
         lambda results: links_words(results.trials),
         empty=lambda results: links_failed(results.trials),
     ),
     Section(
         "Links between devices",
+        "links-table",
         lambda results: links_table(results.links),
         "Bandwidth of the largest size, latency of the smallest and, between GPUs, the link as in nvidia-smi topo -m.",
         level=3,
     ),
     Section(
         "Compute",
+        "compute",
         lambda results: compute_table(results.cells),
         "FLOPs of matrix products, convolutions and attention, forward and backward, counted from shapes. Without "
         "training.cudnn_benchmark and training.channels_last figures of convolutions are a lower bound of those that "
@@ -171,6 +198,7 @@ DETAILS = (
     ),
     Section(
         "Memory",
+        "memory",
         lambda results: memory_table(results.cells, results.ranks, results.trials),
         "Peak of the steps, on the rank with the most memory; on a CPU that of the whole process, libraries included. "
         "The rest is what parameters, gradients and optimizer state leave of it, such as activations. Construction: "
@@ -178,17 +206,19 @@ DETAILS = (
     ),
     Section(
         "GPUs",
+        "gpus",
         lambda results: gpu_table(results.gpus),
         "NVML's readings right after the timed windows, over all blocks. Throttling is read from counters over the "
         "windows. Energy is measured over at least 10 s, if no other process uses the GPU.",
     ),
-    Section("Run time by part", lambda results: ledger_table(results.ledger), summary.checks_words),
+    Section("Run time by part", "ledger", lambda results: ledger_table(results.ledger), summary.checks_words),
     Section(
         "Trial outcomes",
+        "outcomes",
         lambda results: outcome_table(results.outcomes),
         empty=lambda results: "No trial has ended.",
     ),
-    Section("Failed trials", lambda results: failure_table(results.trials), level=3),
-    Section("Trials without a result", lambda results: missing_table(results.missing), level=3),
+    Section("Failed trials", "failed", lambda results: failure_table(results.trials), level=3),
+    Section("Trials without a result", "missing", lambda results: missing_table(results.missing), level=3),
 )
 """Below the figures."""

@@ -1,4 +1,4 @@
-"""Cards, findings and sentences of the report."""
+"""Sentences above the tables of the report, the size of the run and its configuration."""
 
 from __future__ import annotations
 
@@ -9,108 +9,27 @@ from harness.analysis.stats import LEAST_BLOCKS
 from harness.config.sections import Throughput
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import AXES
-from harness.report.labels import check_label, rate_unit, spread_options
+from harness.report.labels import rate_unit, spread_options
 from harness.report.row import Scalar, number, rows_of
-from harness.report.tables.evidence import INTERVALS, imprecise, unverified
-from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
-from harness.report.tables.text import counts, duration, percent, plural, speed, with_ends
+from harness.report.tables.findings import summary_line
+from harness.report.tables.text import counts, duration, plural, speed
 
 MEASURED = ("windows", "epochs")
 """The parts of a trial that are timed: of throughput and of training time."""
 
 
-def cards(results: Results) -> list[dict[str, str]]:
-    """Return the headline numbers: trials, cells, time, efficiency."""
-    trials = results.trials
-    last = trials.drop_duplicates("trial_id", keep="last")
+def size(results: Results) -> str:
+    """Return the size of the run: trials by outcome, cells measured, wall time, and how much of it was timed."""
+    last = results.trials.drop_duplicates("trial_id", keep="last")
+    parts = [f"trials: {counts(sorted(last['outcome'].tolist()))}", plural(len(results.cells), "cell") + " measured"]
     wall = sum(float(invocation.get("wall_s") or 0) for invocation in results.environment.get("invocations", []))
-    cards = [
-        {
-            "value": str(int((last["outcome"] == "ok").sum())),
-            "label": f"trials ok; {int((last['outcome'] == 'skipped').sum())} skipped, with reasons",
-        },
-        {"value": str(results.cells.shape[0]), "label": "cells measured"},
-    ]
     if wall:
         ledger = results.ledger
         measured = float(ledger["seconds"][(ledger["level"] == "trial") & ledger["part"].isin(MEASURED)].sum())
-        label = f"wall time until the report, {100 * measured / wall:.0f} % in timed windows and epochs"
-        cards.append({"value": duration(wall), "label": label})
-    rows = results.scaling
-    claims = rows[
-        rows["efficiency"].notna()
-        & (rows["devices"] > rows["base_devices"])
-        & ~rows["emulated"]
-        & ~rows["oversubscribed"]
-        & rows["equivalence"].ne("unknown").fillna(True)
-    ]
-    if not claims.empty:
-        most = claims[claims["devices"] == claims["devices"].max()]
-        span = f"{100 * most['efficiency'].min():.0f} to {100 * most['efficiency'].max():.0f} %"
-        on = f"efficiency on {most['devices'].iloc[0]} devices"
-        first = most.iloc[0]
-        one = with_ends(percent, first["efficiency"], first["efficiency_low"], first["efficiency_high"])
-        sure = f"n = {first['blocks']}" if first["blocks"] > 1 else "one block"
-        cards.append(
-            {"value": one, "label": f"{on}, {sure}"}
-            if len(most) == 1
-            else {"value": span, "label": f"{on}, over strategies and settings; each one's interval is below"}
+        parts.append(
+            f"{duration(wall)} until the report, {100 * measured / wall:.0f} % of it in timed windows and epochs"
         )
-    return cards
-
-
-def findings(results: Results) -> list[str]:
-    """Return the problems of the run, a sentence each."""
-    found = []
-    last = results.trials.drop_duplicates("trial_id", keep="last")
-    bad = last[~last["outcome"].isin(["ok", "skipped"])]
-    if not bad.empty:
-        found.append(
-            f"{plural(len(bad), 'trial')} failed: {counts(bad['outcome'].tolist())}. See the end of this report."
-        )
-    if not results.missing.empty:
-        reasons = counts([reason.partition(":")[0] for reason in results.missing["reason"]])
-        found.append(
-            f"{plural(len(results.missing), 'planned trial')} without a result: {reasons}. See the end of this report; "
-            "--resume measures what is missing."
-        )
-    if (last["outcome"] == "ok").sum() == 0:
-        found.append("Nothing was measured.")
-    errors = results.findings[results.findings["severity"] == "error"]
-    found += [
-        f"Preflight, {g['check'].iloc[0]}: {finding_location(g)}: {seen_text(g)}." for g in group_findings(errors)
-    ]
-    found += _not_equivalent(results.equivalence) + _noise(results)
-    if wide := imprecise({name: getattr(results, name) for name in INTERVALS}):
-        found.append(wide)
-    if not results.cells.empty and (results.cells["blocks"] < LEAST_BLOCKS).all():
-        found.append(f"Fewer than {LEAST_BLOCKS} blocks were measured: there are no intervals, only ranges.")
-    return found
-
-
-def _not_equivalent(equivalence: pd.DataFrame) -> list[str]:
-    found = []
-    bad = equivalence[equivalence["equivalent"].eq(False).fillna(False)]
-    for row in rows_of(bad):
-        found.append(f"{check_label(row)} is {row['reason']}: its cells have no ratios.")
-    if unknown := unverified(equivalence):
-        found.append(unknown)
-    return found
-
-
-def _noise(results: Results) -> list[str]:
-    noise = results.noise
-    wrong = noise[noise["excludes_one"].fillna(False)]
-    if not wrong.empty:
-        worst = wrong.iloc[(wrong["ratio"].astype(float) - 1).abs().argmax()]
-        return [
-            f"A/A test: the base and its twin, the same cell, differ: {worst['ratio']:.3f} ({worst['low']:.3f} to "
-            f"{worst['high']:.3f}). By chance 1 in 20 does; {plural(len(noise), 'pair')} here. If this recurs, "
-            "worker groups on this machine differ in speed."
-        ]
-    if noise.empty and not results.cells.empty and results.experiment.throughput:
-        return ["No A/A test: no base was measured twice, so the noise floor is unknown."]
-    return []
+    return " · ".join(parts)
 
 
 def checks_words(results: Results) -> str:

@@ -28,6 +28,7 @@ from harness.report.tables.links import links_tables
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.scaling import scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, plural, speed
+from harness.report.verdict import Verdict
 from harness.run.events import (
     DoctorFinished,
     Event,
@@ -161,6 +162,7 @@ class ConsoleSink:
             "tables of ratios": self._show_pairs,
             "count of trials": self._show_trials,
             "evidence": self._show_evidence,
+            "verdict": self._show_verdict,
         }
         for name, show in shown.items():
             parts.make(f"the terminal's {name}", partial(show, event), self._say)
@@ -193,6 +195,11 @@ class ConsoleSink:
         for text in belief_lines(event.tables):
             self._say(text)
 
+    def _show_verdict(self, event: Reported) -> None:
+        self._console.print("", verdict_grid(event.verdict))
+        for number, command in enumerate(event.verdict.commands, 1):
+            self._console.print(escape_control(f"[{number}] {command}"), highlight=False, markup=False, soft_wrap=True)
+
     def _say(self, text: str) -> None:
         self._console.print(escape_control(text), highlight=False, markup=False)
 
@@ -211,6 +218,22 @@ class ConsoleSink:
     def _stop(self) -> None:
         if self._live:
             self._live.stop()
+
+
+def verdict_grid(verdict: Verdict) -> Table:
+    """Return the verdict as a table of two columns, headings and sentences; its commands are named by number."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    numbers = iter(range(1, len(verdict.commands) + 1))
+    for heading, sentences in verdict.by_heading.items():
+        for at, one in enumerate(sentences):
+            style = "bold red" if one.is_bad else "bold"
+            parts = [one.text, one.proposal, f"[{next(numbers)}]" if one.command else ""]
+            text = Text(escape_control(" ".join(part for part in parts if part)))
+            lead = Text(escape_control(f"{one.lead}: ") if one.lead else "", style=style)
+            grid.add_row(Text("" if at else heading, style="bold"), lead.append(text))
+    return grid
 
 
 def _along(versus: pd.DataFrame) -> str:

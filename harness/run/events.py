@@ -12,6 +12,8 @@ from harness.plan.trial import Trial, WorkerGroup
 if TYPE_CHECKING:
     import pandas as pd
 
+    from harness.report.verdict import Verdict
+
 
 class Planned(NamedTuple):
     """The plan, before anything starts."""
@@ -67,6 +69,7 @@ class Reported(NamedTuple):
     folder: Path
     report: Path
     tables: Mapping[str, pd.DataFrame]
+    verdict: Verdict
     seconds: float
 
 

@@ -16,6 +16,7 @@ from harness.plan.environment import Ended, Invocation
 from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
 from harness.report.html import IncompleteReport, write_report
+from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
 from harness.run.execution import Execution
@@ -121,7 +122,7 @@ def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
         emit(Note(f"Interrupted before the report was complete; every result is recorded. {_how_to_report(folder)}"))
         return INTERRUPTED
     tables = {name: getattr(results, name) for name in SHOWN}
-    emit(Reported(folder.path, folder.report, tables, time.time() - began))
+    emit(Reported(folder.path, folder.report, tables, verdict_if_possible(results), time.time() - began))
     if incomplete and code != INTERRUPTED:
         raise incomplete
     if incomplete:

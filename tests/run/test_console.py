@@ -15,7 +15,9 @@ from harness.analysis.ratios import scaling
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.record.schema import EQUIVALENCE
+from harness.report.sentences import Sentence
 from harness.report.tables.text import Heading, Line, TextTable
+from harness.report.verdict import NO_VERDICT, Verdict
 from harness.run.console import ConsoleSink, rich_table
 from harness.run.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
 from harness.run.plan_text import plan_table
@@ -40,6 +42,7 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     tables = {function.__name__: function(trials) for function in (scaling, noise, versus, parity)}
     tables |= {"trials": trials, "equivalence": EQUIVALENCE.frame([])}
     trial = plan.groups[0].trials[0]
+    said = Sentence("fastest", HOSTILE, HOSTILE, (HOSTILE,), HOSTILE)
     with ConsoleSink(console) as sink:
         sink(Planned(plan))
         sink(RunStarted(tmp_path / HOSTILE.replace("/", "_"), plan, plan.groups, 0))
@@ -47,7 +50,7 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
         sink(TrialStarting(trial))
         sink(TrialEnded(trial, {**lines[0], "outcome": "error", "reason": HOSTILE}, False))
         sink(Note(HOSTILE))
-        sink(Reported(tmp_path, tmp_path / "[red]report.html", tables, 3.0))
+        sink(Reported(tmp_path, tmp_path / "[red]report.html", tables, Verdict((said,)), 3.0))
     output = out.getvalue()
     assert "[/bold][red]x[/nope] \\x1b[2J\\x1b]0;owned\\x07 \\x9b31m \\u202egpj" in output
     assert "[red]report.html" in output
@@ -60,7 +63,7 @@ def test_an_error_in_a_table_of_the_terminal_costs_that_table(tmp_path: Path) ->
     trials = trial_tables.trials([line()], steps_of([line()]))
     tables = {"trials": trials}  # the others raise
     with ConsoleSink(Console(file=out, width=4000)) as sink:
-        sink(Reported(tmp_path, tmp_path / "report.html", tables, 3.0))
+        sink(Reported(tmp_path, tmp_path / "report.html", tables, NO_VERDICT, 3.0))
     output = out.getvalue()
     assert (
         "the terminal's scaling table failed by an error of the harness: KeyError: 'scaling', in console.py" in output

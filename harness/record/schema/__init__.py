@@ -6,6 +6,7 @@ import pandas as pd
 
 from harness.record.schema.cell import AXIS_COLUMNS, CELL_COLUMNS
 from harness.record.schema.compared import COMPARED_CONVERGENCE, COMPARISON, GATE, HISTORY, RUNS, UNMATCHED
+from harness.record.schema.conclusions import LEADERS, VERDICT
 from harness.record.schema.derived import (
     CELLS,
     FINDINGS,
@@ -44,6 +45,7 @@ __all__ = [
     "GPUS",
     "HISTORY",
     "HOST_PHASES",
+    "LEADERS",
     "LEDGER",
     "LINKS",
     "MISSING",
@@ -59,6 +61,7 @@ __all__ = [
     "TRIALS",
     "TRIAL_COLUMNS",
     "UNMATCHED",
+    "VERDICT",
     "VERSUS",
     "WATERFALL",
     "WINDOWS",
@@ -70,6 +73,8 @@ __all__ = [
 
 RECORDED = (TRIALS, WINDOWS, RANKS, STEPS, EPOCHS, CHECKS)
 DERIVED = (
+    VERDICT,
+    LEADERS,
     CELLS,
     SCALING,
     NOISE,

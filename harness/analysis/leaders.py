@@ -1,0 +1,81 @@
+"""Trials -> the fastest setting of each model, data set, precision, device count and global batch, and its equals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from harness.analysis.common import Row, Rows, Rule, by_cell, ends, measured, order
+from harness.analysis.equivalence import Verdicts
+from harness.analysis.ratios import paired
+from harness.analysis.stats import geometric_mean, holm, paired_ratio, ratio_p_value
+from harness.record.schema import DESCRIPTION, LEADERS
+
+SIGNIFICANCE = 0.05
+GROUP_AXES = ("workload", "data", "model", "precision", "device", "devices", "global_batch_size")
+"""The question that settings answer alike: they train the same, on the same number of devices, at the same batch."""
+
+
+def leaders(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
+    """Return each setting against the fastest of its group, paired by block.
+
+    ``tied``: the two-sided t test of their log ratio, adjusted by Holm 1979 over the group, is not significant at 5 %;
+    <NA> below three blocks in common. Left out: what makes no claim about speed (emulated, oversubscribed), cells that
+    are not equivalent to one device (``checked``: the verdicts of equivalence checks), and the control under torchrun.
+    """
+    groups: dict[tuple[object, ...], list[Rows]] = {}
+    for cell in by_cell(_claims(measured(trials), checked or {})).values():
+        groups.setdefault(tuple(cell[0][axis] for axis in GROUP_AXES), []).append(cell)
+    rows = [row for cells in groups.values() for row in _group(cells, rule)]
+    return LEADERS.frame(sorted(rows, key=order))
+
+
+def _claims(trials: pd.DataFrame, checked: Verdicts) -> pd.DataFrame:
+    rehearsal = trials["emulated"].astype(bool) | trials["oversubscribed"].astype(bool)
+    control = (trials["launcher"] == "torchrun") & bool((trials["launcher"] == "ray").any())
+    different = [check for check, verdict in checked.items() if verdict.equivalence == "not equivalent"]
+    return trials[~rehearsal & ~control & ~trials["check_id"].isin(different)]
+
+
+def _group(cells: Sequence[Rows], rule: Rule | None) -> list[Row]:
+    """Return the rows of one group, whose fastest setting by geometric mean leads."""
+    speeds = [geometric_mean([float(row["throughput_per_s"]) for row in cell]) for cell in cells]
+    leader = max(range(len(cells)), key=lambda at: speeds[at].value)
+    pairs = [paired(cell, cells[leader], rule) for cell in cells]
+    p_values = _adjusted([None if at == leader else _p_value(*pair) for at, pair in enumerate(pairs)])
+    return [
+        {
+            **{axis: cell[0][axis] for axis in ("cell_id", "unit", *DESCRIPTION)},
+            "leader_id": cells[leader][0]["cell_id"],
+            "settings": len(cells),
+            "throughput_per_s": speed.value,
+            **{f"throughput_{end}": value for end, value in speed.around().items()},
+            **_ratio_columns(*pair, is_leader=at == leader),
+            "p_value": p_value,
+            "tied": None if p_value is None else p_value >= SIGNIFICANCE,
+        }
+        for at, (cell, speed, pair, p_value) in enumerate(zip(cells, speeds, pairs, p_values, strict=True))
+    ]
+
+
+def _ratio_columns(
+    speeds: Sequence[float], others: Sequence[float], pilot: Sequence[bool] | None, *, is_leader: bool
+) -> Row:
+    if is_leader or not speeds:
+        return {"ratio": 1.0 if is_leader else None, "blocks": len(speeds)}
+    estimate = paired_ratio(speeds, others, pilot=pilot)
+    return {"ratio": estimate.value, **ends(estimate)}
+
+
+def _p_value(speeds: Sequence[float], others: Sequence[float], pilot: Sequence[bool] | None) -> float | None:
+    """Return the p-value of the hypothesis that both are equally fast; None with too few blocks in common."""
+    ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
+    first = [ratio for ratio, is_first in zip(ratios, pilot, strict=True) if is_first] if pilot else None
+    return ratio_p_value(ratios, pilot=first) if ratios else None
+
+
+def _adjusted(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return the p-values adjusted by Holm over those that are known."""
+    known = iter(holm([value for value in p_values if value is not None]))
+    return [None if value is None else next(known) for value in p_values]

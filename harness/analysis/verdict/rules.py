@@ -1,0 +1,256 @@
+"""The rules of the verdict: which statements the tables of a run support, each with its number and interval.
+
+A rule is a function of the tables and of the leading cells. It returns nothing if its evidence is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from statistics import median
+
+import pandas as pd
+
+from harness.analysis.common import Row
+from harness.analysis.verdict.statement import Statement, Tables
+from harness.record.frames import records
+
+EFFICIENT = 0.80
+"""The efficiency above which devices count as well used."""
+ENOUGH = 0.95
+"""The share of the best throughput that a smaller batch must reach to be preferred."""
+WAITS = 0.10
+"""The share of a step spent waiting for data from which it is named, whatever the number of devices."""
+COMPARED_AXES = ("workload", "data", "model", "precision", "device")
+
+
+def fastest(tables: Tables) -> list[Statement]:
+    """State the setting to use for each model, data set and precision, on the most devices that were measured.
+
+    Among the fastest settings of all batches: the smallest per-device batch within ENOUGH of the highest throughput.
+    ``others``: the settings of that batch that cannot be told apart from it; ``reasons``: those that were not tested,
+    since they have fewer than three blocks in common with it.
+    """
+    found = []
+    for _, rows in groupby(records(tables["leaders"]), key=lambda row: [row[axis] for axis in COMPARED_AXES]):
+        cells = list(rows)
+        most = max(int(row["devices"]) for row in cells)
+        cells = [row for row in cells if row["devices"] == most]
+        leading = [row for row in cells if row["cell_id"] == row["leader_id"]]
+        best = max(leading, key=lambda row: row["throughput_per_s"])
+        enough = [row for row in leading if row["throughput_per_s"] >= ENOUGH * best["throughput_per_s"]]
+        chosen = min(enough, key=lambda row: (row["per_device_batch_size"], -row["throughput_per_s"]))
+        beside = [row for row in cells if row["leader_id"] == chosen["cell_id"] and row["cell_id"] != chosen["cell_id"]]
+        found.append(
+            Statement(
+                "fastest",
+                "smallest batch" if chosen is not best else "alone" if len(cells) == 1 else "fastest",
+                "leaders",
+                chosen["cell_id"],
+                others=tuple(str(row["cell_id"]) for row in beside if row["tied"]),
+                devices=most,
+                value=chosen["throughput_per_s"],
+                low=chosen["throughput_low"],
+                high=chosen["throughput_high"],
+                n=chosen["blocks"],
+                reasons=tuple(str(row["cell_id"]) for row in beside if row["tied"] is None),
+            )
+        )
+    return found
+
+
+def scaling_limit(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
+    """State up to how many devices each leading strategy keeps an efficiency above EFFICIENT.
+
+    A device count is above it if the interval's lower end is, below it if the upper end is, else not clear. The
+    statement names the first count that is not above; ``value`` is the efficiency there, or at the most devices.
+    """
+    families = dict(zip(tables["trials"]["cell_id"], tables["trials"]["family_id"], strict=True))
+    found = []
+    for leader in leading:
+        family = families.get(leader["cell_id"])
+        rows = [
+            row
+            for row in records(tables["scaling"])
+            if families.get(row["cell_id"]) == family and row["devices"] > row["base_devices"]
+        ]
+        rows = sorted((row for row in rows if not pd.isna(row["efficiency"])), key=lambda row: int(row["devices"]))
+        if not rows:
+            continue
+        codes = [_efficiency_code(row) for row in rows]
+        at = next((index for index, code in enumerate(codes) if code != "above"), len(rows) - 1)
+        row = rows[at]
+        found.append(
+            Statement(
+                "scaling",
+                codes[at],
+                "scaling",
+                row["cell_id"],
+                devices=row["devices"],
+                value=row["efficiency"],
+                low=row["efficiency_low"],
+                high=row["efficiency_high"],
+                n=row["blocks"],
+                subject=str(rows[at - 1]["devices"]) if at and codes[at] != "above" else None,
+            )
+        )
+    return found
+
+
+def _efficiency_code(row: Row) -> str:
+    if pd.isna(row["efficiency_low"]) or row["efficiency_low"] <= EFFICIENT <= row["efficiency_high"]:
+        return "not clear"
+    return "above" if row["efficiency_low"] > EFFICIENT else "below"
+
+
+def largest_loss(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
+    """State the largest part of each leading cell's lost efficiency whose interval excludes 0."""
+    found = []
+    for leader in leading:
+        parts = [
+            row
+            for row in records(tables["waterfall"])
+            if row["cell_id"] == leader["cell_id"] and row["part"] not in ("ideal", "rest")
+        ]
+        if not parts:
+            continue
+        sure = [row for row in parts if not pd.isna(row["low"]) and row["low"] > 0]
+        row = max(sure or parts, key=lambda row: row["share"])
+        found.append(
+            Statement(
+                "loss",
+                "largest" if sure else "none is certain",
+                "figure-waterfall",
+                row["cell_id"],
+                devices=row["devices"],
+                value=row["share"],
+                low=row["low"],
+                high=row["high"],
+                n=row["blocks"],
+                subject=row["part"],
+            )
+        )
+    return found
+
+
+def data_wait(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
+    """State the share of each leading cell's step in which it waits for data, from WAITS."""
+    found = []
+    for row in records(tables["phases"]):
+        waits = row["wait_s"] if pd.isna(row["idle_s"]) else row["idle_s"]
+        if row["cell_id"] in {leader["cell_id"] for leader in leading} and not pd.isna(waits) and row["step_s"] > 0:
+            share = waits / row["step_s"]
+            if share >= WAITS:
+                found.append(
+                    Statement("data", "waits", "figure-phases", row["cell_id"], devices=row["devices"], value=share)
+                )
+    return found
+
+
+def training(tables: Tables) -> list[Statement]:
+    """State which training of each model reached the target first, by the median over its seeds.
+
+    ``others``: cells whose range over seeds overlaps; with few seeds no interval is claimed. Without a target nothing
+    is compared. Trainings of rehearsals and of cells that are not equivalent are left out.
+    """
+    rows = [
+        row
+        for row in records(tables["convergence"])
+        if pd.isna(row["excluded"]) and not row["emulated"] and not row["oversubscribed"]
+    ]
+    found = []
+    for _, alike in groupby(rows, key=lambda row: [row[axis] for axis in (*COMPARED_AXES, "global_batch_size")]):
+        seeds: dict[str, list[Row]] = {}
+        for row in alike:
+            seeds.setdefault(str(row["cell_id"]), []).append(row)
+        times = {cell_id: _times(group) for cell_id, group in seeds.items()}
+        known = {cell_id: values for cell_id, values in times.items() if values}
+        first = min(known, key=lambda cell_id: median(known[cell_id]), default=None)
+        if first is not None:
+            found.append(_first_to_target(first, known, seeds))
+        elif any(row["reached"] is False for group in seeds.values() for row in group):
+            cell_id = next(iter(seeds))
+            target = seeds[cell_id][0]["target"]
+            found.append(Statement("training", "missed", "convergence", cell_id, subject=target, n=len(seeds[cell_id])))
+    return found
+
+
+def _times(group: Sequence[Row]) -> list[float]:
+    """Return the seconds to the target over the seeds; none if a seed missed it, whose time is not known."""
+    if not all(row["reached"] for row in group):
+        return []
+    return [float(row["time_to_target_s"]) for row in group]
+
+
+def _first_to_target(first: str, times: dict[str, list[float]], seeds: dict[str, list[Row]]) -> Statement:
+    row, own = seeds[first][0], times[first]
+    overlap = [cell_id for cell_id, values in times.items() if cell_id != first and min(values) <= max(own)]
+    return Statement(
+        "training",
+        "reached",
+        "convergence",
+        first,
+        others=tuple(overlap),
+        devices=row["devices"],
+        value=median(own),
+        low=min(own),
+        high=max(own),
+        n=len(own),
+        subject=row["target"],
+    )
+
+
+def equivalence(tables: Tables) -> Iterator[Statement]:
+    """State which strategies do not train as one device does, and for which it is not known; else that all do."""
+    checks = records(tables["equivalence"])
+    for row in checks:
+        if row["equivalent"] is not True:
+            code = "unknown" if row["equivalent"] is None else "not equivalent"
+            yield Statement(
+                "equivalence",
+                code,
+                "equivalence",
+                row["cell_id"],
+                devices=row["devices"],
+                value=row["difference"],
+                subject=row["reason"],
+            )
+    if checks and all(row["equivalent"] for row in checks):
+        largest = max(float(row["difference"]) for row in checks)
+        yield Statement("equivalence", "equivalent", "equivalence", value=largest, n=len(checks))
+
+
+def failures(tables: Tables) -> Iterator[Statement]:
+    """State the trials that failed, by outcome, and the doctor's errors."""
+    last = tables["trials"].drop_duplicates("trial_id", keep="last")
+    bad = last[~last["outcome"].isin(["ok", "skipped"])]
+    for outcome, rows in bad.groupby("outcome", sort=False):
+        cells = tuple(dict.fromkeys(rows["cell_id"].astype(str)))
+        reason = str(rows["reason"].iloc[0])
+        yield Statement(
+            "failed", "trials", "failed", cells[0], cells[1:], n=len(rows), subject=str(outcome), reasons=(reason,)
+        )
+    errors = tables["findings"][tables["findings"]["severity"] == "error"]
+    for check, rows in errors.groupby("check", sort=False):
+        seen = tuple(dict.fromkeys(rows["seen"].astype(str)))
+        known = rows["cell_id"].dropna().astype(str).tolist()
+        cell_id = known[0] if known else None
+        yield Statement("failed", "preflight", "preflight", cell_id, subject=str(check), reasons=seen, n=len(rows))
+
+
+def open_questions(tables: Tables) -> Iterator[Statement]:
+    """State what was planned or asked for and has no result."""
+    if len(tables["missing"]):
+        yield Statement("open", "missing", "missing", n=len(tables["missing"]))
+    last = tables["trials"].drop_duplicates("trial_id", keep="last")
+    skipped = last[(last["outcome"] == "skipped") & (last["skip_code"] == "too_few_devices")]
+    if len(skipped):
+        counts = sorted({int(value) for value in skipped["devices"]})
+        yield Statement(
+            "open",
+            "too few devices",
+            "outcomes",
+            n=skipped["cell_id"].nunique(),
+            subject=", ".join(map(str, counts)),
+            reasons=(str(skipped["reason"].iloc[0]),),
+        )

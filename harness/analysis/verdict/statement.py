@@ -1,0 +1,78 @@
+"""What the verdict is made from, and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from harness.record.schema import (
+    CELLS,
+    CONVERGENCE,
+    EQUIVALENCE,
+    FINDINGS,
+    LEADERS,
+    MISSING,
+    NOISE,
+    PHASES,
+    SCALING,
+    TRIALS,
+    WATERFALL,
+    Table,
+)
+
+READ: Mapping[str, Table] = {
+    table.name: table
+    for table in (
+        TRIALS,
+        CELLS,
+        LEADERS,
+        SCALING,
+        WATERFALL,
+        PHASES,
+        NOISE,
+        EQUIVALENCE,
+        CONVERGENCE,
+        FINDINGS,
+        MISSING,
+    )
+}
+"""The tables that the rules read."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a run by name; one that is not given is empty.
+
+    ``fixed_blocks``: whether the experiment file gives the number of blocks, so that blocks can be added.
+    """
+
+    given: Mapping[str, pd.DataFrame]
+    fixed_blocks: bool = True
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        return self.given[name] if name in self.given else READ[name].frame([])
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of the verdict: what the table VERDICT documents column by column.
+
+    ``topic`` and ``code`` say which sentence it is; ``cell_id`` and ``others`` what it is about; ``value`` with ``low``
+    and ``high`` its number, on ``devices`` devices over ``n`` blocks or seeds; ``subject`` names a part, an outcome or
+    a check; ``evidence`` is the section of the report that shows the numbers.
+    """
+
+    topic: str
+    code: str
+    evidence: str
+    cell_id: str | None = None
+    others: tuple[str, ...] = ()
+    devices: int | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    subject: str | None = None
+    reasons: tuple[str, ...] = ()

@@ -1,0 +1,46 @@
+"""Schema of the tables that conclude: the fastest settings, and the statements of the verdict."""
+
+from __future__ import annotations
+
+from harness.record.schema.cell import CELL_COLUMNS
+from harness.record.schema.intervals import INTERVAL, ends
+from harness.record.schema.recorded import UNIT
+from harness.record.schema.table import Table
+from harness.record.schema.table import column as _c
+
+LEADERS = Table(
+    "leaders",
+    "one setting against the fastest of its group: same model, data, precision, number of devices and global batch",
+    (
+        _c("cell_id", "string", "cell of the setting"),
+        _c("leader_id", "string", "cell of the fastest setting of the group, by geometric mean over blocks"),
+        *CELL_COLUMNS,
+        UNIT,
+        _c("settings", "Int64", "number of settings in the group"),
+        _c("throughput_per_s", "Float64", "throughput, geometric mean over blocks", "samples/s"),
+        *ends("throughput", "samples/s"),
+        _c("ratio", "Float64", "throughput over the leader's, geometric mean over the paired blocks"),
+        *INTERVAL,
+        _c("p_value", "Float64", "two-sided t test of the mean log ratio, adjusted by Holm over the group"),
+        _c("tied", "boolean", "true if it cannot be told apart from the leader at 5 %; `<NA>` below three blocks"),
+    ),
+)
+
+VERDICT = Table(
+    "verdict",
+    "one statement of the verdict, which follows from the other tables by a rule",
+    (
+        _c("topic", "string", "fastest, training, scaling, loss, data, trust, equivalence, failed or open"),
+        _c("code", "string", "which statement of the topic it is, such as above, below or not clear"),
+        _c("cell_id", "string", "cell that it is about"),
+        _c("others", "list", "further cells: those that cannot be told apart from it, or that failed alike"),
+        _c("devices", "Int64", "number of devices"),
+        _c("value", "Float64", "its number: throughput, efficiency, share of the step, seconds, reach of the A/A test"),
+        _c("low", "Float64", "lower end of the number's 95 % confidence interval, or its least over seeds"),
+        _c("high", "Float64", "upper end of the number's 95 % confidence interval, or its largest over seeds"),
+        _c("n", "Int64", "number of blocks, seeds, checks or trials; of trust the blocks to add"),
+        _c("subject", "string", "part of the step, target, outcome or check"),
+        _c("reasons", "list", "reasons, such as doubts; of the fastest the cells with too few blocks in common"),
+        _c("evidence", "string", "section of the report that shows the numbers"),
+    ),
+)

@@ -1,0 +1,264 @@
+"""The sentences of the verdict: a phrase for each topic of its statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.analysis.results import Results
+from harness.analysis.verdict.rules import EFFICIENT, ENOUGH
+from harness.analysis.verdict.trust import HALFWIDTH
+from harness.config.values import PlainValue
+from harness.report.advice import MACHINE, options_to_try
+from harness.report.labels import rate_unit
+from harness.report.row import Row, Scalar, is_missing, number, rows_of
+from harness.report.tables.evidence import INTERVALS, imprecise
+from harness.report.tables.text import decimal, duration, percent, plural, speed, with_ends
+
+MOST = 4
+"""The most sentences of one topic, and the most cells that a sentence names; the others are in tables/verdict.csv."""
+TOPICS: Mapping[str, str] = {
+    "fastest": "What to use",
+    "training": "Convergence",
+    "scaling": "How far it scales",
+    "loss": "Why not better",
+    "data": "Waiting for data",
+    "next": "What to try next",
+    "trust": "How sure",
+    "equivalence": "Same training",
+    "failed": "Failed",
+    "open": "Open",
+}
+"""The topics in the order of the page, each with its heading."""
+seconds = decimal("{:.3g} s")
+times = decimal("{:.2f}")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of the verdict, in the order in which it is shown.
+
+    ``lead``: what it is about; ``options``: lines of an experiment file to try; ``command``: what to type;
+    ``evidence``: the anchor of its section in the report; ``code``: that of its statement.
+    """
+
+    topic: str
+    lead: str
+    text: str
+    options: tuple[str, ...] = ()
+    command: str = ""
+    evidence: str = ""
+    code: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it stands in the colour of problems: low trust, no equivalence, failures."""
+        return self.topic == "failed" or self.code in ("low", "not equivalent", "unknown")
+
+    @property
+    def proposal(self) -> str:
+        """Its options as words: 'Try ddp.bucket_cap_mb: [1, 25, 100]'; empty if there are none."""
+        lines = "; ".join(self.options)
+        return f"Try {lines}." if lines and self.topic in ("loss", "data") else lines
+
+    @property
+    def heading(self) -> str:
+        return TOPICS[self.topic]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the sentences need besides the statements: the results, and the cells and their options by id."""
+
+    results: Results
+    cells: Mapping[str, Row]
+    options: Mapping[str, Mapping[str, PlainValue]]
+
+    def label(self, cell_id: Scalar) -> str:
+        return str(self.cells[str(cell_id)]["label"])
+
+    def labels_of(self, ids: Sequence[str]) -> str:
+        """Return the labels of several cells, the first MOST by name."""
+        more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
+        return ", ".join(map(self.label, ids[:MOST])) + more
+
+
+def context_of(results: Results) -> Context:
+    """Return what the sentences on a run need."""
+    first = results.trials.drop_duplicates("cell_id")
+    options = zip(first["cell_id"], first["options"], strict=True)
+    cells = {str(row["cell_id"]): row for row in rows_of(first)}
+    return Context(results, cells, {cell_id: values or {} for cell_id, values in options})
+
+
+def _fastest(row: Row, context: Context) -> Sentence:
+    rate = with_ends(speed, row["value"], row["low"], row["high"])
+    text = f"{rate} {rate_unit(context.results.leaders)}{_speedup(row, context)}."
+    tied, untested = _texts(row["others"]), _texts(row["reasons"])
+    if row["code"] == "smallest batch":
+        text += f" The smallest batch with {percent(ENOUGH)} of the highest throughput there."
+    if tied:
+        text += f" Cannot be told apart from it: {context.labels_of(tied)}."
+    elif row["code"] != "alone" and not untested:
+        text += " Faster than every other setting at that batch."
+    if untested:
+        text += f" Too few blocks to compare it with {context.labels_of(untested)}."
+    return Sentence("fastest", context.label(row["cell_id"]), text)
+
+
+def _speedup(row: Row, context: Context) -> str:
+    """Return ', 1.23 times single x1', or nothing for a base."""
+    found = context.results.scaling
+    for ratio in rows_of(found[found["cell_id"] == row["cell_id"]]):
+        if ratio["cell_id"] != ratio["base_id"] and not is_missing(ratio["speedup"]):
+            gain = with_ends(times, ratio["speedup"], ratio["low"], ratio["high"])
+            return f", {gain} times {ratio['base_strategy']} x{ratio['base_devices']}"
+    return ""
+
+
+def _scaling(row: Row, context: Context) -> Sentence:
+    bound, code = percent(EFFICIENT), str(row["code"])
+    efficiency = with_ends(percent, row["value"], row["low"], row["high"])
+    until = "" if is_missing(row["subject"]) else f"above {bound} efficiency up to {row['subject']} devices; "
+    words = {
+        "above": f"efficiency {efficiency}, above {bound} on every number of devices measured",
+        "below": f"{until}efficiency {efficiency} on {row['devices']} devices, below {bound}",
+        "not clear": f"{until}efficiency {efficiency} on {row['devices']} devices: whether above {bound} is not clear",
+    }
+    return Sentence("scaling", context.label(row["cell_id"]), f"{words[code]}.")
+
+
+def _loss(row: Row, context: Context) -> Sentence:
+    share = with_ends(percent, row["value"], row["low"], row["high"])
+    part, label = str(row["subject"]), context.label(row["cell_id"])
+    if row["code"] == "none is certain":
+        return Sentence("loss", label, f"no part of the loss is certain; the largest is {part}, {share} of the step.")
+    text = f"{part} takes {share} of the step, the largest certain loss."
+    if part in MACHINE:
+        text += f" {MACHINE[part]}"
+    return Sentence("loss", label, text, _advice(part, row, context))
+
+
+def _data(row: Row, context: Context) -> Sentence:
+    text = f"waits for data {percent(row['value'])} of its step."
+    return Sentence("data", context.label(row["cell_id"]), text, _advice("waiting for data", row, context))
+
+
+def _advice(part: str, row: Row, context: Context) -> tuple[str, ...]:
+    """Return the lines of an experiment file that may reduce a part of a cell's step."""
+    cell = context.cells[str(row["cell_id"])]
+    return tuple(map(str, options_to_try(part, cell, context.results.experiment)))
+
+
+def _training(row: Row, context: Context) -> Sentence:
+    label, seeds, target = context.label(row["cell_id"]), int(number(row["n"])), str(row["subject"])
+    if row["code"] == "missed":
+        return Sentence("training", label, f"no training reached {target} with every seed.")
+    span = f" ({seconds(row['low'])} to {seconds(row['high'])} over {seeds} seeds)" if seeds > 1 else ""
+    text = f"first to reach {target}, median {seconds(row['value'])}{span}."
+    if overlapping := _texts(row["others"]):
+        text += f" The times of {context.labels_of(overlapping)} overlap with its own."
+    return Sentence("training", label, text)
+
+
+REASONS = {
+    "differs": "the A/A test, the base against itself, excludes 1 (by chance 1 in 20 does)",
+    "noise": "the A/A test, the base against itself, reaches {reach} from 1",
+    "no A/A test": "no A/A test, so the noise floor is unknown",
+    "blocks": "few blocks",
+    "equivalence": "no verdict on whether it trains as one device does",
+}
+
+
+def _trust(row: Row, context: Context) -> Sentence:
+    level, reasons = str(row["code"]), _texts(row["reasons"])
+    doubts = [reason.removeprefix("doubt: ") for reason in reasons if reason.startswith("doubt: ")]
+    words = [REASONS[reason].format(reach=percent(row["value"])) for reason in reasons if reason in REASONS]
+    words += [f"doubts about the settings named above or their base ({', '.join(doubts)})"] if doubts else []
+    floor = "" if is_missing(row["value"]) else f"A/A test within {percent(row['value'])}, no doubts"
+    sentence = Sentence("trust", level.capitalize(), f"{'; '.join(words) or floor}.", code=level)
+    return _with_further_blocks(sentence, row, context)
+
+
+def _with_further_blocks(sentence: Sentence, row: Row, context: Context) -> Sentence:
+    """Return the sentence with the blocks that would narrow the intervals, and how this run gets them."""
+    blocks, settings = int(number(row["n"])), context.results.experiment.throughput
+    if not blocks or settings is None:
+        return sentence
+    more = f"{plural(blocks, 'more block')}{_cost(blocks, context)}"
+    text = f"{sentence.text} Intervals within {percent(HALFWIDTH)} need about {more}:"
+    if row["subject"] == "fixed":
+        command = f"python -m harness.run --resume {context.results.folder.path} --add-blocks {blocks}"
+        return replace(sentence, text=text, command=command)
+    rule = f"throughput.blocks.at_most: {settings.most_blocks + blocks}"
+    return replace(sentence, text=f"{text} in a new run with", options=(rule,))
+
+
+def _texts(value: Scalar) -> list[str]:
+    """Return a list of a row as texts."""
+    return [str(one) for one in value] if isinstance(value, tuple) else []
+
+
+def _cost(blocks: int, context: Context) -> str:
+    """Return ' (about 25 min)': the wall time of so many blocks, by that of the run's own."""
+    ledger, trials = context.results.ledger, context.results.trials
+    groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
+    spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
+    return f" (about {duration(spent / groups['block'].nunique() * blocks)})" if spent > 0 and len(groups) else ""
+
+
+def _equivalence(row: Row, context: Context) -> Sentence:
+    code = str(row["code"])
+    if code == "equivalent":
+        largest = f"{plural(int(number(row['n'])), 'check')}, largest difference {100 * number(row['value']):.2g} %"
+        return Sentence("equivalence", "Every strategy", f"trains as one device does ({largest}).")
+    label = context.label(row["cell_id"])
+    if code == "unknown":
+        return Sentence("equivalence", label, f"whether it trains as one device does is {row['subject']}.", code=code)
+    return Sentence("equivalence", label, f"{row['subject']}; its cells have no ratios.", code=code)
+
+
+def _failed(row: Row, context: Context) -> Sentence:
+    why = "; ".join(_texts(row["reasons"])[:1])
+    if row["code"] == "preflight":
+        where = "" if is_missing(row["cell_id"]) else f" ({context.label(row['cell_id'])})"
+        return Sentence("failed", f"Preflight, {row['subject']}", f"{why}{where}.")
+    labels = context.labels_of((str(row["cell_id"]), *_texts(row["others"])))
+    return Sentence("failed", str(row["subject"]), f"{plural(int(number(row['n'])), 'trial')} of {labels}: {why}.")
+
+
+def _open(row: Row, context: Context) -> Sentence:
+    count = int(number(row["n"]))
+    if row["code"] == "missing":
+        command = f"python -m harness.run --resume {context.results.folder.path}"
+        return Sentence("open", plural(count, "planned trial"), "without a result. To measure them:", command=command)
+    cells = f"{plural(count, 'cell')} on {row['subject']} devices"
+    return Sentence("open", cells, "this machine has too few; the same file runs on a larger one.")
+
+
+def further(results: Results) -> list[Sentence]:
+    """Return the sentences that follow from no statement: nothing measured, no claim about speed, wide intervals."""
+    found = []
+    if not (results.trials["outcome"] == "ok").any():
+        found.append(
+            Sentence("failed", "Nothing was measured", "every trial failed or was skipped.", evidence="outcomes")
+        )
+    elif len(results.cells) and results.leaders.empty:
+        text = "every measured cell is emulated, oversubscribed or not equivalent to one device."
+        found.append(Sentence("fastest", "No claim about speed", text, evidence="scaling"))
+    if wide := imprecise({name: getattr(results, name) for name in INTERVALS}):
+        found.append(Sentence("open", "Wide intervals", wide, evidence="scaling"))
+    return found
+
+
+PHRASES: Mapping[str, Callable[[Row, Context], Sentence]] = {
+    "fastest": _fastest,
+    "training": _training,
+    "scaling": _scaling,
+    "loss": _loss,
+    "data": _data,
+    "trust": _trust,
+    "equivalence": _equivalence,
+    "failed": _failed,
+    "open": _open,
+}

@@ -1,0 +1,274 @@
+"""Each rule of the verdict: a table that supports its statement, and one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.analysis.verdict import READ, Statement, Tables, rules, statements
+
+AXES: dict[str, Any] = {
+    "workload": "image_classification",
+    "data": "digits",
+    "model": "resnet8",
+    "strategy": "ddp",
+    "device": "cuda",
+    "devices": 8,
+    "nodes": 1,
+    "scaling": "weak",
+    "per_device_batch_size": 32,
+    "global_batch_size": 256,
+    "precision": "fp32",
+    "emulated": False,
+    "oversubscribed": False,
+    "options": {},
+}
+
+
+def table(name: str, *rows: Mapping[str, Any]) -> pd.DataFrame:
+    return READ[name].frame([{**AXES, **row} for row in rows])
+
+
+def tables(**given: list[dict[str, Any]]) -> Tables:
+    return Tables({name: table(name, *rows) for name, rows in given.items()})
+
+
+def leader(cell_id: str, rate: float, **columns: Any) -> dict[str, Any]:
+    ends = {"throughput_low": 0.9 * rate, "throughput_high": 1.1 * rate}
+    row = {"cell_id": cell_id, "leader_id": cell_id, "throughput_per_s": rate, **ends, "blocks": 5}
+    return {**row, **columns}
+
+
+def one(found: list[Statement]) -> Statement:
+    (statement,) = found
+    return statement
+
+
+# -- fastest --------------------------------------------------------------------------------------------------------
+
+
+def test_the_leader_on_the_most_devices_is_the_one_to_use() -> None:
+    rows = [
+        leader("a", 100, devices=4, global_batch_size=128),
+        leader("b", 90),
+        leader("c", 80, leader_id="b", tied=False),
+    ]
+    found = one(rules.fastest(tables(leaders=rows)))
+    assert (found.code, found.cell_id, found.devices, found.value, found.n) == ("fastest", "b", 8, 90, 5)
+    assert (found.low, found.high) == (pytest.approx(81), pytest.approx(99)) and found.others == ()
+
+
+def test_those_that_cannot_be_told_apart_are_named_and_untested_ones_apart() -> None:
+    rows = [
+        leader("a", 100),
+        leader("b", 99, leader_id="a", tied=True),
+        leader("c", 98, leader_id="a", tied=None),
+        leader("d", 50, leader_id="a", tied=False),
+    ]
+    found = one(rules.fastest(tables(leaders=rows)))
+    assert found.others == ("b",) and found.reasons == ("c",)
+
+
+@pytest.mark.parametrize(("small", "chosen", "code"), [(96, "small", "smallest batch"), (94, "large", "alone")])
+def test_a_smaller_batch_is_preferred_if_it_gives_95_percent(small: float, chosen: str, code: str) -> None:
+    rows = [leader("large", 100, per_device_batch_size=64, global_batch_size=512), leader("small", small)]
+    found = one(rules.fastest(tables(leaders=rows)))
+    assert found.cell_id == chosen
+    assert found.code == (code if chosen == "small" else "fastest")
+
+
+def test_each_model_has_a_statement_of_its_own() -> None:
+    found = rules.fastest(tables(leaders=[leader("a", 1), leader("b", 2, model="resnet14")]))
+    assert [statement.cell_id for statement in found] == ["a", "b"]
+
+
+def test_without_a_measurement_nothing_is_recommended() -> None:
+    assert statements(Tables({})) == []
+
+
+# -- scaling --------------------------------------------------------------------------------------------------------
+
+
+def scaling_of(*efficiencies: tuple[int, float, float | None, float | None]) -> list[Statement]:
+    rows = [
+        {
+            "cell_id": f"x{devices}",
+            "base_devices": 1,
+            "devices": devices,
+            "efficiency": value,
+            "efficiency_low": low,
+            "efficiency_high": high,
+            "blocks": 5,
+        }
+        for devices, value, low, high in efficiencies
+    ]
+    trials = [{"cell_id": row["cell_id"], "family_id": "ddp"} for row in rows]
+    last = {"cell_id": f"x{efficiencies[-1][0]}"}
+    return rules.scaling_limit(tables(scaling=rows, trials=trials), [last])
+
+
+@pytest.mark.parametrize(
+    ("efficiencies", "code", "devices", "until"),
+    [
+        ([(2, 0.95, 0.9, 1.0), (4, 0.9, 0.85, 0.95)], "above", 4, None),
+        ([(2, 0.95, 0.9, 1.0), (4, 0.7, 0.65, 0.75)], "below", 4, "2"),
+        ([(2, 0.7, 0.65, 0.75), (4, 0.6, 0.55, 0.65)], "below", 2, None),
+        ([(2, 0.95, 0.9, 1.0), (4, 0.82, 0.75, 0.89)], "not clear", 4, "2"),
+        ([(2, 0.95, None, None)], "not clear", 2, None),  # without an interval nothing is above
+        ([(2, 0.81, 0.80, 0.82)], "not clear", 2, None),  # the interval holds 80 %
+    ],
+)
+def test_efficiency_is_above_80_percent_only_if_its_interval_is(
+    efficiencies: list[tuple[int, float, float | None, float | None]], code: str, devices: int, until: str | None
+) -> None:
+    found = one(scaling_of(*efficiencies))
+    assert (found.code, found.devices, found.subject) == (code, devices, until)
+
+
+def test_a_cell_on_one_device_says_nothing_about_scaling() -> None:
+    assert scaling_of((1, 1.0, 1.0, 1.0)) == []
+
+
+# -- losses ---------------------------------------------------------------------------------------------------------
+
+
+def loss_of(*parts: tuple[str, float, float | None]) -> list[Statement]:
+    rows = [
+        {"cell_id": "a", "part": part, "share": share, "low": low, "high": None if low is None else 2 * share - low}
+        for part, share, low in parts
+    ]
+    return rules.largest_loss(tables(waterfall=rows), [{"cell_id": "a"}])
+
+
+def test_the_largest_part_whose_interval_excludes_0_is_the_cause() -> None:
+    found = one(
+        loss_of(("ideal", 0.6, 0.5), ("wrapper", 0.2, -0.1), ("exposed communication", 0.15, 0.1), ("rest", 0.3, 0.2))
+    )
+    assert (found.code, found.subject, found.value, found.low) == ("largest", "exposed communication", 0.15, 0.1)
+
+
+@pytest.mark.parametrize("low", [-0.1, None])
+def test_without_a_certain_part_no_cause_is_claimed(low: float | None) -> None:
+    found = one(loss_of(("ideal", 0.6, 0.5), ("wrapper", 0.2, low)))
+    assert (found.code, found.subject) == ("none is certain", "wrapper")
+
+
+def test_a_cell_without_a_waterfall_has_no_cause() -> None:
+    assert rules.largest_loss(tables(waterfall=[{"cell_id": "other", "part": "wrapper"}]), [{"cell_id": "a"}]) == []
+
+
+@pytest.mark.parametrize(
+    ("phases", "share"),
+    [
+        ({"wait_s": 0.6, "idle_s": None}, 0.6),
+        ({"wait_s": 0.6, "idle_s": 0.2}, 0.2),  # on a GPU the host waits while the device computes
+        ({"wait_s": 0.05, "idle_s": None}, None),
+    ],
+)
+def test_a_wait_for_data_is_named_from_10_percent(phases: dict[str, Any], share: float | None) -> None:
+    found = rules.data_wait(tables(phases=[{"cell_id": "a", "step_s": 1.0, **phases}]), [{"cell_id": "a"}])
+    assert [statement.value for statement in found] == ([] if share is None else [share])
+
+
+# -- training -------------------------------------------------------------------------------------------------------
+
+
+def seed(cell_id: str, seconds: float | None, number: int = 0, **columns: Any) -> dict[str, Any]:
+    named = {"cell_id": cell_id, "seed": number, "target": "val_accuracy >= 0.9"}
+    return {**named, "reached": seconds is not None, "time_to_target_s": seconds, **columns}
+
+
+def test_the_training_with_the_least_median_time_reached_the_target_first() -> None:
+    slow, fast = ([seed("slow", t) for t in (10, 11, 12)], [seed("fast", t) for t in (4, 5, 9)])
+    found = one(rules.training(tables(convergence=[*slow, *fast])))
+    assert (found.code, found.cell_id, found.value, found.low, found.high, found.n) == ("reached", "fast", 5, 4, 9, 3)
+    assert found.others == ()
+
+
+def test_overlapping_times_are_named() -> None:
+    rows = [*[seed("slow", t) for t in (8, 11, 12)], *[seed("fast", t) for t in (4, 5, 9)]]
+    assert one(rules.training(tables(convergence=rows))).others == ("slow",)
+
+
+def test_a_cell_with_a_seed_that_missed_is_not_the_first() -> None:
+    rows = [seed("fast", 1), seed("fast", None), seed("slow", 10)]
+    assert one(rules.training(tables(convergence=rows))).cell_id == "slow"
+
+
+def test_if_every_cell_has_a_miss_that_is_said() -> None:
+    assert one(rules.training(tables(convergence=[seed("a", None), seed("b", None)]))).code == "missed"
+
+
+@pytest.mark.parametrize("columns", [{"emulated": True}, {"oversubscribed": True}, {"excluded": "not equivalent"}])
+def test_rehearsals_and_other_trainings_win_nothing(columns: dict[str, Any]) -> None:
+    assert rules.training(tables(convergence=[seed("a", 1, **columns)])) == []
+
+
+def test_without_a_target_no_training_is_first() -> None:
+    rows = [{"cell_id": "a", "seed": 0, "val_accuracy": 0.9}]
+    assert rules.training(tables(convergence=rows)) == []
+
+
+# -- equivalence, failures, open questions --------------------------------------------------------------------------
+
+
+def test_all_equivalent_is_one_statement_with_the_largest_difference() -> None:
+    rows = [{"cell_id": "a", "equivalent": True, "difference": d} for d in (1e-6, 3e-6)]
+    found = one(list(rules.equivalence(tables(equivalence=rows))))
+    assert (found.code, found.n, found.value) == ("equivalent", 2, 3e-6)
+
+
+def test_each_check_that_is_not_equivalent_or_unknown_is_named() -> None:
+    rows = [
+        {"cell_id": "a", "equivalent": True, "difference": 1e-6},
+        {"cell_id": "b", "equivalent": False, "difference": 0.5, "reason": "not equivalent to one device"},
+        {"cell_id": "c", "equivalent": None, "reason": "unknown: nothing"},
+    ]
+    found = list(rules.equivalence(tables(equivalence=rows)))
+    assert [(statement.code, statement.cell_id) for statement in found] == [("not equivalent", "b"), ("unknown", "c")]
+
+
+def trial(trial_id: str, outcome: str, **columns: Any) -> dict[str, Any]:
+    return {
+        "trial_id": trial_id,
+        "cell_id": trial_id[0],
+        "outcome": outcome,
+        "reason": f"because of {outcome}",
+        **columns,
+    }
+
+
+def test_failures_are_counted_by_outcome_and_the_last_attempt_counts() -> None:
+    rows = [trial("a1", "lost"), trial("a1", "ok"), trial("b1", "oom"), trial("c1", "oom"), trial("d1", "skipped")]
+    found = one(list(rules.failures(tables(trials=rows))))
+    assert (found.subject, found.n, found.cell_id, found.others) == ("oom", 2, "b", ("c",))
+    assert found.reasons == ("because of oom",)
+
+
+def test_errors_of_the_doctor_are_failures_and_warnings_are_not() -> None:
+    rows = [{"check": "loader", "severity": level, "seen": "slow"} for level in ("error", "warning", "note")]
+    found = one(list(rules.failures(tables(findings=rows))))
+    assert (found.code, found.subject, found.reasons) == ("preflight", "loader", ("slow",))
+
+
+def test_what_was_planned_and_has_no_result_is_open() -> None:
+    found = one(list(rules.open_questions(tables(missing=[{"trial_id": "a"}, {"trial_id": "b"}]))))
+    assert (found.code, found.n) == ("missing", 2)
+
+
+def test_devices_that_the_machine_lacks_are_open_and_other_skips_are_not() -> None:
+    rows = [
+        trial("a1", "skipped", skip_code="too_few_devices", devices=8),
+        trial("b1", "skipped", skip_code="too_few_devices", devices=4),
+        trial("c1", "skipped", skip_code="precise", devices=2),
+    ]
+    found = one(list(rules.open_questions(tables(trials=rows))))
+    assert (found.code, found.n, found.subject) == ("too few devices", 2, "4, 8")
+
+
+@pytest.mark.parametrize("rule", [rules.equivalence, rules.failures, rules.open_questions])
+def test_nothing_is_said_of_empty_tables(rule: Callable[[Tables], Any]) -> None:
+    assert list(rule(Tables({}))) == []
