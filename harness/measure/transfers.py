@@ -18,6 +18,9 @@ from harness.train.ranks import Ranks
 
 Call = Callable[[], object]
 FLOAT_BYTES = 4
+# the names of these collectives since torch 2.14, where the earlier ones warn, and before
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,12 @@ def collectives(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[l
     def all_gather(size: int) -> Call:
         parameters = whole(size)
         shard = parameters.new_zeros(len(parameters) // world_size)
-        return lambda: dist.all_gather_into_tensor(parameters, shard)
+        return lambda: getattr(dist, ALL_GATHER)(parameters, shard)
 
     def reduce_scatter(size: int) -> Call:
         gradient = whole(size)
         shard = gradient.new_zeros(len(gradient) // world_size)
-        return lambda: dist.reduce_scatter_tensor(shard, gradient, op=dist.ReduceOp.AVG)
+        return lambda: getattr(dist, REDUCE_SCATTER)(shard, gradient, op=dist.ReduceOp.AVG)
 
     everyone = frozenset(range(world_size))
     tier = _tier(*devices)

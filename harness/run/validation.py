@@ -69,7 +69,8 @@ def check_workloads(plan: Plan) -> None:
 
 def check_optimizers(plan: Plan) -> None:
     """Raise WorkloadError if some optimizer or schedule fails in a step on one weight."""
-    found, seen, advice = Collected(), set(), _if_names_vary(plan)
+    found, seen = Collected(), set()
+    advice = {section: _if_names_vary(plan, section) for section in ("optimizer", "schedule")}
     for trial in plan.trials:
         key = (repr(sorted(trial.cell.optimizer.items())), repr(sorted(trial.cell.schedule.items())))
         if key not in seen:
@@ -78,38 +79,43 @@ def check_optimizers(plan: Plan) -> None:
     found.raise_all()
 
 
-def _if_names_vary(plan: Plan) -> str:
+def _if_names_vary(plan: Plan, section: str) -> str:
     """Return advice if the names of optimizers or schedules are an axis: all values share the other options."""
-    for section in ("optimizer", "schedule"):
-        names = sorted({str(trial.cell.axis(f"{section}.name")) for trial in plan.trials})
-        if len(names) > 1:
-            return (
-                f". The options of {section} hold for each of {', '.join(names)}: give one with other options a grid "
-                f"of its own below cells, with {section}.name and its options"
-            )
-    return ""
+    names = {trial.cell.axis(f"{section}.name") for trial in plan.trials}
+    known = sorted(str(name) for name in names if name is not None)  # diagnostic cells may have no schedule
+    if len(known) < 2:
+        return ""
+    return (
+        f". The options of {section} hold for each of {', '.join(known)}: give one with other options a grid "
+        f"of its own below cells, with {section}.name and its options"
+    )
 
 
 @contextmanager
 def _advised(advice: str) -> Iterator[None]:
-    """Add advice to the message of a WorkloadError that the block raises."""
+    """Add advice to the message of a WorkloadError that the block raises, once if it holds several."""
     try:
         yield
     except WorkloadError as error:
-        raise WorkloadError(f"{error}{advice}") from None
+        if not advice:
+            raise
+        several = Collected()
+        for part in (*error.parts[:-1], WorkloadError(f"{(error.parts or (error,))[-1]}{advice}")):
+            several.add(part)
+        several.raise_all()
 
 
-def _try(cell: Cell, found: Collected, advice: str) -> None:
+def _try(cell: Cell, found: Collected, advice: Mapping[str, str]) -> None:
     model = nn.Linear(1, 1)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters())  # of a schedule whose optimizer is wrong
-    with found.also(), _advised(advice):
+    with found.also(), _advised(advice["optimizer"]):
         optimizer = make_optimizer(model, cell.optimizer)
         model(torch.ones(1, 1)).sum().backward()
         try:
             optimizer.step()
         except Exception as error:
             raise rejected("optimizer", cell.optimizer, error) from None
-    with found.also(), _advised(advice), warnings.catch_warnings():
+    with found.also(), _advised(advice["schedule"]), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an optimizer that failed has taken no step
         schedule = make_schedule(optimizer, cell.schedule)
         try:

@@ -14,7 +14,7 @@ from tests.records import line
 
 
 def cell(name: str = "ddp2", speed: float = 1.0) -> RunCell:
-    row = {**line(name, rates=(1.0, 1.0)), "link": None, "device_ids": None}
+    row = {**line(name, rates=(1.0, 1.0)), "link": None, "device_ids": None, "variant": None}
     return RunCell(row, [row], (speed,), None, (), None, None)
 
 

@@ -12,7 +12,12 @@ from tests.records import line
 
 
 def row(**columns: Any) -> dict[str, Any]:
-    return {"device_ids": None, **line("ddp2", rates=(1.0, 1.0), options=columns.pop("options", {})), **columns}
+    return {
+        "device_ids": None,
+        "variant": None,
+        **line("ddp2", rates=(1.0, 1.0), options=columns.pop("options", {})),
+        **columns,
+    }
 
 
 def test_cells_that_differ_in_a_named_axis_have_one_key() -> None:

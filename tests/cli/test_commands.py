@@ -114,7 +114,7 @@ BAD_FILES = {
     ),
     "a schedule without a name": (
         "name: x\ngrid: {model: resnet8, per_device_batch_size: 8, schedule.T_max: 5}\n",
-        "schedule.name: got None",
+        "schedule: needs a name",
     ),
     "an optimizer that refuses at the first step": (
         SMALL + "optimizer: {name: SparseAdam}\n",

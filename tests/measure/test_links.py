@@ -207,7 +207,7 @@ def test_collectives_are_called_on_the_whole_tensor_and_a_rank_s_part(
 
         monkeypatch.setattr(dist, name, call)
 
-    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
+    for name in ("all_reduce", transfers.ALL_GATHER, transfers.REDUCE_SCATTER):
         recorded(name)
     for (operation,) in transfers.collectives(eight, "gloo", devices(*"aaaabbbb")):
         assert operation.members == frozenset(range(8)) and operation.tier == "between nodes"
@@ -215,8 +215,8 @@ def test_collectives_are_called_on_the_whole_tensor_and_a_rank_s_part(
         operation.prepare(operation.size(KIB))()
     assert called == [
         ("all_reduce", [1024]),
-        ("all_gather_into_tensor", [1024, 128]),
-        ("reduce_scatter_tensor", [128, 1024]),
+        (transfers.ALL_GATHER, [1024, 128]),
+        (transfers.REDUCE_SCATTER, [128, 1024]),
     ]
 
 
