@@ -15,6 +15,8 @@ from harness.system.units import GIB
 MACHINE = ("cpu", "cores", "memory_gib", "threads", "niceness")
 BLOCK_OPTIONS = frozenset({"blocks", "twin", "explain", "links_seconds"})
 """Options of ``throughput`` that do not change how a trial is timed."""
+COMMIT = 12
+"""The number of digits that name a commit."""
 SEVERAL = " + "
 """Joins the values of a fact that changed within a run."""
 
@@ -96,7 +98,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
 def _of_invocation(invocation: Invocation) -> Iterator[tuple[str, str]]:
     for key, name in (("git_commit", "git commit"), ("harness", "harness"), ("workload_code", "workload's code")):
         if (value := invocation.get(key)) is not None:
-            yield name, str(value)
+            yield name, str(value)[:COMMIT] if key == "git_commit" else str(value)
 
 
 def _of_node(node: NodeEnvironment) -> Iterator[tuple[str, str]]:

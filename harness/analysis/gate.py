@@ -7,7 +7,7 @@ from itertools import product
 
 import pandas as pd
 
-from harness.analysis.common import Row, Values
+from harness.analysis.common import Row, Values, order
 from harness.analysis.condition import Condition
 from harness.analysis.run_pairs import Lost, Pair
 from harness.analysis.stats import LEVEL, holm
@@ -42,7 +42,7 @@ def gate(pairs: Sequence[Pair], lost: Sequence[Lost], conditions: Sequence[Condi
         {**_axes(each.run, each.row), "condition": str(condition), "verdict": UNDECIDED, "reason": each.reason}
         for each, condition in product(planned, conditions)
     ]
-    return GATE.frame(rows)
+    return GATE.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
 
 
 def exit_code(verdicts: pd.DataFrame) -> int:

@@ -163,6 +163,8 @@ def _pair(letter: str, first: RunCell, later: RunCell, question: Question, earli
             speedup = RunRatio(speedup.first, speedup.later, None, STATED_FOR_THROUGHPUT)
     sides = (("A", first), (letter, later))
     rehearsals = [f"{cell.rehearsal} in {name}" for name, cell in sides if cell.rehearsal]
+    if first.rehearsal == later.rehearsal and first.rehearsal:
+        rehearsals = [first.rehearsal]
     excluded = [f"{name}: {cell.excluded}" for name, cell in sides if cell.excluded]
     return Pair(
         letter,

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.common import show
+from harness.cli.compare import compare_command, history_command
 from harness.cli.experiment import doctor_command, plan_command, run_command
 from harness.cli.init import init_command
 from harness.cli.listing import list_command
@@ -21,6 +22,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report_command,
     "init": init_command,
     "list": list_command,
+    "compare": compare_command,
+    "history": history_command,
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)

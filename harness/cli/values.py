@@ -1,13 +1,15 @@
-"""The values of the options ``--assume`` and ``--only``."""
+"""The values of options: ``--assume``, ``--only``, and those of questions about several runs."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ExperimentError
+from harness.errors import ComparisonError, ExperimentError
 
 if TYPE_CHECKING:
+    from harness.analysis.condition import Condition
     from harness.plan.inventory import Inventory
 
 
@@ -21,7 +23,7 @@ def parse_assumed(text: str) -> Inventory:
     return Inventory.assume(int(match[1]), int(match[2]))
 
 
-def parse_only(text: str) -> dict[str, Any]:
+def parse_only(text: str, option: str = "--only") -> dict[str, Any]:
     """Return {'strategy': ['ddp'], 'devices': [2]} for 'strategy=ddp,devices=2'; an axis may have several values."""
     from harness.config.axes import check_filter
     from harness.config.yaml_source import parse_value
@@ -30,12 +32,49 @@ def parse_only(text: str) -> dict[str, Any]:
     for part in re.split(r",(?![^\[]*\])", text):  # at commas, but not inside [0, 1]
         name, equals, value = part.partition("=")
         if not equals or not value.strip():
-            raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
+            raise ExperimentError(option, [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
         try:
-            wanted.setdefault(name.strip(), []).append(parse_value(value, source="--only"))
+            wanted.setdefault(name.strip(), []).append(parse_value(value, source=option))
         except ExperimentError:
-            raise ExperimentError("--only", [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"]) from None
+            raise ExperimentError(option, [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"]) from None
     try:
         return check_filter(wanted)
     except ValueError as error:
-        raise ExperimentError("--only", [str(error)]) from None
+        raise ExperimentError(option, [str(error)]) from None
+
+
+def parse_axes(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the axes of '--by devices,ddp.bucket_cap_mb', each once; raises ComparisonError."""
+    from harness.plan.comparison import check_axis
+
+    names = [name.strip() for text in texts for name in text.split(",")]
+    try:
+        return tuple(dict.fromkeys(map(check_axis, names)))
+    except ValueError as error:
+        raise ComparisonError(f"--by: {error}") from None
+
+
+def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
+    """Return the conditions of --fail-if, each once; raises ComparisonError."""
+    from harness.analysis.condition import parse_condition
+
+    try:
+        return tuple(dict.fromkeys(map(parse_condition, texts)))
+    except ValueError as error:
+        raise ComparisonError(f"--fail-if: {error}") from None
+
+
+def parse_share(text: str, option: str) -> float:
+    """Return 0.05 for '5%', '5 %' or '0.05'; raises ComparisonError unless it is above 0 and below 1."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share < 1:
+        raise ComparisonError(f"{option}: got {text!r}; allowed: a share above 0 and below 1, such as 5% or 0.05")
+    return share
+
+
+def parse_cells(text: str | None) -> str | dict[str, Any] | None:
+    """Return the beginning of a cell's id, of 4 hexadecimal digits or more, or the axes of 'strategy=ddp,devices=2'."""
+    if text is None or re.fullmatch(r"[0-9a-f]{4,12}", text):
+        return text
+    return parse_only(text, "--cell")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import jinja2
 import pandas as pd
 
 from harness.analysis.results import TABLES, Results, load
@@ -16,6 +15,7 @@ from harness.record.schema import empty_table
 from harness.report import summary
 from harness.report.environment import NO_FACTS, facts
 from harness.report.figures import FIGURES, style
+from harness.report.page import render
 from harness.report.parts import Failure, Parts, failed
 from harness.report.pictures import KINDS, Picture, make_picture
 from harness.report.sections import DETAILS, SCALING, Page, make_pages
@@ -123,9 +123,6 @@ def _internal_error(folder: RunFolder) -> Iterator[None]:
 
 
 def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts: Parts) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
     above, below = make_pages(SCALING, results, parts), make_pages(DETAILS, results, parts)
     content = {
         "name": results.experiment.name,
@@ -140,7 +137,7 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
         "figures": pictures,
         "below": below,
     }
-    return environment.get_template("template.html").render(**content, failures=parts.lines)
+    return render("template.html", **content, failures=parts.lines)
 
 
 def _contents(above: Sequence[Page], pictures: Sequence[Picture], below: Sequence[Page]) -> list[tuple[str, str]]:

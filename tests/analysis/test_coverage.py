@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.stats import paired_ratio
-from tests.benchmarks.coverage import BLOCKS, DRIFT, MUST_COVER, TRUTH, coverage, lognormal
+from tests.benchmarks.coverage import BLOCKS, DRIFT, MUST_COVER, TRUTH, coverage, false_alarms, lognormal
 
 
 @pytest.mark.parametrize("two_stage", [False, True], ids=["fixed", "two-stage"])
@@ -28,3 +28,11 @@ def test_pairing_removes_drift_between_blocks() -> None:
     assert paired.high is not None
     assert mixed.high is not None
     assert math.log(paired.high / paired.value) < math.log(mixed.high / mixed.value) / 3
+
+
+@pytest.mark.parametrize(("earlier", "cells"), [(3, 1), (5, 6)])
+def test_runs_without_a_change_are_claimed_to_differ_in_at_most_5_percent(earlier: int, cells: int) -> None:
+    adjusted, unadjusted, by_blocks = false_alarms(earlier, cells, draws=600)
+    assert adjusted <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 600)
+    assert adjusted >= 0.02 if cells == 1 else unadjusted > adjusted
+    assert by_blocks > 0.5  # the reason that blocks of two runs are no replicates

@@ -50,7 +50,7 @@ def test_changes_are_those_since_the_cells_run_before(place: Path) -> None:
     ddp = ddp[ddp["devices"] == 2]
     assert ddp["changes"].tolist()[:2] == [(), ()]
     assert ddp["changes"].tolist()[2] == (
-        "git commit aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa -> bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+        "git commit aaaaaaaaaaaa -> bbbbbbbbbbbb",
         "torch 2.15.0 -> 2.16.0",
     )
     first, second, third = ddp["environment"]

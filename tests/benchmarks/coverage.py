@@ -2,6 +2,10 @@
 
 Each study measures a cell and its base in every block. A block has a speed of its own that both share (drift), and
 each measurement has noise. The interval is that of harness.analysis.stats, fixed or two-stage.
+
+Each comparison of two runs has k earlier runs. A run has a speed of its own that its cells share, and each cell of a
+run has noise. Nothing has changed: a claim on any cell is a false alarm. Were each of them tested at 5 % without
+Holm's adjustment, or were the blocks of both runs taken as replicates, there would be more.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness.analysis.stats import paired_ratio, stein_blocks
+from harness.analysis.gate import ALPHA
+from harness.analysis.run_noise import RunNoise
+from harness.analysis.stats import holm, paired_ratio, pooled_deviation, ratio_p_value, stein_blocks
 
 TRUTH = 1.7
 DRAWS = 2000
@@ -81,6 +87,35 @@ def coverage(noise: Noise, blocks: int, two_stage: bool, *, draws: int = DRAWS, 
     return sum(covers(noise, blocks, two_stage, random) for _ in range(draws)) / draws
 
 
+EARLIER_RUNS, CELLS = (3, 5, 10), (1, 6)
+OF_RUN, OF_CELL, OF_BLOCK = 0.02, 0.01, 0.005
+"""Standard deviations of the logarithm: of a run's own speed, of a cell in a run, and of a block."""
+COMPARED_BLOCKS = 6
+
+
+def claims(earlier: int, cells: int, random: np.random.Generator) -> tuple[bool, bool, bool]:
+    """One comparison without a change: whether a cell is claimed: as compare does, not adjusted, and by blocks."""
+    shape = (earlier + 2, cells, COMPARED_BLOCKS)
+    of_cell = OF_RUN * random.standard_normal((shape[0], 1)) + OF_CELL * random.standard_normal(shape[:2])
+    blocks = of_cell[:, :, None] + OF_BLOCK * random.standard_normal(shape)
+    logs = blocks.mean(axis=2)
+    p_values = []
+    for cell in range(cells):
+        sd, freedom = pooled_deviation([logs[:earlier, cell].tolist()])
+        ratio = math.exp(logs[-1, cell] - logs[-2, cell])
+        p_values.append(RunNoise(sd, freedom, earlier).p_value(ratio))
+    by_blocks = [ratio_p_value(np.exp(blocks[-1, cell] - blocks[-2, cell]).tolist()) or 0.0 for cell in range(cells)]
+    return min(holm(p_values)) <= ALPHA, min(p_values) <= ALPHA, min(holm(by_blocks)) <= ALPHA
+
+
+def false_alarms(earlier: int, cells: int, *, draws: int = DRAWS, seed: int = 1) -> tuple[float, float, float]:
+    """The parts of comparisons without a change in which one is claimed, as ``claims`` orders them."""
+    random = np.random.default_rng([seed, earlier, cells])
+    found = np.array([claims(earlier, cells, random) for _ in range(draws)])
+    adjusted, unadjusted, by_blocks = found.mean(axis=0).tolist()
+    return adjusted, unadjusted, by_blocks
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS)
@@ -91,7 +126,13 @@ def main() -> None:
     for (name, noise), blocks in product({**MUST_COVER, **FOR_INFORMATION}.items(), BLOCKS):
         found = [coverage(noise, blocks, two_stage, draws=draws) for two_stage in (False, True)]
         table.add_row(name, str(blocks), *(f"{100 * value:.1f} %" for value in found))
-    Console().print(table)
+    alarms = Table(title=f"Part of {draws} comparisons without a change in which one is claimed")
+    for title in ("earlier runs", "cells", "compare", "without Holm's adjustment", "blocks as replicates"):
+        alarms.add_column(title)
+    for earlier, cells in product(EARLIER_RUNS, CELLS):
+        rates = false_alarms(earlier, cells, draws=draws)
+        alarms.add_row(str(earlier), str(cells), *(f"{100 * rate:.1f} %" for rate in rates))
+    Console().print(table, alarms)
 
 
 if __name__ == "__main__":

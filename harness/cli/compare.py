@@ -1,0 +1,145 @@
+"""``harness compare`` and ``harness history``: several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from harness.cli.common import exit_code_of, show
+from harness.cli.values import parse_axes, parse_cells, parse_conditions, parse_only, parse_share
+from harness.errors import ComparisonError
+from harness.system.sanitize import escape_control
+
+if TYPE_CHECKING:
+    from harness.analysis.compare import Comparison
+    from harness.report.tables.text import TextTable
+
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN_FOLDER...", help="The first run, then one or more later ones.")
+]
+By = Annotated[
+    list[str] | None,
+    typer.Option(metavar="AXIS", help="Match cells that differ in this axis or option, several by commas."),
+]
+Only = Annotated[str | None, typer.Option(help="A part of the cells only: 'strategy=ddp,devices=2'.")]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="'METRIC < NUMBER'",
+        help="Exit with 3 if a cell fails: throughput or speedup, later over first; with 4 if a cell is undecided.",
+    ),
+]
+Noise = Annotated[
+    str | None,
+    typer.Option("--run-noise", metavar="SHARE", help="Standard deviation of throughput between runs: 5% or 0.05."),
+]
+HistoryFolder = Annotated[
+    Path | None,
+    typer.Option("--history", help="Folder of earlier runs, for the run noise. Default: that of the first run."),
+]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Page = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", metavar="FILE", help="The page. Default: beside the last run; none with --json, --markdown."
+    ),
+]
+Cell = Annotated[str | None, typer.Option(help="A cell's id, or a part of the cells: 'strategy=ddp,devices=2'.")]
+Picture = Annotated[
+    Path | None, typer.Option("--output", metavar="FILE", help="The figure (.png, .svg). Default: FOLDER/history.png.")
+]
+
+
+def compare_command(
+    run_folders: Runs,
+    by: By = None,
+    only: Only = None,
+    fail_if: FailIf = None,
+    run_noise: Noise = None,
+    history: HistoryFolder = None,
+    markdown: Markdown = False,
+    json: Json = False,
+    output: Page = None,
+) -> None:
+    """Compare runs with the first one, cell by cell; needs neither torch nor ray.
+
+    A difference is decided by the noise between runs: that of 3 or more earlier runs of the same cells, or --run-noise.
+    """
+
+    def work() -> int:
+        conditions = parse_conditions(fail_if or [])
+        axes, wanted = parse_axes(by or []), {} if only is None else parse_only(only)
+        noise = None if run_noise is None else parse_share(run_noise, "--run-noise")
+        if markdown and json:
+            raise ComparisonError("--markdown and --json: only one of both can be printed")
+        from harness.analysis.compare import compare
+        from harness.analysis.gate import exit_code
+        from harness.analysis.results import load
+        from harness.analysis.run_pairs import Question
+
+        question = Question(axes, wanted, noise, history)
+        comparison = compare([load(folder) for folder in run_folders], question, conditions)
+        _show(comparison, markdown=markdown, json=json, output=output)
+        return exit_code(comparison.gate) if conditions else 0
+
+    raise typer.Exit(exit_code_of(work))
+
+
+def _show(comparison: Comparison, *, markdown: bool, json: bool, output: Path | None) -> None:
+    """Write the page, unless only text for another program is wanted, and print the comparison."""
+    from harness.report.compare import as_json, as_markdown, default_page, write_page
+
+    if markdown or json:
+        if output:
+            write_page(comparison, output)
+        text = as_json(comparison) if json else as_markdown(comparison)
+        Console(emoji=False).print(text, highlight=False, markup=False, soft_wrap=True)
+        return
+    page = output or default_page(comparison)
+    write_page(comparison, page)
+    from harness.report.compare_summary import sentences
+    from harness.report.tables.compare import cell_tables, convergence_table, run_lines
+
+    for line in run_lines(comparison):
+        show(line)
+    _print([*cell_tables(comparison), ("Convergence", convergence_table(comparison, narrow=True))])
+    for line in sentences(comparison):
+        Console().print(escape_control(line), highlight=False, markup=False)
+    show(f"Page: {page}")
+
+
+def _print(tables: Sequence[tuple[str, TextTable]]) -> None:
+    """Print the tables that have rows, each with its title."""
+    from harness.run.console import rich_table
+
+    console = Console()
+    console.print()
+    for title, content in tables:
+        if content.rows:
+            console.print(rich_table(content, title), "")
+
+
+def history_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of runs, such as results/.")],
+    cell: Cell = None,
+    output: Picture = None,
+) -> None:
+    """Draw the throughput of cells over all runs below FOLDER; needs neither torch nor ray."""
+
+    def work() -> int:
+        wanted = parse_cells(cell)
+        from harness.report.history import write_history
+
+        report = write_history(folder, wanted, output)
+        _print(report.tables)
+        for line in (report.caption, *(f"Left out: {reason}" for reason in report.unread.values())):
+            Console().print(escape_control(line), highlight=False, markup=False)
+        show(f"Figure: {report.path}")
+        return 0
+
+    raise typer.Exit(exit_code_of(work))

@@ -1,0 +1,109 @@
+"""What a comparison of several runs found, a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.analysis.compare import FASTER, SLOWER, WITHIN_NOISE, Comparison
+from harness.analysis.gate import FAILS, PASSES, UNDECIDED
+from harness.report.row import is_apart, is_true, rows_of
+from harness.report.tables.compare import labels_of, ratio_text, run_state
+from harness.report.tables.text import plural, words
+
+NAMED = 6
+"""The most cells, or facts, that a sentence names."""
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Return what the comparison found, most important first, a sentence each."""
+    return [
+        *_changes(comparison),
+        *_noise(comparison),
+        *_gate(comparison),
+        *_unfinished(comparison),
+        *_differing(comparison),
+        *_unmatched(comparison),
+    ]
+
+
+def _changes(comparison: Comparison) -> Iterator[str]:
+    labels = labels_of(comparison)
+    for run in comparison.runs["run"].tolist()[1:]:
+        rows = [row for row in rows_of(comparison.cells) if row["run"] == run and not is_apart(row)]
+        for direction in (SLOWER, FASTER):
+            some = [row for row in rows if row["change"] == direction]
+            named = _joined([f"{labels.of(row)}: {ratio_text(row)}" for row in some[:NAMED]], len(some))
+            if some:
+                yield f"{run} is {direction} than A in {len(some)} of {plural(len(rows), 'cell')}: {named}."
+        within = sum(row["change"] == WITHIN_NOISE for row in rows)
+        if within == len(rows) and rows:
+            yield f"{run} against A: no change is claimed. Every difference is within the noise between runs."
+        elif within:
+            yield f"{run} against A: {within} of {plural(len(rows), 'cell')} within the noise between runs."
+
+
+def _noise(comparison: Comparison) -> Iterator[str]:
+    cells, question = comparison.cells, comparison.question
+    known = cells[cells["run_noise"].notna()]
+    if question.run_noise is not None:
+        yield f"Run noise: {100 * question.run_noise:g} %, as stated with --run-noise; intervals are normal."
+    elif len(known):
+        low, high = (percent_text(value) for value in (known["run_noise"].min(), known["run_noise"].max()))
+        few, many = int(known["earlier_runs"].min()), int(known["earlier_runs"].max())
+        count = str(few) if few == many else f"{few} to {many}"
+        assert comparison.history is not None
+        yield (
+            f"Run noise: {low if low == high else f'{low} to {high}'} between runs (standard deviation of a cell's "
+            f"throughput over {count} earlier runs below {comparison.history.folder})."
+        )
+    without = [row for row in rows_of(cells[cells["change"].isna()]) if not is_apart(row)]
+    reasons = list(dict.fromkeys(words(row["reason"]) for row in without))
+    if reasons:
+        yield (
+            f"Undecided, {len(without)} of {plural(len(cells), 'cell')}: {_joined(reasons[:2], len(reasons))}. "
+            "Two runs alone decide nothing: keep at least 3 earlier runs in the results folder, or give --run-noise 5%."
+        )
+
+
+def percent_text(value: float) -> str:
+    """Return '1.2 %'."""
+    return f"{100 * value:.2g} %"
+
+
+def _gate(comparison: Comparison) -> Iterator[str]:
+    labels = labels_of(comparison)
+    rows = rows_of(comparison.gate)
+    for condition in map(str, comparison.conditions):
+        mine = [row for row in rows if row["condition"] == condition]
+        counts = {verdict: sum(row["verdict"] == verdict for row in mine) for verdict in (FAILS, PASSES, UNDECIDED)}
+        failing = [f"{row['run']}, {labels.of(row)}" for row in mine if row["verdict"] == FAILS]
+        named = f": {_joined(failing[:NAMED], len(failing))}" if failing else ""
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        yield f"--fail-if {condition}: {counted if mine else 'no cell'}{named}."
+
+
+def _unfinished(comparison: Comparison) -> Iterator[str]:
+    for run in rows_of(comparison.runs):
+        if not is_true(run["finished"]):
+            yield f"{run['run']} is {run_state(run)}: it is compared for what it has."
+
+
+def _differing(comparison: Comparison) -> Iterator[str]:
+    facts = [fact for fact in comparison.environment if fact.differs]
+    between = " -> " if len(comparison.runs) == 2 else " / "
+    named = [f"{each.name} {between.join(value or 'not recorded' for value in each.values)}" for each in facts[:NAMED]]
+    if facts:
+        yield f"The runs differ in {plural(len(facts), 'fact')} of code or environment: {_joined(named, len(facts))}."
+
+
+def _unmatched(comparison: Comparison) -> Iterator[str]:
+    labels = labels_of(comparison)
+    rows = rows_of(comparison.unmatched)
+    for letter in dict.fromkeys(str(row["measured_in"]) for row in rows):
+        mine = [row for row in rows if row["measured_in"] == letter]
+        named = [f"{labels.of(row)} ({row['reason']})" for row in mine[:NAMED]]
+        yield f"Measured in {letter} alone: {_joined(named, len(mine))}."
+
+
+def _joined(named: list[str], count: int) -> str:
+    return "; ".join(named) + ("; ..." if count > len(named) else "")

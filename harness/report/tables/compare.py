@@ -1,0 +1,235 @@
+"""Text tables and sentences of a comparison of several runs, for the terminal, the page and Markdown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from harness.analysis.compare import FASTER, SLOWER, Comparison
+from harness.analysis.gate import FAILS
+from harness.plan.labels import Labels
+from harness.report.labels import rate_unit
+from harness.report.row import Row, Scalar, is_apart, is_missing, is_true, number, rows_of
+from harness.report.tables.ratios import ratio
+from harness.report.tables.scaling import METRICS
+from harness.report.tables.text import (
+    NO_BREAK,
+    Column,
+    TextTable,
+    decimal,
+    flush_right,
+    make_table,
+    plural,
+    speed,
+    with_ends,
+    words,
+)
+
+NO_CLAIM, NOT_DECIDED = "no claim", "undecided"
+METHOD = (
+    "Ratio of throughputs, later run over first. Blocks inside a run are no replicates of the run: on the logarithm, "
+    "the half-width of the 95 % interval is t(k - 1) s sqrt(2), with s the standard deviation of the cell's log "
+    "throughput between k earlier runs in the same environment, or the stated one. A change is claimed if 1 is "
+    "rejected at 5 % after Holm's adjustment over all rows. Speedups are paired by block inside each run."
+)
+
+GATE_METHOD = (
+    "A cell fails, or passes, if its threshold is rejected at 5 % after Holm's adjustment over all rows; else it is "
+    "undecided. Emulated and oversubscribed cells have no row: their speed is no claim."
+)
+CONVERGENCE_METHOD = (
+    "Medians over the seeds that both runs trained, and the mean difference with its t interval over seeds. Times have "
+    "no interval: seeds are no replicates of a run's speed."
+)
+
+
+def labels_of(comparison: Comparison) -> Labels:
+    """Return the labels of the compared cells, which name what differs among them."""
+    return Labels([*rows_of(comparison.cells), *rows_of(comparison.unmatched), *rows_of(comparison.convergence)])
+
+
+def runs_table(comparison: Comparison) -> TextTable:
+    """Return the compared runs: folder, start, commit, and whether they are finished."""
+    columns: tuple[Column, ...] = (
+        ("run", "run", words),
+        ("folder", "folder", words),
+        ("started", lambda row: start_text(row["started_at"]), words),
+        ("commit", lambda row: words(row["git_commit"])[:12], words),
+        ("state", run_state, words),
+    )
+    return make_table(columns, rows_of(comparison.runs))
+
+
+def start_text(seconds: object) -> str:
+    """Return a Unix time as local time, '2026-11-24 04:10'; 'unknown' if it is missing."""
+    if not isinstance(seconds, int | float) or seconds != seconds:
+        return "unknown"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def run_state(run: Row) -> str:
+    """Return whether a run is finished, and how many of its trials failed."""
+    missing, failed = int(number(run["missing"])), int(number(run["failed"]))
+    finished = "finished" if is_true(run["finished"]) else "unfinished"
+    parts = [
+        finished,
+        f"{plural(missing, 'trial')} without a result" * (missing > 0),
+        f"{failed} failed" * (failed > 0),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def run_lines(comparison: Comparison) -> list[str]:
+    """Return the compared runs for a terminal, two lines each."""
+    lines = []
+    for run in rows_of(comparison.runs):
+        commit = "" if is_missing(run["git_commit"]) else f", commit {str(run['git_commit'])[:12]}"
+        lines += [f"{run['run']}  {run['folder']}", f"   {start_text(run['started_at'])}{commit}, {run_state(run)}"]
+    return lines
+
+
+def cell_tables(comparison: Comparison) -> list[tuple[str, TextTable]]:
+    """Return the cells of each later run, for a terminal, in parts of one setting, each with its title."""
+    labels = labels_of(comparison)
+    parts: dict[str, list[Row]] = {}
+    for row in rows_of(comparison.cells):
+        setting = labels.parts(row)[1]
+        about = [part for part in (f"{row['run']} / A", setting, words(row["by"])) if part]
+        parts.setdefault(" · ".join(about), []).append({**row, "label": _within(labels.of(row), setting)})
+    return [(title, make_table(_columns(comparison, wide=False), rows, kind)) for title, rows in parts.items()]
+
+
+def cell_table(comparison: Comparison) -> TextTable:
+    """Return the cells of every later run against the first, with both throughputs."""
+    labels = labels_of(comparison)
+    rows = [{**row, "label": labels.of(row)} for row in rows_of(comparison.cells)]
+    return make_table(_columns(comparison, wide=True), rows, kind)
+
+
+def _within(label: str, setting: str) -> str:
+    """Return a cell's label without the setting, which stands above."""
+    return label.replace(f" · {setting}", "", 1) if setting else label
+
+
+def _columns(comparison: Comparison, *, wide: bool) -> tuple[Column, ...]:
+    cells = comparison.cells
+    unit = rate_unit(cells)
+    by: tuple[Column, ...] = (("compared by", "by", words),) if comparison.question.by else ()
+    second: tuple[Column, ...] = ((f"later ({unit})", "throughput_per_s", speed),)
+    why: tuple[Column, ...] = (("reason", "reason", words),) if cells["reason"].notna().any() else ()
+    speedups: tuple[Column, ...] = (("speedups", _speedup if wide else _speedup_alone, flush_right),)
+    return (
+        *(_letters(comparison) if wide else ()),
+        ("cell", "label", words),
+        *(by if wide else ()),
+        (f"A ({unit})" if wide else "A", "first_throughput_per_s", speed),
+        *(second if wide else ()),
+        ("ratio (95 %)", ratio_text, flush_right),
+        *(speedups if cells["speedup_ratio"].notna().any() else ()),
+        ("change", lambda row: change(row).replace(" ", NO_BREAK), words),
+        *(why if wide else ()),
+    )
+
+
+def _letters(comparison: Comparison) -> tuple[Column, ...]:
+    """Return the column of the later run's letter, if there are several later runs."""
+    return (("run", "run", words),) if len(comparison.runs) > 2 else ()
+
+
+def change(row: Row) -> str:
+    """Return what is claimed of a cell: slower, faster, within noise, undecided, or no claim."""
+    if not is_missing(row["change"]):
+        return str(row["change"])
+    return NO_CLAIM if is_apart(row) else NOT_DECIDED
+
+
+def kind(row: Row) -> str:
+    """Return the style of a cell's line: 'apart' for a rehearsal, 'base' for a claimed change."""
+    return "apart" if is_apart(row) else "base" if change(row) in (SLOWER, FASTER) else ""
+
+
+def ratio_text(row: Row) -> str:
+    """Return a cell's ratio with its interval, if there is one."""
+    return with_ends(ratio, row["ratio"], row["low"], row["high"])
+
+
+def _speedup(row: Row) -> str:
+    return with_ends(ratio, row["speedup_ratio"], row["speedup_low"], row["speedup_high"])
+
+
+def _speedup_alone(row: Row) -> str:
+    return ratio(row["speedup_ratio"])
+
+
+def gate_table(comparison: Comparison) -> TextTable:
+    """Return the verdict of each condition of --fail-if on each cell."""
+    labels = labels_of(comparison)
+    columns: tuple[Column, ...] = (
+        *_letters(comparison),
+        ("cell", labels_column(labels), words),
+        ("fails if", "condition", words),
+        ("ratio", "ratio", ratio),
+        ("p (Holm)", "p_adjusted", _p_value),
+        ("verdict", "verdict", words),
+        ("reason", "reason", words),
+    )
+    return make_table(columns, rows_of(comparison.gate), lambda row: "base" if row["verdict"] == FAILS else "")
+
+
+def _p_value(value: Scalar) -> str:
+    return "-" if is_missing(value) else "< 0.001" if number(value) < 0.001 else f"{number(value):.3f}"
+
+
+def unmatched_table(comparison: Comparison) -> TextTable:
+    """Return the cells that only one of both runs has measured."""
+    columns: tuple[Column, ...] = (
+        ("compared with A", "run", words),
+        ("measured in", "measured_in", words),
+        ("cell", labels_column(labels_of(comparison)), words),
+        ("reason", "reason", words),
+    )
+    return make_table(columns, rows_of(comparison.unmatched))
+
+
+def convergence_table(comparison: Comparison, *, narrow: bool = False) -> TextTable:
+    """Return each metric of the trainings in both runs; ``narrow``, for a terminal: without training loss, reasons."""
+    reasons: tuple[Column, ...] = (("reason", "reason", words),)
+    rows = [row for row in rows_of(comparison.convergence) if not (narrow and row["metric"] == "train_loss")]
+    columns: tuple[Column, ...] = (
+        *_letters(comparison),
+        ("cell", labels_column(labels_of(comparison)), words),
+        ("metric", lambda row: METRICS.get(str(row["metric"]), (str(row["metric"]),))[0], words),
+        ("A", lambda row: _metric(row, "first"), flush_right),
+        ("later", lambda row: _metric(row, "later"), flush_right),
+        ("later - A (95 %)", _difference, flush_right),
+        ("n", "seeds", flush_right),
+        *(() if narrow else reasons),
+    )
+    return make_table(columns, rows)
+
+
+def labels_column(labels: Labels) -> Callable[[Row], str]:
+    """Return the function that labels a row."""
+    return lambda row: labels.of(row)
+
+
+def _metric(row: Row, name: str) -> str:
+    _, factor, form, unit = METRICS.get(str(row["metric"]), ("", 1.0, "{:.4g}", ""))
+    return "-" if is_missing(row[name]) else form.format(number(row[name]) * factor) + unit
+
+
+def _difference(row: Row) -> str:
+    _, factor, _, unit = METRICS.get(str(row["metric"]), ("", 1.0, "", ""))
+    signed = decimal("{:+.3g}", factor)
+    return with_ends(signed, row["difference"], row["low"], row["high"]) + unit
+
+
+def environment_table(comparison: Comparison, *, differing: bool = False) -> TextTable:
+    """Return the environments side by side; ``differing``: only the facts that differ."""
+    letters = [str(run) for run in comparison.runs["run"]]
+    facts = [fact for fact in comparison.environment if fact.differs or not differing]
+    columns: list[Column] = [("", "name", words), *((letter, letter, words) for letter in letters)]
+    rows: list[Row] = [
+        {"name": fact.name, "differs": fact.differs, **dict(zip(letters, fact.values, strict=True))} for fact in facts
+    ]
+    return make_table(columns, rows, lambda row: "base" if row["differs"] else "")

@@ -1,0 +1,221 @@
+"""``harness compare`` and ``harness history``: what they print and write, their exit codes, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from harness.cli.commands import app
+from harness.config.experiment import Experiment
+from harness.plan.cell import Cell
+from harness.record.schema import COMPARED
+from tests.run_folders import NODE, make_run
+
+Make = Callable[..., Experiment]
+GRID = {"model": "resnet8", "strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+HOSTILE = "<script>alert(1)</script> | [x](http://x) @you \x1b[2J"
+
+
+def rate(factor: float = 1.0, slow: float = 1.0) -> Callable[[Cell, int], float]:
+    def speed(cell: Cell, block: int) -> float:
+        return 100.0 * cell.devices * factor * (slow if cell.strategy == "ddp" and cell.devices == 2 else 1.0)
+
+    return speed
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "80"})
+
+
+@pytest.fixture(scope="module")
+def runs(make_experiment: Make, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Four earlier runs, a first one, one without a change, and one with a slow ddp on two devices."""
+    place = tmp_path_factory.mktemp("results")
+    experiment = make_experiment(GRID, throughput={"blocks": 1})
+    for day, factor in enumerate((0.99, 1.0, 1.01, 1.0)):
+        make_run(place, experiment, rate(factor), started_at=1.7e9 + day)
+    node = {**NODE, "packages": {"torch": HOSTILE}}
+    return {
+        "place": place,
+        "first": make_run(place, experiment, rate(), started_at=1.7e9 + 10),
+        "same": make_run(place, experiment, rate(1.001), started_at=1.7e9 + 11),
+        "slow": make_run(place, experiment, rate(slow=0.8), started_at=1.7e9 + 12, node=node),
+    }
+
+
+def test_a_slow_down_is_named_with_its_page(runs: dict[str, Path]) -> None:
+    result = call("compare", runs["first"], runs["slow"])
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "B is slower than A in 1 of 3 cells: ddp x2: 0.800" in text
+    assert "0.82 % between runs (standard deviation of a cell's throughput over 4 earlier runs below" in text
+    page = runs["place"] / "test" / f"compare-{runs['first'].name}-{runs['slow'].name}.html"
+    assert page.is_file() and str(page) in result.stdout
+    tables = [line for line in result.stdout.splitlines() if not line.startswith(("A ", "B ", "Page:"))]
+    assert max(map(len, tables)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("which", "options", "code"),
+    [
+        ("same", ["--fail-if", "throughput < 0.9"], 0),
+        ("slow", ["--fail-if", "throughput < 0.9"], 3),
+        ("slow", ["--fail-if", "throughput < 0.9", "--only", "devices=1"], 0),
+        ("same", ["--fail-if", "throughput < 1"], 4),
+        ("slow", ["--fail-if", "throughput < 0.9", "--history", "{empty}"], 4),
+        ("slow", ["--fail-if", "throughput < 90%", "--history", "{empty}", "--run-noise", "2%"], 3),
+        ("slow", ["--fail-if", "throughput < 0.5", "--fail-if", "speedup < 0.9"], 3),
+        ("slow", ["--history", "{empty}"], 0),
+    ],
+)
+def test_exit_codes(runs: dict[str, Path], tmp_path: Path, which: str, options: list[str], code: int) -> None:
+    given = [option.format(empty=tmp_path) for option in options]
+    result = call("compare", runs["first"], runs[which], "--output", tmp_path / "page.html", *given)
+    assert result.exit_code == code, result.output
+
+
+def test_json_has_the_columns_of_the_schema_and_no_page(runs: dict[str, Path]) -> None:
+    before = set(runs["place"].rglob("*"))
+    result = call("compare", runs["first"], runs["slow"], "--json", "--run-noise", "0.05", "--fail-if", "throughput<.9")
+    content = json.loads(result.stdout)
+    assert set(runs["place"].rglob("*")) == before
+    assert list(content) == [
+        "version", "by", "only", "run_noise", "history", "fail_if", "exit_code", "summary", "runs", "cells", "gate",
+        "unmatched", "convergence", "environment",
+    ]  # fmt: skip
+    assert (content["version"], content["run_noise"], content["history"]) == (1, 0.05, None)
+    assert content["exit_code"] == result.exit_code == 4 and content["fail_if"] == ["throughput < 0.9"]
+    names = {table.name: table.names for table in COMPARED}
+    assert list(content["runs"][0]) == names["runs"] and list(content["cells"][0]) == names["comparison"]
+    assert list(content["gate"][0]) == names["gate"]
+    dp = next(row for row in content["cells"] if row["strategy"] == "dp")
+    assert dp["change"] is None and dp["reason"] == "emulated" and dp["low"] is None
+    torch = next(fact for fact in content["environment"] if fact["name"] == "torch")
+    assert torch == {"name": "torch", "differs": True, "values": {"A": "2.15.0", "B": HOSTILE}}
+
+
+def test_markdown_and_page_show_hostile_text_as_text(runs: dict[str, Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = call("compare", runs["first"], runs["slow"], "--markdown", "--output", page)
+    assert result.exit_code == 0 and result.stdout.startswith("### Comparison of throughput\n")
+    assert "| cell | A (samples/s) | later (samples/s) | ratio (95 %) |" in result.stdout
+    assert r"\<script\>alert(1)\</script\> \| \[x\](http://x) @" in result.stdout and "@you" not in result.stdout
+    assert "\x1b" not in result.stdout
+    html = page.read_text()
+    assert "<script>alert" not in html and "&lt;script&gt;alert(1)" in html
+    assert "default-src 'none'" in html and "B is slower than A in 1 of 3 cells" in html
+    assert not re.search(r'(src|href)="(?!data:|#)', html)
+
+
+def test_by_an_option_shows_its_values(make_experiment: Make, tmp_path: Path) -> None:
+    paths = [
+        make_run(tmp_path, experiment, rate(), started_at=1.7e9 + number)
+        for number, experiment in enumerate(
+            make_experiment(GRID, throughput={"blocks": 1}, strategy_options={"ddp": {"bucket_cap_mb": size}})
+            for size in (25, 1)
+        )
+    ]
+    result = call("compare", *paths, "--by", "ddp.bucket_cap_mb", "--run-noise", "5%")
+    assert result.exit_code == 0, result.output
+    assert "B / A · ddp.bucket_cap_mb 25 -> 1" in result.stdout
+
+
+def bad(runs: dict[str, Path], tmp_path: Path) -> dict[str, tuple[list[Any], str]]:
+    first, slow = runs["first"], runs["slow"]
+    newer = make_copy(first, tmp_path / "newer")
+    plan = json.loads((newer / "plan.json").read_text())
+    (newer / "plan.json").write_text(json.dumps({**plan, "schema_version": 999}))
+    return {
+        "one run": ([first], "got 1 run; allowed: 2 to 26 run folders"),
+        "the same run": ([first, first], "are one and the same run"),
+        "no run": ([first, tmp_path], "not a run folder"),
+        "a newer schema": ([first, newer], "got schema version 999"),
+        "no shared cell": ([first, slow, "--only", "model=resnet14"], "share no measured cell"),
+        "a threshold": ([first, slow, "--fail-if", "throughput"], "--fail-if: got 'throughput'; allowed: METRIC < NUM"),
+        "a metric": ([first, slow, "--fail-if", "memory < 1"], "METRIC is throughput or speedup"),
+        "a share": (
+            [first, slow, "--run-noise", "5 percent"],
+            "--run-noise: got '5 percent'; allowed: a share above 0",
+        ),
+        "no noise": ([first, slow, "--run-noise", "0"], "--run-noise: got '0'"),
+        "an axis": ([first, slow, "--by", "modle"], "--by: unknown axis 'modle'; did you mean 'model'?"),
+        "a filter": ([first, slow, "--only", "stratgy=ddp"], "unknown axis 'stratgy'"),
+        "two formats": ([first, slow, "--json", "--markdown"], "only one of both can be printed"),
+        "an output": ([first, slow, "--output", tmp_path], "cannot be written"),
+        "no folder": ([first, slow, "--output", tmp_path / "a" / "b.html"], "No such file or directory; give another"),
+    }
+
+
+def make_copy(run: Path, to: Path) -> Path:
+    to.mkdir()
+    for file in run.iterdir():
+        if file.is_file():
+            (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def test_bad_input_is_one_line_with_exit_code_2_and_writes_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
+    cases = bad(runs, tmp_path)
+    before = set(runs["place"].rglob("*")) | set(tmp_path.rglob("*"))
+    for name, (arguments, message) in cases.items():
+        result = call("compare", *arguments)
+        assert result.exit_code == 2, (name, result.output)
+        assert message in result.stderr, (name, result.stderr)
+        assert result.stderr.count("error: ") == 1 and "Traceback" not in result.output, name
+        assert result.stdout == "", name
+    assert set(runs["place"].rglob("*")) | set(tmp_path.rglob("*")) == before
+
+
+def test_history_draws_cells_over_time_and_marks_the_environment(runs: dict[str, Path], tmp_path: Path) -> None:
+    picture = tmp_path / "history.svg"
+    result = call("history", runs["place"], "--cell", "strategy=ddp,devices=2", "--output", picture)
+    assert result.exit_code == 0, result.output
+    assert picture.read_text().lstrip().startswith("<?xml")
+    text = " ".join(result.stdout.split())
+    assert text.count("2023-11-14") == 8  # seven runs, and one change in the caption
+    assert re.search(r" 0\.(79|80)\d ", text), text  # the last run is slow beside the one before it
+    assert "Dashed: the environment changed (1: 2023-11-" in text
+    assert max(map(len, result.stdout.splitlines())) <= max(80, len(f"Figure: {picture}"))
+
+
+def test_history_of_a_cell_by_its_id(runs: dict[str, Path], tmp_path: Path) -> None:
+    listed = call("history", runs["place"], "--cell", "devices=7").stderr
+    found = re.search(r"([0-9a-f]{12}): ddp x2", " ".join(listed.split()))
+    assert found, listed
+    result = call("history", runs["place"], "--cell", found[1][:8], "--output", tmp_path / "one.png")
+    assert result.exit_code == 0 and (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{tmp}"], "no run folder is below it"),
+        (["{place}", "--cell", "devices=7"], "no cell to draw; choose some with --cell ID"),
+        (["{place}", "--cell", "device"], "--cell: 1 problem"),
+        (["{place}", "--output", "{tmp}/history.txt"], "allowed: a file that ends in .png, .svg, .pdf"),
+        (["{place}", "--output", "{tmp}/no/history.png"], "cannot be written: No such file or directory"),
+    ],
+)
+def test_bad_input_of_history(runs: dict[str, Path], tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = call("history", *(argument.format(tmp=tmp_path, place=runs["place"]) for argument in arguments))
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr and "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_results_folder_is_one_error(runs: dict[str, Path]) -> None:
+    folder = runs["first"].parent
+    folder.chmod(0o500)
+    try:
+        result = call("compare", runs["first"], runs["same"])
+    finally:
+        folder.chmod(0o700)
+    assert result.exit_code == 2 and "cannot be written: Permission denied" in result.stderr
