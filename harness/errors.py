@@ -7,6 +7,7 @@ HarnessError
 ├── ClusterLostError    the cluster was lost during the run     (exit code 1, recorded results are kept)
 ├── RunFolderError      a run folder cannot be created, read or resumed  (exit code 2, nothing was started)
 ├── ComparisonError     runs cannot be compared, or a question about several runs is wrong  (exit code 2)
+├── ExportError         results cannot be exported as asked     (exit code 2; what was exported before stays)
 ├── WriteError          a file of the run cannot be written, as on a full disk  (exit code 1, recorded results are kept)
 ├── InternalError       a bug of the harness, with a log of it  (exit code 1, recorded results are kept)
 │   └── IncompleteReport    in report/html.py: of a part of the report; the other parts are written
@@ -62,6 +63,10 @@ class RunFolderError(HarnessError):
 
 class ComparisonError(HarnessError):
     """Runs cannot be compared as requested, or a question about several runs is wrong."""
+
+
+class ExportError(HarnessError):
+    """Results cannot be exported: a wrong target, one that does not answer, or an extra that is not installed."""
 
 
 class WriteError(HarnessError):

@@ -18,6 +18,7 @@ from harness.analysis.gpus import gpus
 from harness.analysis.leaders import leaders
 from harness.analysis.links import collectives, links
 from harness.analysis.missing import missing
+from harness.analysis.overview import describe, efficiency_table, option_columns
 from harness.analysis.pairs import noise, parity, versus
 from harness.analysis.phases import host_phases, ledger, phases
 from harness.analysis.ratios import scaling
@@ -32,11 +33,11 @@ from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
     """A run's tables, each computed on first access. ``harness.load`` makes one; results/README.md has the columns.
 
-    Every name in TABLES is an attribute: ``results.scaling``.
+    Every name in TABLES is an attribute: ``results.scaling``. For reading: ``efficiency`` and ``options``.
     """
 
     folder: RunFolder
@@ -50,6 +51,24 @@ class Results:
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *TABLES]
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of all tables."""
+        return tuple(TABLES)
+
+    @cached_property
+    def efficiency(self) -> pd.DataFrame:
+        """Speedup and efficiency of each cell as text, by its label: to read, not to average; see efficiency_table."""
+        return efficiency_table(self.scaling)
+
+    @cached_property
+    def options(self) -> pd.DataFrame:
+        """The options in which cells differ, a column each, by cell_id: ``cells.join(options, on="cell_id")``."""
+        return option_columns(self.trials)
 
     @cached_property
     def experiment(self) -> Experiment:

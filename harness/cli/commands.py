@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from typing import Annotated
@@ -80,5 +81,6 @@ def _single(name: str) -> None:
 
 
 def _quiet_libraries() -> None:
-    """Ignore the warnings of libraries."""
+    """Ignore the warnings of libraries; have matplotlib need no display, or use one if there is one."""
     warnings.filterwarnings("ignore")
+    os.environ["MPLBACKEND"] = "Agg"

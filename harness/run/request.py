@@ -140,7 +140,9 @@ def check_inline(request: Request) -> None:
 
 
 def resume_command(request: Request, folder: Path) -> str:
-    """Return the shell command that resumes the request's run in its folder."""
+    """Return the shell command, or for an experiment in no file the call, that resumes the run in its folder."""
+    if request.content is not None:
+        return f"harness.run_experiment(..., resume={str(folder)!r})"
     axes = [f"{axis}={_as_yaml(value)}" for axis, values in request.only.items() for value in as_axis(values)]
     options = {
         "--address": request.address,

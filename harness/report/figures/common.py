@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import matplotlib
-
-matplotlib.use("Agg")  # figures are files: no display is needed, or used if there is one
-
 import pandas as pd
 import seaborn as sns
 from matplotlib.artist import Artist

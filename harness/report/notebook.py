@@ -1,0 +1,108 @@
+"""A run's results as a notebook or a script takes them: the tables, and the figures of the report."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.analysis.results import Results
+from harness.errors import nearest
+from harness.record.folder import RunFolder
+from harness.system.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from harness.report.figures import Drawing
+
+
+@dataclass(frozen=True, repr=False)
+class RunResults(Results):
+    """The results of a run with its figures; made by ``harness.load`` and ``harness.run_experiment``."""
+
+    @cached_property
+    def plot(self) -> Plots:
+        """The figures of the report, drawn anew: ``results.plot.throughput()``."""
+        return Plots(self)
+
+
+class Plots:
+    """The figures of the report, each a method; ``dir`` lists them. The first that is used imports what draws."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+
+    def __getattr__(self, name: str) -> Callable[[], Plot]:
+        """Return the function that draws a figure; raises AttributeError, which lists their names."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        from harness.report.figures import FIGURES
+
+        if name not in FIGURES:
+            raise AttributeError(f"no figure {name!r}; {nearest(name, FIGURES)}")
+        return partial(_draw, FIGURES[name], self._results)
+
+    def __dir__(self) -> list[str]:
+        from harness.report.figures import FIGURES
+
+        return [*super().__dir__(), *FIGURES]
+
+    def __repr__(self) -> str:
+        from harness.report.figures import FIGURES
+
+        return f"Figures: {', '.join(f'.{name}()' for name in FIGURES)}"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with its caption, which a notebook shows; without a figure the caption has the reason."""
+
+    title: str
+    caption: str
+    figure: Figure | None
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure, in the format of the file's suffix. Raises ValueError without a figure, and WriteError."""
+        if self.figure is None:
+            raise ValueError(f"{self.title}: {self.caption}")
+        kind = Path(path).suffix.removeprefix(".") or "png"
+        with replacing(Path(path)) as partial_file:
+            partial_file.write_bytes(_picture(self.figure, kind))
+
+    def __repr__(self) -> str:
+        return f"{self.title}. {self.caption}"
+
+    def _repr_html_(self) -> str:
+        text = html.escape(f"{self.title}. {self.caption}")
+        if self.figure is None:
+            return f"<p>{text}</p>"
+        image = base64.b64encode(_picture(self.figure, "png")).decode()
+        return f'<img src="data:image/png;base64,{image}" style="max-width:100%"><p>{text}</p>'
+
+
+def load(run_folder: str | Path) -> RunResults:
+    """Return the results in a run folder; raises RunFolderError if it is none."""
+    return RunResults(RunFolder.open(Path(run_folder)))
+
+
+def _draw(draw: Callable[[Results], Drawing], results: Results) -> Plot:
+    from harness.report.figures import style
+
+    with style():
+        drawing = draw(results)
+    return Plot(drawing.title, drawing.caption, drawing.figure)
+
+
+def _picture(figure: Figure, kind: str) -> bytes:
+    from harness.report.figures import style
+
+    content = io.BytesIO()
+    with style():
+        figure.savefig(content, format=kind)
+    return content.getvalue()

@@ -1,0 +1,128 @@
+"""A run at a glance: a table of efficiency that is read and not averaged, options as columns, the text of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import harness
+from harness.analysis.overview import efficiency_table, option_columns
+from harness.record.schema import SCALING, TRIALS
+
+EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
+
+
+def scaling_row(label: str, **columns: Any) -> dict[str, Any]:
+    return {"cell_id": label, "base_id": "base", "label": label, "devices": 2, "blocks": 3, **columns}
+
+
+def test_each_cell_is_a_row_of_text_with_its_interval() -> None:
+    rows = [
+        scaling_row("base", devices=1, speedup=1.0, efficiency=1.0, low=0.9, high=1.1),
+        scaling_row(
+            "ddp x2",
+            speedup=1.5,
+            low=1.3,
+            high=1.724,
+            efficiency=0.75,
+            efficiency_low=0.65,
+            efficiency_high=0.862,
+        ),
+        scaling_row(
+            "dp x2",
+            blocks=2,
+            speedup=1.5,
+            least=1.4,
+            most=1.6,
+            efficiency=0.75,
+            efficiency_least=0.7,
+            efficiency_most=0.8,
+        ),
+        scaling_row("fsdp x2", excluded="not equivalent"),
+        scaling_row("ddp x4"),
+    ]
+    table = efficiency_table(SCALING.frame(rows))
+    assert table.index.tolist() == ["base", "ddp x2", "dp x2", "fsdp x2", "ddp x4"]
+    assert table["devices"].tolist() == [1, 2, 2, 2, 2] and table["blocks"].tolist() == [3, 3, 2, 3, 3]
+    assert table["efficiency"].tolist() == [
+        "base",
+        "75 % (65 to 86 %)",
+        "75 % (no interval; blocks 70 to 80 %)",
+        "not equivalent",
+        "-",
+    ]
+    assert table["speedup"].tolist() == [
+        "base",
+        "1.50 (1.30 to 1.72)",
+        "1.50 (no interval; blocks 1.40 to 1.60)",
+        "not equivalent",
+        "-",
+    ]
+
+
+@pytest.mark.parametrize("column", ["efficiency", "speedup"])
+def test_it_cannot_be_averaged(column: str) -> None:
+    table = harness.load(EXAMPLE).efficiency
+    for mean in (table[column].mean, table[column].median, table.mean, table.groupby("devices")[column].mean):
+        with pytest.raises(TypeError):
+            mean()
+
+
+def test_an_empty_table_stays_one() -> None:
+    assert list(efficiency_table(SCALING.frame([])).columns) == ["devices", "speedup", "efficiency", "blocks"]
+
+
+def trial(cell: str, strategy: str = "ddp", kind: str = "throughput", **options: Any) -> dict[str, Any]:
+    return {"trial_id": cell, "cell_id": cell, "strategy": strategy, "kind": kind, "options": options}
+
+
+def test_options_that_differ_are_columns_with_their_types() -> None:
+    trials = TRIALS.frame(
+        [
+            trial("a", **{"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1, "optimizer.name": "SGD", "loader.workers": 0}),
+            trial("b", **{"ddp.bucket_cap_mb": 25, "optimizer.lr": 1, "optimizer.name": "Adam", "loader.workers": 0}),
+            trial("b", **{"ddp.bucket_cap_mb": 25, "optimizer.lr": 1, "optimizer.name": "Adam", "loader.workers": 0}),
+            trial("c", "single", **{"optimizer.lr": 0.1, "optimizer.name": "SGD", "loader.workers": 0}),
+            trial("d", "single", "diagnostic", **{"loader.workers": 9}),
+        ]
+    )
+    table = option_columns(trials)
+    assert table.index.tolist() == ["a", "b", "c"]
+    assert {name: str(dtype) for name, dtype in table.dtypes.items()} == {
+        "ddp.bucket_cap_mb": "Int64",
+        "optimizer.lr": "Float64",
+        "optimizer.name": "string",
+    }
+    assert table["ddp.bucket_cap_mb"].tolist() == [1, 25, pd.NA]
+    assert table["optimizer.lr"].tolist() == [0.1, 1.0, 0.1]
+
+
+def test_an_option_that_a_cell_does_not_name_has_the_value_of_versions_without_it() -> None:
+    hooks = option_columns(TRIALS.frame([trial("a"), trial("b", **{"ddp.comm_hook": "bf16_compress"})]))
+    assert hooks["ddp.comm_hook"].tolist() == ["none", "bf16_compress"]
+    layouts = option_columns(TRIALS.frame([trial("a"), trial("b", "single", **{"training.channels_last": True})]))
+    assert layouts["training.channels_last"].tolist() == [False, True]
+    mixed = option_columns(TRIALS.frame([trial("a", **{"workload.x": "s"}), trial("b", **{"workload.x": [1, 2]})]))
+    assert mixed["workload.x"].tolist() == ["s", "[1, 2]"]
+
+
+def test_an_option_of_one_strategy_alone_is_no_difference() -> None:
+    trials = TRIALS.frame([trial("a", **{"ddp.static_graph": False}), trial("b", "fsdp"), trial("c", "single")])
+    assert option_columns(trials).shape == (3, 0)
+
+
+def test_options_join_a_table_by_its_cells() -> None:
+    results = harness.load(EXAMPLE)
+    joined = results.cells.join(results.options, on="cell_id")
+    assert len(joined) == len(results.cells)
+
+
+def test_a_run_is_shown_by_what_it_is_and_what_its_results_have() -> None:
+    lines = repr(harness.load(EXAMPLE)).splitlines()
+    assert lines[0] == f"Results of scaling: {EXAMPLE}"
+    assert "115 ok, 81 skipped" in lines[1] and "cells measured: 19" in lines[1] and "finished" in lines[1]
+    assert ".efficiency" in lines[2] and ".plot.throughput()" in lines[2]
+    assert ".scaling" in lines[3] and max(map(len, lines[1:3])) <= 100

@@ -1,0 +1,97 @@
+"""``harness.run_experiment``: the pipeline from a file or a dict to results, over a launcher that measures nothing."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import harness
+from harness.errors import ExperimentError
+from harness.report.notebook import RunResults
+from harness.run import api, pipeline
+from tests.scripted import TEXT, Scripted
+
+CONTENT: dict[str, Any] = yaml.safe_load(TEXT % 1)
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A launcher without Ray, in a folder of its own; the list gets a number for each trial that it is given."""
+    given: list[int] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "start_ray", lambda *_: ExitStack())
+    monkeypatch.setattr(pipeline, "launcher_for", lambda *_: Scripted(0.0, given.append))
+    monkeypatch.setattr("harness.report.html.FIGURES", {})
+    return given
+
+
+def test_it_has_the_signature_that_the_package_shows() -> None:
+    shown, real = (inspect.signature(one).parameters for one in (harness.run_experiment, api.run_experiment))
+    assert [*shown] == [*real]
+    assert [one.default for one in shown.values()] == [one.default for one in real.values()]
+
+
+def test_a_dict_is_run_and_its_results_are_returned(
+    scripted: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = harness.run_experiment(CONTENT, output=tmp_path / "out", quiet=True)
+    assert isinstance(results, RunResults)
+    assert set(results.trials["outcome"]) == {"ok", "skipped"} and len(results.scaling) == 6
+    assert results.folder.path.parent == tmp_path / "out" / "scripted" and results.folder.report.exists()
+    assert yaml.safe_load(results.folder.source_text()) == CONTENT
+    assert "source" not in results.environment["invocations"][0]
+    assert "Plan of" not in capsys.readouterr().out
+
+
+def test_a_file_is_run_and_resumed_and_only_narrows_it(scripted: list[int], tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(TEXT % 1)
+    first = harness.run_experiment("e.yaml", only={"devices": 1})
+    assert set(first.trials["devices"]) == {1}
+    measured = len(scripted)
+    again = harness.run_experiment(tmp_path / "e.yaml", resume=first.folder.path)
+    assert again.folder.path == first.folder.path and set(again.trials["devices"]) == {1, 2}
+    assert measured < len(scripted)
+    assert again.environment["invocations"][0]["source"]["file"] == str(tmp_path / "e.yaml")
+    assert harness.run_experiment("e.yaml", resume="auto").folder.path != first.folder.path
+
+
+def test_an_interruption_is_raised_once_the_report_is_written(
+    scripted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(count: int) -> None:
+        if count == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "launcher_for", lambda *_: Scripted(0.0, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        harness.run_experiment(CONTENT, output="out")
+    (folder,) = (tmp_path / "out" / "scripted").iterdir()
+    assert (folder / "report.html").exists()
+    assert f"Resume with: harness.run_experiment(..., resume='out/scripted/{folder.name}')" in capsys.readouterr().out
+    monkeypatch.setattr(pipeline, "launcher_for", lambda *_: Scripted(0.0, scripted.append))
+    results = harness.run_experiment(CONTENT, resume=folder)
+    assert results.folder.path == folder and results.missing.empty
+
+
+def test_mistakes_are_one_error_with_every_problem(scripted: list[int], tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        harness.run_experiment({"name": "x", "grid": {"devices": 0, "batch_size": 8}})
+    assert caught.value.source == "experiment (a dict)" and len(caught.value.problems) == 2
+    with pytest.raises(ExperimentError, match="no such file"):
+        harness.run_experiment("nowhere.yaml")
+    with pytest.raises(ExperimentError, match="unknown axis 'stratgy'"):
+        harness.run_experiment(CONTENT, only={"stratgy": "ddp"})
+    with pytest.raises(ExperimentError, match=r"cannot represent an object.*; allowed: mappings"):
+        harness.run_experiment({**CONTENT, "workload_options": {"width": object()}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_this_machine_cannot_measure_is_an_error_with_the_reason(scripted: list[int], tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"nothing can be measured on this machine: \w"):
+        harness.run_experiment({**CONTENT, "device": "cuda"}, quiet=True)
+    assert not list(tmp_path.iterdir())
