@@ -12,6 +12,7 @@ import typer
 from harness.cli.common import show
 from harness.cli.compare import compare_command, history_command
 from harness.cli.experiment import doctor_command, plan_command, run_command
+from harness.cli.export import export_command
 from harness.cli.init import init_command
 from harness.cli.listing import list_command
 from harness.cli.report import report_command
@@ -25,6 +26,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_command,
     "compare": compare_command,
     "history": history_command,
+    "export": export_command,
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)

@@ -16,11 +16,11 @@ from harness.analysis.gate import exit_code
 from harness.errors import ComparisonError, WriteError, cause_of
 from harness.record.frames import records
 from harness.report.compare_summary import sentences
+from harness.report.markdown import plain
 from harness.report.page import render
 from harness.report.tables import compare as tables
 from harness.report.tables.text import NO_BREAK, TextTable
 from harness.system.files import replace_all
-from harness.system.sanitize import escape_control, redact_text
 
 JSON_VERSION = 1
 """Number of the layout of the JSON: raised if a key changes its meaning or goes."""
@@ -87,7 +87,7 @@ def _parts(comparison: Comparison) -> Iterator[Part]:
 def as_markdown(comparison: Comparison) -> str:
     """Return the sentences and the table of cells as Markdown, for a pull request."""
     lines = ["### Comparison of throughput", ""]
-    lines += [f"- {_markdown(sentence)}" for sentence in sentences(comparison)]
+    lines += [f"- {plain(sentence)}" for sentence in sentences(comparison)]
     for part in (tables.cell_table(comparison), tables.gate_table(comparison), tables.runs_table(comparison)):
         if part.rows:
             lines += ["", *_markdown_table(part)]
@@ -98,15 +98,9 @@ def _markdown_table(table: TextTable) -> Iterator[str]:
     yield f"| {' | '.join(heading.title for heading in table.columns)} |"
     yield f"|{'|'.join('---:' if heading.number else '---' for heading in table.columns)}|"
     for line in table.rows:
-        cells = [_markdown(cell) for cell in line.cells]
+        cells = [plain(cell) for cell in line.cells]
         first = f"**{cells[0]}**" if line.kind == "base" else cells[0]
         yield f"| {' | '.join([first, *cells[1:]])} |"
-
-
-def _markdown(text: str) -> str:
-    """Return text in which nothing is markup: no link, image, mention, HTML or end of a cell."""
-    plain = " ".join(escape_control(redact_text(text)).split())
-    return "".join(f"\\{letter}" if letter in r"\`*_[]<>|#~!" else letter for letter in plain).replace("@", "@\u200b")
 
 
 def as_json(comparison: Comparison) -> str:

@@ -17,14 +17,16 @@ from harness.report.tables.text import decimal, duration, percent, plural, speed
 
 MOST = 4
 """The most sentences of one topic, and the most cells that a sentence names; the others are in tables/verdict.csv."""
+MOST_BLOCKS = 100
+"""The most further blocks that are proposed."""
 TOPICS: Mapping[str, str] = {
     "fastest": "What to use",
-    "training": "Convergence",
+    "trust": "How sure",
     "scaling": "How far it scales",
     "loss": "Why not better",
     "data": "Waiting for data",
     "next": "What to try next",
-    "trust": "How sure",
+    "training": "Convergence",
     "equivalence": "Same training",
     "failed": "Failed",
     "open": "Open",
@@ -93,26 +95,30 @@ def context_of(results: Results) -> Context:
 
 def _fastest(row: Row, context: Context) -> Sentence:
     rate = with_ends(speed, row["value"], row["low"], row["high"])
-    text = f"{rate} {rate_unit(context.results.leaders)}{_speedup(row, context)}."
+    blocks = plural(int(number(row["n"])), "block")
+    text = f"{rate} {rate_unit(context.results.leaders)} over {blocks}{_speedup(row, context)}."
     tied, untested = _texts(row["others"]), _texts(row["reasons"])
+    where = f"on {plural(int(number(row['devices'])), 'device')}"
     if row["code"] == "smallest batch":
-        text += f" The smallest batch with {percent(ENOUGH)} of the highest throughput there."
+        text += f" The smallest batch with {percent(ENOUGH)} of the highest throughput {where}."
     if tied:
         text += f" Cannot be told apart from it: {context.labels_of(tied)}."
     elif row["code"] != "alone" and not untested:
-        text += " Faster than every other setting at that batch."
+        text += f" Faster than the other settings {where} at that batch."
     if untested:
         text += f" Too few blocks to compare it with {context.labels_of(untested)}."
     return Sentence("fastest", context.label(row["cell_id"]), text)
 
 
 def _speedup(row: Row, context: Context) -> str:
-    """Return ', 1.23 times single x1', or nothing for a base."""
+    """Return ', 1.23 times single x1', whether that is a clear gain, or nothing for a base."""
     found = context.results.scaling
     for ratio in rows_of(found[found["cell_id"] == row["cell_id"]]):
         if ratio["cell_id"] != ratio["base_id"] and not is_missing(ratio["speedup"]):
             gain = with_ends(times, ratio["speedup"], ratio["low"], ratio["high"])
-            return f", {gain} times {ratio['base_strategy']} x{ratio['base_devices']}"
+            clear = not is_missing(ratio["low"]) and not number(ratio["low"]) <= 1 <= number(ratio["high"])
+            doubt = "" if clear else " (no clear difference)"
+            return f", {gain} times {ratio['base_strategy']} x{ratio['base_devices']}{doubt}"
     return ""
 
 
@@ -132,8 +138,12 @@ def _loss(row: Row, context: Context) -> Sentence:
     share = with_ends(percent, row["value"], row["low"], row["high"])
     part, label = str(row["subject"]), context.label(row["cell_id"])
     if row["code"] == "none is certain":
-        return Sentence("loss", label, f"no part of the loss is certain; the largest is {part}, {share} of the step.")
-    text = f"{part} takes {share} of the step, the largest certain loss."
+        return Sentence(
+            "loss",
+            label,
+            f"no part of the loss has an interval that excludes 0; the largest is {part}, {share} of the step.",
+        )
+    text = f"{part} takes {share} of the step, the largest loss whose interval excludes 0."
     if part in MACHINE:
         text += f" {MACHINE[part]}"
     return Sentence("loss", label, text, _advice(part, row, context))
@@ -155,15 +165,15 @@ def _training(row: Row, context: Context) -> Sentence:
     if row["code"] == "missed":
         return Sentence("training", label, f"no training reached {target} with every seed.")
     span = f" ({seconds(row['low'])} to {seconds(row['high'])} over {seeds} seeds)" if seeds > 1 else ""
-    text = f"first to reach {target}, median {seconds(row['value'])}{span}."
+    text = f"shortest median time to {target}: {seconds(row['value'])}{span}."
     if overlapping := _texts(row["others"]):
-        text += f" The times of {context.labels_of(overlapping)} overlap with its own."
+        text += f" Not clearly before {context.labels_of(overlapping)}, whose times overlap with its own."
     return Sentence("training", label, text)
 
 
 REASONS = {
     "differs": "the A/A test, the base against itself, excludes 1 (by chance 1 in 20 does)",
-    "noise": "the A/A test, the base against itself, reaches {reach} from 1",
+    "noise": "the A/A test, the base against itself, differs by up to {reach}",
     "no A/A test": "no A/A test, so the noise floor is unknown",
     "blocks": "few blocks",
     "equivalence": "no verdict on whether it trains as one device does",
@@ -185,6 +195,9 @@ def _with_further_blocks(sentence: Sentence, row: Row, context: Context) -> Sent
     blocks, settings = int(number(row["n"])), context.results.experiment.throughput
     if not blocks or settings is None:
         return sentence
+    if blocks > MOST_BLOCKS:
+        text = f"{sentence.text} More blocks alone will not help ({blocks} for intervals within {percent(HALFWIDTH)}):"
+        return replace(sentence, text=f"{text} close other load, or measure longer: throughput.window_seconds.")
     more = f"{plural(blocks, 'more block')}{_cost(blocks, context)}"
     text = f"{sentence.text} Intervals within {percent(HALFWIDTH)} need about {more}:"
     if row["subject"] == "fixed":
@@ -210,7 +223,9 @@ def _cost(blocks: int, context: Context) -> str:
 def _equivalence(row: Row, context: Context) -> Sentence:
     code = str(row["code"])
     if code == "equivalent":
-        largest = f"{plural(int(number(row['n'])), 'check')}, largest difference {100 * number(row['value']):.2g} %"
+        largest = (
+            f"{plural(int(number(row['n'])), 'check')}, updates differ by at most {100 * number(row['value']):.2g} %"
+        )
         return Sentence("equivalence", "Every strategy", f"trains as one device does ({largest}).")
     label = context.label(row["cell_id"])
     if code == "unknown":

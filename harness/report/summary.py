@@ -21,7 +21,12 @@ MEASURED = ("windows", "epochs")
 def size(results: Results) -> str:
     """Return the size of the run: trials by outcome, cells measured, wall time, and how much of it was timed."""
     last = results.trials.drop_duplicates("trial_id", keep="last")
-    parts = [f"trials: {counts(sorted(last['outcome'].tolist()))}", plural(len(results.cells), "cell") + " measured"]
+    unfinished = [f"INCOMPLETE: {plural(len(results.missing), 'planned trial')} without a result"]
+    parts = [
+        *(unfinished if len(results.missing) else []),
+        f"trials: {counts(sorted(last['outcome'].tolist()))}",
+        plural(len(results.cells), "cell") + " measured",
+    ]
     wall = sum(float(invocation.get("wall_s") or 0) for invocation in results.environment.get("invocations", []))
     if wall:
         ledger = results.ledger

@@ -60,10 +60,10 @@ def make_verdict(results: Results) -> Verdict:
         if len(rows) > MOST:
             more = f"And {len(rows) - MOST} more, in tables/verdict.csv."
             sentences.append(Sentence(topic, "", more, evidence=str(rows[0]["evidence"])))
-    next_file = _next_file(statements, context)
-    if next_file != NOTHING_NEXT:
-        sentences.append(_next_sentence(results))
-    return Verdict((*_said_once(sentences), *further(results)), next_file)
+    proposal = _proposal(statements, context)
+    if proposal:
+        sentences.append(_next_sentence(proposal, results))
+    return Verdict((*_said_once(sentences), *further(results)), proposal.file if proposal else NOTHING_NEXT)
 
 
 def _said_once(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
@@ -74,8 +74,17 @@ def _said_once(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
         seen.add(sentence.options)
 
 
-def _next_file(statements: Sequence[Row], context: Context) -> str:
-    """Return an experiment file that tries the first option against the largest loss."""
+@dataclass(frozen=True)
+class Proposal:
+    """An option to compare in one cell, and the experiment file that does."""
+
+    option: str
+    label: str
+    file: str
+
+
+def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
+    """Return the first option to try against the largest loss; None if there is none."""
     losses = [row for row in statements if row["topic"] == "data" or row["code"] == "largest"]
     for row in sorted(losses, key=lambda row: -number(row["value"])):
         part = "waiting for data" if row["topic"] == "data" else str(row["subject"])
@@ -83,13 +92,16 @@ def _next_file(statements: Sequence[Row], context: Context) -> str:
         if options := options_to_try(part, cell, context.results.experiment):
             chosen = context.options[str(row["cell_id"])]
             text = next_experiment(context.results.experiment, cell, chosen, options[0])
-            return f"# Compares {options[0].axis} in {context.label(row['cell_id'])}.\n{text}"
-    return NOTHING_NEXT
+            label = context.label(row["cell_id"])
+            return Proposal(str(options[0]), label, f"# Compares {options[0].axis} in {label}.\n{text}")
+    return None
 
 
-def _next_sentence(results: Results) -> Sentence:
+def _next_sentence(proposal: Proposal, results: Results) -> Sentence:
     """Return how to run the experiment file that the verdict proposes."""
     path = results.folder.path / NEXT_FILE
     if results.experiment.own_code:
-        return Sentence("next", "The first of these", f"is in {path}: copy it beside your experiment file, and run it.")
-    return Sentence("next", "The first of these", "as a file that runs:", command=f"python -m harness.run {path}")
+        text = f"for {proposal.label}: copy {path} beside your experiment file, and run it."
+        return Sentence("next", proposal.option, text)
+    text = f"for {proposal.label}, all else as here:"
+    return Sentence("next", proposal.option, text, command=f"python -m harness.run {path}")

@@ -73,13 +73,18 @@ INTERVAL = {"low": 900.0, "high": 1100.0}
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (INTERVAL, "ddp x8: 1,000 (900 to 1,100) samples/s. Faster than every other setting at that batch."),
-        ({"code": "alone"}, "ddp x8: 1,000 samples/s."),
-        ({"others": ("b",)}, "ddp x8: 1,000 samples/s. Cannot be told apart from it: fsdp x8."),
-        ({"reasons": ("b",)}, "ddp x8: 1,000 samples/s. Too few blocks to compare it with fsdp x8."),
+        (
+            INTERVAL,
+            "ddp x8: 1,000 (900 to 1,100) samples/s over 5 blocks. "
+            "Faster than the other settings on 8 devices at that batch.",
+        ),
+        ({"code": "alone"}, "ddp x8: 1,000 samples/s over 5 blocks."),
+        ({"others": ("b",)}, "ddp x8: 1,000 samples/s over 5 blocks. Cannot be told apart from it: fsdp x8."),
+        ({"reasons": ("b",)}, "ddp x8: 1,000 samples/s over 5 blocks. Too few blocks to compare it with fsdp x8."),
         (
             {"code": "smallest batch", "others": ("b",)},
-            "ddp x8: 1,000 samples/s. The smallest batch with 95 % of the highest throughput there. "
+            "ddp x8: 1,000 samples/s over 5 blocks. "
+            "The smallest batch with 95 % of the highest throughput on 8 devices. "
             "Cannot be told apart from it: fsdp x8.",
         ),
     ],
@@ -92,6 +97,13 @@ def test_what_to_use_has_its_speedup() -> None:
     ratio = {**CELL, "cell_id": "a", "base_id": "base", "base_strategy": "single", "base_devices": 1}
     scaling = [{**ratio, "speedup": 7.0, "low": 6.5, "high": 7.5}]
     assert ", 7.00 (6.50 to 7.50) times single x1." in text_of(FASTEST, scaling=scaling)
+
+
+def test_a_speedup_that_may_be_none_is_no_clear_difference() -> None:
+    ratio = {**CELL, "cell_id": "a", "base_id": "base", "base_strategy": "single", "base_devices": 1}
+    for ends in ({"low": 0.95, "high": 1.58}, {}):
+        text = text_of(FASTEST, scaling=[{**ratio, "speedup": 1.2, **ends}])
+        assert "times single x1 (no clear difference)." in text
 
 
 @pytest.mark.parametrize(
@@ -119,10 +131,11 @@ def test_why_not_better_proposes_options_and_a_file_that_runs() -> None:
     loss, proposed = verdict.sentences
     assert (
         loss.text.replace(NO_BREAK, " ")
-        == "exposed communication takes 20 % (10 to 30 %) of the step, the largest certain loss."
+        == "exposed communication takes 20 % (10 to 30 %) of the step, the largest loss whose interval excludes 0."
     )
     assert loss.proposal.startswith("Try ddp.bucket_cap_mb: [1, 25, 100]; ")
     assert proposed.command == "python -m harness.run results/study/1/next.yaml"
+    assert (proposed.lead, proposed.text) == ("ddp.bucket_cap_mb: [1, 25, 100]", "for ddp x8, all else as here:")
     content = yaml.safe_load(verdict.next_file)
     assert content["grid"]["ddp.bucket_cap_mb"] == [1, 25, 100] and parse_experiment(content, source="next")
 
@@ -130,7 +143,7 @@ def test_why_not_better_proposes_options_and_a_file_that_runs() -> None:
 def test_a_workload_of_your_own_is_found_beside_your_file() -> None:
     own = {"experiment": {"workload": "mine:Own"}}
     *_, proposed = verdict_of({**LOSS, "subject": "exposed communication"}, **own).sentences
-    assert proposed.command == "" and "copy it beside your experiment file" in proposed.text
+    assert proposed.command == "" and "beside your experiment file, and run it" in proposed.text
 
 
 def test_what_no_option_changes_says_so_and_proposes_nothing() -> None:
@@ -141,7 +154,7 @@ def test_what_no_option_changes_says_so_and_proposes_nothing() -> None:
 
 def test_an_uncertain_loss_proposes_nothing() -> None:
     verdict = verdict_of({**LOSS, "code": "none is certain", "subject": "wrapper"})
-    assert "no part of the loss is certain; the largest is wrapper" in verdict.sentences[0].text
+    assert "no part of the loss has an interval that excludes 0; the largest is wrapper" in verdict.sentences[0].text
     assert not verdict.proposes
 
 
@@ -163,7 +176,7 @@ def test_how_sure_names_reasons_and_the_command_that_adds_blocks() -> None:
     (sentence,) = verdict_of({**TRUST, "reasons": ("noise", "doubt: wide spread")}).sentences
     assert sentence.lead == "Low" and sentence.is_bad
     assert sentence.text.startswith(
-        "the A/A test, the base against itself, reaches 23 % from 1; doubts about the settings"
+        "the A/A test, the base against itself, differs by up to 23 %; doubts about the settings"
     )
     assert "(wide spread). Intervals within 5 % need about 4 more blocks" in sentence.text
     assert sentence.command == "python -m harness.run --resume results/study/1 --add-blocks 4"
@@ -173,6 +186,11 @@ def test_a_rule_for_blocks_takes_a_new_run() -> None:
     rule = {"throughput": {"blocks": {"at_least": 3, "at_most": 6, "halfwidth": 0.05}}}
     (sentence,) = verdict_of({**TRUST, "subject": "rule", "reasons": ("blocks",)}, experiment=rule).sentences
     assert sentence.command == "" and sentence.proposal == "throughput.blocks.at_most: 10"
+
+
+def test_hundreds_of_blocks_are_not_proposed() -> None:
+    (sentence,) = verdict_of({**TRUST, "n": 857, "reasons": ("noise",)}).sentences
+    assert sentence.command == "" and "More blocks alone will not help (857 for" in sentence.text
 
 
 def test_high_trust_needs_no_more_blocks() -> None:
@@ -186,7 +204,7 @@ def test_high_trust_needs_no_more_blocks() -> None:
     [
         (
             {"topic": "equivalence", "code": "equivalent", "value": 1e-6, "n": 3},
-            "Every strategy: trains as one device does (3 checks, largest difference 0.0001 %).",
+            "Every strategy: trains as one device does (3 checks, updates differ by at most 0.0001 %).",
         ),
         (
             {"topic": "equivalence", "code": "not equivalent", "cell_id": "b", "subject": "not equivalent: differs"},
@@ -214,7 +232,7 @@ def test_high_trust_needs_no_more_blocks() -> None:
         ),
         (
             {"topic": "training", "code": "reached", "cell_id": "a", "subject": "acc >= 0.9", "value": 5.0, "n": 1},
-            "ddp x8: first to reach acc >= 0.9, median 5 s.",
+            "ddp x8: shortest median time to acc >= 0.9: 5 s.",
         ),
         (
             {"topic": "training", "code": "missed", "cell_id": "a", "subject": "acc >= 0.9", "n": 1},

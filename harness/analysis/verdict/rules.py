@@ -66,31 +66,29 @@ def scaling_limit(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     statement names the first count that is not above; ``value`` is the efficiency there, or at the most devices.
     """
     families = dict(zip(tables["trials"]["cell_id"], tables["trials"]["family_id"], strict=True))
+    by_family: dict[object, list[Row]] = {}
+    for row in sorted(records(tables["scaling"]), key=lambda row: int(row["devices"])):
+        if row["devices"] > row["base_devices"] and not pd.isna(row["efficiency"]):
+            by_family.setdefault(families.get(row["cell_id"]), []).append(row)
     found = []
     for leader in leading:
-        family = families.get(leader["cell_id"])
-        rows = [
-            row
-            for row in records(tables["scaling"])
-            if families.get(row["cell_id"]) == family and row["devices"] > row["base_devices"]
-        ]
-        rows = sorted((row for row in rows if not pd.isna(row["efficiency"])), key=lambda row: int(row["devices"]))
+        rows = by_family.get(families.get(leader["cell_id"]), [])
         if not rows:
             continue
         codes = [_efficiency_code(row) for row in rows]
         at = next((index for index, code in enumerate(codes) if code != "above"), len(rows) - 1)
-        row = rows[at]
+        first = rows[at]
         found.append(
             Statement(
                 "scaling",
                 codes[at],
                 "scaling",
-                row["cell_id"],
-                devices=row["devices"],
-                value=row["efficiency"],
-                low=row["efficiency_low"],
-                high=row["efficiency_high"],
-                n=row["blocks"],
+                first["cell_id"],
+                devices=first["devices"],
+                value=first["efficiency"],
+                low=first["efficiency_low"],
+                high=first["efficiency_high"],
+                n=first["blocks"],
                 subject=str(rows[at - 1]["devices"]) if at and codes[at] != "above" else None,
             )
         )
@@ -105,29 +103,29 @@ def _efficiency_code(row: Row) -> str:
 
 def largest_loss(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the largest part of each leading cell's lost efficiency whose interval excludes 0."""
+    by_cell: dict[str, list[Row]] = {}
+    for row in records(tables["waterfall"]):
+        if row["part"] not in ("ideal", "rest"):
+            by_cell.setdefault(row["cell_id"], []).append(row)
     found = []
     for leader in leading:
-        parts = [
-            row
-            for row in records(tables["waterfall"])
-            if row["cell_id"] == leader["cell_id"] and row["part"] not in ("ideal", "rest")
-        ]
+        parts = by_cell.get(leader["cell_id"], [])
         if not parts:
             continue
         sure = [row for row in parts if not pd.isna(row["low"]) and row["low"] > 0]
-        row = max(sure or parts, key=lambda row: row["share"])
+        largest = max(sure or parts, key=lambda row: float(row["share"]))
         found.append(
             Statement(
                 "loss",
                 "largest" if sure else "none is certain",
                 "figure-waterfall",
-                row["cell_id"],
-                devices=row["devices"],
-                value=row["share"],
-                low=row["low"],
-                high=row["high"],
-                n=row["blocks"],
-                subject=row["part"],
+                largest["cell_id"],
+                devices=largest["devices"],
+                value=largest["share"],
+                low=largest["low"],
+                high=largest["high"],
+                n=largest["blocks"],
+                subject=largest["part"],
             )
         )
     return found
@@ -135,10 +133,11 @@ def largest_loss(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
 
 def data_wait(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the share of each leading cell's step in which it waits for data, from WAITS."""
+    chosen = {leader["cell_id"] for leader in leading}
     found = []
     for row in records(tables["phases"]):
         waits = row["wait_s"] if pd.isna(row["idle_s"]) else row["idle_s"]
-        if row["cell_id"] in {leader["cell_id"] for leader in leading} and not pd.isna(waits) and row["step_s"] > 0:
+        if row["cell_id"] in chosen and not pd.isna(waits) and row["step_s"] > 0:
             share = waits / row["step_s"]
             if share >= WAITS:
                 found.append(
