@@ -23,18 +23,25 @@ from harness.run.validation import check_optimizers, check_workloads
 from tests.conftest import laptop
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
+REFERENCE = (Path(__file__).parents[1] / "experiments" / "README.md").read_text()
 EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml"))
 
 
-def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", README, re.S)
+def block(language: str, text: str = README) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", text, re.S)
     assert found
     return found[1]
 
 
+def test_the_first_experiment_has_ten_lines_and_plans() -> None:
+    assert len(block("yaml").strip().splitlines()) <= 10
+    experiment = config.parse_experiment(parse_mapping(block("yaml"), source="README.md"), source="README.md")
+    assert make_plan(experiment, laptop()).trials
+
+
 def test_the_experiment_file_is_valid_and_shows_every_section() -> None:
-    content = parse_mapping(block("yaml"), source="README.md")
-    experiment = config.parse_experiment(content, source="README.md")
+    content = parse_mapping(block("yaml", REFERENCE), source="experiments/README.md")
+    experiment = config.parse_experiment(content, source="experiments/README.md")
     assert set(content) == set(config.Experiment.model_fields) - {"seed"}
     assert device_counts(experiment) == (1, 2, 4, 8)
     check_optimizers(make_plan(experiment, laptop()))
@@ -87,9 +94,9 @@ def test_the_command_has_the_options_that_are_shown() -> None:
 
     from harness.cli.commands import app
 
-    helps = [CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output for name in ("run", "doctor")]
+    helps = [CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output]
     text = re.sub(r"\s+", "", "".join(helps))
-    for option in set(re.findall(r"--[a-z-]+", README.split("## The command")[1].split("`harness run`")[0])):
+    for option in set(re.findall(r"--[a-z-]+", README.split("## The command")[1].split("`harness run` is")[0])):
         assert option in text, option
 
 
