@@ -19,6 +19,8 @@ from harness.report.tables.ratios import main_axes, pair_label
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20, 50, 100)
 FINE = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4)
 """Ticks of an axis that spans less than a factor of two."""
+LONGEST_LABEL = 60
+"""The most characters of a label; a longer one would leave no place for the axes."""
 NOTHING = "Left out: no two cells that differ in one axis were measured in the same block."
 
 
@@ -90,4 +92,5 @@ def _launchers(row: Row) -> str:
 def _starred(row: Row, label: str) -> str:
     """Return the label with a star in place of the words that set a rehearsal apart."""
     plain = re.sub(rf" \((({'|'.join(TAGS)})(, )?)+\)", "", label)
-    return f"{plain}{'*' * is_apart(row)}"
+    short = plain if len(plain) <= LONGEST_LABEL else f"{plain[: LONGEST_LABEL - 3]}..."
+    return f"{short}{'*' * is_apart(row)}"
