@@ -53,7 +53,8 @@ def static_findings(plan: Mapping[str, Any], environment: RunEnvironment, labels
 
     ``plan`` and ``environment`` are the contents of plan.json and environment.json, ``labels`` those of the run.
     """
-    uneven = {row["cell_id"]: row for row in plan["skipped"] if row["per_device_batch_size"] is None}
+    cannot_run = [*plan["skipped"], *plan["impossible"]]
+    uneven = {row["cell_id"]: row for row in cannot_run if row["per_device_batch_size"] is None}
     rows = [
         {**{axis: row.get(axis) for axis in ("cell_id", *DESCRIPTION)}, **label_columns(row, labels), **finding.row()}
         for row in uneven.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ from harness.analysis.verdict import READ, Tables, verdict
 from harness.analysis.waterfall import waterfall
 from harness.config.experiment import Experiment
 from harness.plan.environment import RunEnvironment
+from harness.plan.feasibility import IMPOSSIBLE
 from harness.plan.rows import RecordedTrial
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
@@ -79,8 +81,20 @@ class Results:
         return self.folder.environment()
 
     @cached_property
-    def lines(self) -> list[RecordedTrial]:
+    def _recorded(self) -> list[RecordedTrial]:
         return self.folder.lines()
+
+    @cached_property
+    def lines(self) -> list[RecordedTrial]:
+        """The recorded trials, without those of cells that no machine can run, which earlier versions recorded."""
+        return [line for line in self._recorded if line["skip_code"] not in IMPOSSIBLE]
+
+    @cached_property
+    def impossible(self) -> Mapping[str, int]:
+        """The number of cells that no machine can run, by reason; they have no row in any table."""
+        reasons = {line["cell_id"]: line["reason"] for line in self._recorded if line["skip_code"] in IMPOSSIBLE}
+        reasons |= {row["cell_id"]: str(row["reason"]) for row in self.folder.plan()["impossible"]}
+        return Counter(reasons.values())
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -1,23 +1,49 @@
-"""Rules that decide whether a cell can run on a machine; a rule that forbids it gives code and reason."""
+"""Rules that decide whether a cell can run, on any machine or on one; a rule that forbids it gives code and reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from harness.plan.cell import Cell
 from harness.plan.inventory import Machine
 from harness.plan.placement import place
-from harness.plan.trial import SkipReason
+from harness.plan.rows import SkipCode
+from harness.plan.trial import Impossible, SkipReason
 
-Rule = Callable[[Cell, Machine], SkipReason | None]
+Rule = Callable[[Cell], SkipReason | None]
+MachineRule = Callable[[Cell, Machine], SkipReason | None]
+IMPOSSIBLE: frozenset[SkipCode | None] = frozenset(
+    {
+        "strategy_devices",
+        "strategy_nodes",
+        "uneven_nodes",
+        "batch_indivisible",
+        "micro_batch_indivisible",
+        "static_graph",
+        "strategy_compile",
+    }
+)
+"""The reasons for which no machine can run a cell; earlier versions recorded the trials of such cells as skipped."""
+
+
+def reason_of_impossibility(cell: Cell) -> SkipReason | None:
+    """Return the reason of the first rule that forbids the cell on every machine; None if some machine can run it."""
+    return next((reason for rule in RULES if (reason := rule(cell))), None)
+
+
+def impossible_cells(cells: Iterable[Cell]) -> tuple[Impossible, ...]:
+    """Return those of the cells that no machine can run, each once, with the reason."""
+    reasons = ((cell, reason_of_impossibility(cell)) for cell in dict.fromkeys(cells))
+    return tuple(Impossible(cell, reason.text, reason.code) for cell, reason in reasons if reason)
 
 
 def reason_to_skip(cell: Cell, machine: Machine) -> SkipReason | None:
-    """Return the reason of the first rule that forbids the cell; None if the cell can run."""
-    return next((reason for rule in RULES if (reason := rule(cell, machine))), None)
+    """Return the reason of the first rule that forbids the cell on a machine; None if the cell can run."""
+    forbidden = reason_of_impossibility(cell)
+    return forbidden or next((reason for rule in MACHINE_RULES if (reason := rule(cell, machine))), None)
 
 
-def _strategy_applies(cell: Cell, machine: Machine) -> SkipReason | None:
+def _strategy_applies(cell: Cell) -> SkipReason | None:
     most = cell.traits.most_devices
     if most is not None and max(cell.devices, cell.nodes) > most:
         limit = "one device" if most == 1 else f"{most} devices"
@@ -36,7 +62,7 @@ def _launcher_applies(cell: Cell, machine: Machine) -> SkipReason | None:
     return None
 
 
-def _splits_evenly(cell: Cell, machine: Machine) -> SkipReason | None:
+def _splits_evenly(cell: Cell) -> SkipReason | None:
     if cell.devices % cell.nodes:
         return SkipReason("uneven_nodes", f"{cell.devices} devices do not split evenly over {cell.nodes} nodes")
     return None
@@ -75,7 +101,7 @@ def _enough_devices(cell: Cell, machine: Machine) -> SkipReason | None:
     return SkipReason("too_few_devices", f"too few devices: needs {where}, has {have} {kind}")
 
 
-def _batch_divides(cell: Cell, machine: Machine) -> SkipReason | None:
+def _batch_divides(cell: Cell) -> SkipReason | None:
     if cell.per_device_batch_size is None:
         return SkipReason(
             "batch_indivisible", f"global batch {cell.global_batch_size} does not divide by {cell.devices} devices"
@@ -83,7 +109,7 @@ def _batch_divides(cell: Cell, machine: Machine) -> SkipReason | None:
     return None
 
 
-def _micro_batches_divide(cell: Cell, machine: Machine) -> SkipReason | None:
+def _micro_batches_divide(cell: Cell) -> SkipReason | None:
     batch, parts = cell.per_device_batch_size, cell.micro_batches
     if batch is not None and batch % parts:
         return SkipReason(
@@ -99,10 +125,14 @@ def _micro_batches_divide(cell: Cell, machine: Machine) -> SkipReason | None:
     return None
 
 
-def _compiles(cell: Cell, machine: Machine) -> SkipReason | None:
+def _strategy_compiles(cell: Cell) -> SkipReason | None:
     if cell.compile and not cell.traits.compiles:
         why = ": its replicas are rebuilt at every step" if cell.traits.replicates else ""
         return SkipReason("strategy_compile", f"compile does not apply to {cell.strategy}{why}")
+    return None
+
+
+def _has_compiler(cell: Cell, machine: Machine) -> SkipReason | None:
     if cell.compile and not machine.compiler:
         return SkipReason("no_compiler", "compile needs a C++ compiler on every node")
     return None
@@ -131,13 +161,16 @@ def _collectives_work(cell: Cell, machine: Machine) -> SkipReason | None:
 
 RULES: tuple[Rule, ...] = (
     _strategy_applies,
-    _launcher_applies,
     _splits_evenly,
-    _named_devices,
-    _enough_devices,
     _batch_divides,
     _micro_batches_divide,
-    _compiles,
+    _strategy_compiles,
+)
+MACHINE_RULES: tuple[MachineRule, ...] = (
+    _launcher_applies,
+    _named_devices,
+    _enough_devices,
+    _has_compiler,
     _needs_cuda,
     _collectives_work,
 )

@@ -1,4 +1,4 @@
-"""The planner: experiment and inventory in; blocks, worker groups, trials and skipped trials out. Runs nothing."""
+"""The planner: experiment and inventory in; blocks, worker groups, trials, and what cannot run, out. Runs nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from harness.plan.diagnostics import (
     twins,
     with_checks,
 )
-from harness.plan.feasibility import reason_to_skip
+from harness.plan.feasibility import impossible_cells, reason_of_impossibility, reason_to_skip
 from harness.plan.grid import NO_TRAITS, NO_VARIANTS, TraitsByName, Variants, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
 from harness.plan.labels import Labels
 from harness.plan.placement import Placement, place
 from harness.plan.rows import Purpose
-from harness.plan.trial import Skip, Trial, WorkerGroup
+from harness.plan.trial import Impossible, Skip, Trial, WorkerGroup
 from harness.system.process import no_garbage_collection
 
 GROUP_START_S = 12.0
@@ -42,13 +42,14 @@ TRIAL_START_S = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """The worker groups of a run in their order, the trials that are skipped, and the code of each variant."""
+    """The worker groups of a run in their order, what cannot run here or anywhere, and the code of each variant."""
 
     experiment: Experiment
     inventory: Inventory
     machine: Machine
     groups: tuple[WorkerGroup, ...]
     skips: tuple[Skip, ...]
+    impossible: tuple[Impossible, ...] = ()
     variants: Variants = field(default_factory=dict)
 
     @property
@@ -88,7 +89,7 @@ def make_plan(
     own_traits: TraitsByName = NO_TRAITS,
     variants: Variants = NO_VARIANTS,
 ) -> Plan:
-    """Return the plan of an experiment on an inventory; raise ExperimentError if no cell is left.
+    """Return the plan of an experiment on an inventory; raise ExperimentError if no cell is left by ``exclude``.
 
     ``own_traits``: the traits of the user's own strategies, which the planner does not import. ``variants``: the code
     of each variant, with its own traits.
@@ -96,17 +97,23 @@ def make_plan(
     counts = device_counts(experiment)
     machine = resolve(inventory, request=experiment.device, device_counts=counts)
     cells = expand(experiment, machine, own_traits, variants)
+    possible = [cell for cell in cells.asked if reason_of_impossibility(cell) is None]
+    bases = base_cells(possible)
     trials: list[Trial] = []
     if experiment.throughput:
-        trials += _throughput_trials(cells.asked, cells.added, experiment.throughput, experiment.seed)
+        added = [cell for cell in cells.added if cell in bases]
+        trials += _throughput_trials(possible, added, experiment.throughput, experiment.seed)
     if experiment.convergence:
         trials += _convergence_trials(cells.asked, experiment.convergence, machine)
+    impossible = impossible_cells([*cells.asked, *(trial.cell for trial in trials)])
+    without = {each.cell for each in impossible}
+    trials = [trial for trial in trials if trial.cell not in without]
     reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}
     skips = tuple(Skip(trial, reason.text, reason.code) for trial in trials if (reason := reasons[trial.cell]))
     runnable = [trial for trial in trials if reasons[trial.cell] is None]
     runnable = _with_diagnostics(runnable, experiment, machine.device)
     groups = _worker_groups(runnable, experiment.seed)
-    return Plan(experiment, inventory, machine, groups, skips, variants)
+    return Plan(experiment, inventory, machine, groups, skips, impossible, variants)
 
 
 def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, device: str) -> list[Trial]:
@@ -215,8 +222,8 @@ def only_doctor_trials(plan: Plan) -> Plan:
 
 
 def only_links_trials(plan: Plan) -> Plan:
-    """Return the plan with its measurements of links only, without skipped trials."""
-    return replace(_keeping(plan, lambda trial: trial.purpose == "links"), skips=())
+    """Return the plan with its measurements of links only, without skipped trials and impossible cells."""
+    return replace(_keeping(plan, lambda trial: trial.purpose == "links"), skips=(), impossible=())
 
 
 def codes_of(plan: Plan) -> dict[str, str]:
@@ -260,12 +267,15 @@ def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:
     Raise ExperimentError if no cell matches.
     """
     matching = {trial.cell for trial in _all(plan) if trial.kind != "diagnostic" and trial.cell.matches(wanted)}
-    if not matching:
+    impossible = tuple(each for each in plan.impossible if each.cell.matches(wanted))
+    if not (matching or impossible):
         raise ExperimentError("--only", [f"no cell of {plan.experiment.name} matches {wanted}"])
     cells = matching | set(base_cells(matching))
     needed = _needed_cells(plan, cells)
     skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)
-    return replace(_keeping(plan, lambda trial: trial.cell in needed[trial.purpose]), skips=skips)
+    return replace(
+        _keeping(plan, lambda trial: trial.cell in needed[trial.purpose]), skips=skips, impossible=impossible
+    )
 
 
 def _needed_cells(plan: Plan, cells: set[Cell]) -> dict[Purpose, set[Cell]]:

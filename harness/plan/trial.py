@@ -108,6 +108,15 @@ class Skip:
     skip_code: SkipCode
 
 
+@dataclass(frozen=True)
+class Impossible:
+    """A cell of the file that no machine can run, with its reason; it has no trial."""
+
+    cell: Cell
+    reason: str
+    skip_code: SkipCode
+
+
 Columns = Mapping[str, Sequence[object] | npt.NDArray[np.generic]]
 
 

@@ -39,6 +39,8 @@ from harness.system.files import (
     writing,
 )
 
+CANNOT_RUN = ("skipped", "impossible")
+"""The lists of plan.json whose rows hold the axes of cells."""
 RESOLVED = 20
 """Maximum size of experiment.resolved.yaml, which holds every default, as a multiple of an experiment file's."""
 
@@ -217,11 +219,11 @@ class RunFolder:
         return upgrade_environment(read_object(self._environment, lists=("invocations", "sittings", "groups")))
 
     def plan(self) -> dict[str, Any]:
-        """Return the content of plan.json; its skipped trials are rows as of trials.jsonl."""
+        """Return the content of plan.json; its skipped trials and impossible cells are rows as of trials.jsonl."""
         path = self.path / "plan.json"
-        content = read_object(path, lists=("skipped",))
+        content = read_object(path, lists=CANNOT_RUN)
         with naming_file(path):
-            return {**content, "skipped": [with_options(row) for row in content.get("skipped", [])]}
+            return {**content, **{name: list(map(with_options, content.get(name, []))) for name in CANNOT_RUN}}
 
     def check(self) -> None:
         """Raise RunFolderError if environment.json or plan.json lack what the tables are made from."""
@@ -288,5 +290,5 @@ def _planned(plan: Plan) -> dict[str, Any]:
     return {
         **content,
         "cells": sanitize.plain(content["cells"]),
-        "skipped": [for_file(sanitize.redact_row(row)) for row in content["skipped"]],
+        **{name: [for_file(sanitize.redact_row(row)) for row in content[name]] for name in CANNOT_RUN},
     }

@@ -102,6 +102,10 @@ def plan_content(plan: Plan) -> dict[str, Any]:
             {"id": g.id, "block": g.block, "placement": str(g), "trials": [t.id for t in g.trials]} for g in plan.groups
         ],
         "cells": {cell.id: plan.labels.of_cell(cell) for cell in dict.fromkeys(trial.cell for trial in plan.trials)},
+        "impossible": [
+            {"cell_id": each.cell.id, **axes_of(each.cell), "reason": each.reason, "skip_code": each.skip_code}
+            for each in plan.impossible
+        ],
         "meanings": [meaning.name for meaning in MEANINGS],
         "variants": codes_of(plan),
         "skipped": [
@@ -114,11 +118,13 @@ def merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return a plan.json extended by the new parts of a later plan, such as added blocks; no entry is lost."""
     known = {trial_id for group in before["groups"] for trial_id in group["trials"]}
     skipped = {row["trial_id"] for row in before["skipped"]}
+    impossible = {row["cell_id"]: row for row in [*before.get("impossible", []), *now["impossible"]]}
     more = [{**group, "trials": [t for t in group["trials"] if t not in known]} for group in now["groups"]]
     return {
         **before,
         "schema_version": now["schema_version"],
         "groups": [*before["groups"], *(group for group in more if group["trials"])],
         "cells": {**before.get("cells", {}), **now["cells"]},
+        "impossible": list(impossible.values()),
         "skipped": [*before["skipped"], *(row for row in now["skipped"] if row["trial_id"] not in skipped)],
     }

@@ -43,7 +43,7 @@ class _Group(TypedDict):
     block: int
 
 
-class _Skipped(TypedDict):
+class _CannotRun(TypedDict):
     cell_id: str
     strategy: str
     devices: int
@@ -51,9 +51,14 @@ class _Skipped(TypedDict):
     global_batch_size: int
 
 
+class _Impossible(_CannotRun):
+    reason: str
+
+
 class _Plan(TypedDict):
     groups: list[_Group]
-    skipped: list[_Skipped]
+    skipped: list[_CannotRun]
+    impossible: list[_Impossible]
 
 
 _ENVIRONMENT = TypeAdapter(_Environment)

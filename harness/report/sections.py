@@ -28,7 +28,7 @@ from harness.report.tables.leaders import leaders_table
 from harness.report.tables.links import collectives_table, links_failed, links_table, links_words
 from harness.report.tables.ratios import noise_table, parity_table, versus_table
 from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
-from harness.report.tables.text import TextTable
+from harness.report.tables.text import TextTable, impossible_lines
 
 
 @dataclass(frozen=True)
@@ -216,6 +216,7 @@ DETAILS = (
         "Trial outcomes",
         "outcomes",
         lambda results: outcome_table(results.outcomes),
+        lambda results: " ".join(impossible_lines(results.impossible)),
         empty=lambda results: "No trial has ended.",
     ),
     Section("Failed trials", "failed", lambda results: failure_table(results.trials), level=3),

@@ -61,7 +61,7 @@ def run_experiment(
 
 
 class _Following:
-    """Passes events on, and keeps the run folder and the reasons of skipped cells."""
+    """Passes events on, and keeps the run folder and the reasons of cells that cannot run."""
 
     def __init__(self, sink: ConsoleSink) -> None:
         self._sink = sink
@@ -70,7 +70,8 @@ class _Following:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Planned):
-            self.reasons = list(dict.fromkeys(skip.reason for skip in event.plan.skips))
+            reasons = [skip.reason for skip in event.plan.skips] + [cell.reason for cell in event.plan.impossible]
+            self.reasons = list(dict.fromkeys(reasons))
         if isinstance(event, RunStarted):
             self.folder = event.folder
         self._sink(event)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from rich import box
 from rich.table import Table
 
 from harness.plan.cell import Cell, format_gpu_ids
 from harness.plan.planner import Plan
+from harness.plan.rows import Purpose
 from harness.plan.trial import Trial, WorkerGroup
-from harness.report.tables.text import duration, plural
+from harness.report.tables.text import duration, impossible_lines, plural
 
-WHY = {
+WHY: Mapping[Purpose, str] = {
     "twin": "for the noise floor (A/A test of the base)",
     "explain": "for the losses of efficiency",
     "profile": "for the collectives (profiles)",
@@ -21,16 +25,16 @@ WHY = {
 
 
 def plan_table(plan: Plan) -> Table:
-    """Return the number of cells, and of trials of each kind, by strategy, devices and workers."""
+    """Return the number of cells and trials of the file, and of added trials, by strategy, devices and workers."""
     table = Table(
-        title=f"Plan of {plan.experiment.name}: cells, and trials of each kind",
+        title=f"Plan of {plan.experiment.name}: what the file asks for, and what is added",
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
-    for heading in ("strategy", "devices", "workers", "cells", "throughput", "convergence", "diagnostic"):
+    for heading in ("strategy", "devices", "workers", "cells", "throughput", "convergence", "added"):
         text = heading in ("strategy", "workers")
         table.add_column(heading, justify="left" if text else "right", no_wrap=not text, overflow="fold")
     by_key: dict[tuple[str, int, str], list[Trial]] = {}
@@ -39,10 +43,11 @@ def plan_table(plan: Plan) -> Table:
             key = (trial.cell.strategy, trial.cell.devices, _workers(group))
             by_key.setdefault(key, []).append(trial)
     for (strategy, devices, workers), trials in sorted(by_key.items()):
-        kinds = [trial.kind for trial in trials]
-        cells = len({trial.cell for trial in trials})
-        numbers = (kinds.count(kind) for kind in ("throughput", "convergence", "diagnostic"))
-        table.add_row(strategy, str(devices), workers, str(cells), *map(str, numbers))
+        asked = [trial for trial in trials if not trial.added]
+        kinds = [trial.kind for trial in asked]
+        cells, added = len({trial.cell for trial in asked}), len(trials) - len(asked)
+        numbers = (cells, kinds.count("throughput"), kinds.count("convergence"), added)
+        table.add_row(strategy, str(devices), workers, *map(str, numbers))
     return table
 
 
@@ -56,33 +61,48 @@ def _workers(group: WorkerGroup) -> str:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Return the rest of the plan as text: the machine, the order, reasons of skipped cells, the shortest time."""
+    """Return the rest of the plan as text: the machine, what all cells share, what is added, what cannot run."""
     machine = plan.machine
     kind = "GPUs" if machine.device == "cuda" else "CPU slots"
-    lines = [
-        f"On {plan.inventory}: {machine.devices} {kind}, {plural(machine.threads_per_device, 'thread')} each.",
-        f"{plural(len(plan.trials), 'trial')} in {plural(plan.blocks, 'block')}, "
-        f"{plural(len(plan.groups), 'worker group')} of fresh processes; "
-        f"random order from seed {plan.experiment.seed}.",
-    ]
-    added = {trial.cell for trial in plan.trials if trial.added and trial.kind != "diagnostic"}
-    if added:
-        lines.append(f"{plural(len(added), 'cell')} added as the base of ratios.")
-    purposes = [trial.purpose for trial in plan.trials if trial.purpose]
-    if purposes:
-        what = "; ".join(f"{purposes.count(purpose)} {WHY[purpose]}" for purpose in dict.fromkeys(purposes))
-        lines.append(f"Diagnostic trials: {what}.")
+    lines = [f"On {plan.inventory}: {machine.devices} {kind}, {plural(machine.threads_per_device, 'thread')} each."]
+    if plan.labels.constants:
+        lines.append(f"Every cell: {plan.labels.constants}.")
+    lines += _numbers(plan)
     reasons: dict[str, set[Cell]] = {}
     for skip in plan.skips:
         reasons.setdefault(skip.reason, set()).add(skip.trial.cell)
-    for reason, cells in reasons.items():
-        lines.append(f"  skipped {plural(len(cells), 'cell')}: {reason}")
+    lines += [f"Skipped: {plural(len(cells), 'cell')}: {reason}." for reason, cells in reasons.items()]
+    lines += impossible_lines(Counter(each.reason for each in plan.impossible))
     if plan.trials:
         lines += _convergence_line(plan)
         lines.append(f"Takes at least {duration(plan.least_seconds)}{_open_end(plan)}.")
-    else:
+    elif plan.skips:
         lines.append("Nothing can be measured here. --assume NODESxGPUS plans for another machine.")
+    else:
+        lines.append("Nothing can be measured on any machine: give other strategies, devices, nodes or batch sizes.")
     return lines
+
+
+def _numbers(plan: Plan) -> list[str]:
+    """Return the trials that the file asks for, those added with the reason of each, and the groups of both."""
+    if not plan.trials:
+        return []
+    asked = [trial for trial in plan.trials if not trial.added]
+    bases = [trial for trial in plan.trials if trial.added and trial.kind != "diagnostic"]
+    purposes: Counter[Purpose] = Counter(trial.purpose for trial in plan.trials if trial.purpose)
+    cells, added = ({trial.cell for trial in trials} for trials in (asked, bases))
+    blocks = plural(plan.blocks, "block")
+    lines = [f"Asked: {plural(len(cells), 'cell')}, {plural(len(asked), 'trial')} in {blocks}."]
+    if added:
+        lines.append(f"Added: {plural(len(added), 'cell')}, {plural(len(bases), 'trial')}: the base of ratios.")
+    lines += [
+        f"Added: {plural(purposes[purpose], 'trial')} {why}." for purpose, why in WHY.items() if purpose in purposes
+    ]
+    groups = f"{plural(len(plan.groups), 'worker group')} of fresh processes"
+    return [
+        *lines,
+        f"Together: {plural(len(plan.trials), 'trial')} in {groups}; random order from seed {plan.experiment.seed}.",
+    ]
 
 
 def _convergence_line(plan: Plan) -> list[str]:

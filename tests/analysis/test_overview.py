@@ -123,6 +123,12 @@ def test_options_join_a_table_by_its_cells() -> None:
 def test_a_run_is_shown_by_what_it_is_and_what_its_results_have() -> None:
     lines = repr(harness.load(EXAMPLE)).splitlines()
     assert lines[0] == f"Results of scaling: {EXAMPLE}"
-    assert "115 ok, 81 skipped" in lines[1] and "cells measured: 19" in lines[1] and "finished" in lines[1]
+    assert "115 ok, 54 skipped" in lines[1] and "cells measured: 19" in lines[1] and "finished" in lines[1]
     assert ".efficiency" in lines[2] and ".plot.throughput()" in lines[2]
     assert ".scaling" in lines[3] and max(map(len, lines[1:3])) <= 100
+
+
+def test_trials_of_cells_that_no_machine_can_run_are_a_number_of_cells_not_rows() -> None:
+    results = harness.load(EXAMPLE)
+    assert results.impossible == {"single runs on at most one device": 9}
+    assert "strategy_devices" not in set(results.trials["skip_code"].dropna())

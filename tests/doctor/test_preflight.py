@@ -144,7 +144,7 @@ def test_a_plan_in_which_every_cell_is_uneven_is_not_called_healthy(make_experim
     folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
     Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
     results = harness.load(folder.path)
-    assert results.lines and not any(trial.purpose == "doctor" for trial in plan.trials)
+    assert results.impossible and not (results.lines or plan.trials)
     assert results.findings["check"].tolist() == ["batch divisibility"]
 
 
@@ -182,7 +182,7 @@ def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
     def group(*nodes: tuple[str, str]) -> dict[str, Any]:
         return {"nodes": [{"host": host, "packages": {"torch": version}} for host, version in nodes]}
 
-    plan: dict[str, Any] = {"skipped": []}
+    plan: dict[str, Any] = {"skipped": [], "impossible": []}
     moved = [group(("a", "2.14.0")), group(("b", "2.15.0"))]  # resumed elsewhere
     assert static_findings(plan, {"groups": moved}, Labels(())).empty
     mixed = group(("a", "2.14.0"), ("b", "2.15.0"))

@@ -99,7 +99,7 @@ def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_
         ("single", (1,)),
         *((strategy, ids) for strategy in ("dp", "ddp") for ids in ((0, 1), (1, 2))),
     }
-    assert {skip.reason for skip in plan.skips} == {"single runs on at most one device"}
+    assert {each.reason for each in plan.impossible} == {"single runs on at most one device"} and not plan.skips
     assert {len({t.cell.device_ids for t in group.trials}) for group in plan.groups} == {1}
     for trial in plan.trials:
         assert base_cell(trial.cell).device_ids == trial.cell.device_ids[:1]
@@ -125,10 +125,8 @@ def test_diagnostic_cells_of_a_pair_run_on_its_gpus(make_experiment: Make) -> No
 def test_on_cpu_slots_they_are_skipped_rows(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(PAIRS), laptop())
     assert not plan.trials
-    assert {skip.reason for skip in plan.skips} == {
-        "single runs on at most one device",
-        "device_ids applies to GPUs; CPU slots have no numbers",
-    }
+    assert {skip.reason for skip in plan.skips} == {"device_ids applies to GPUs; CPU slots have no numbers"}
+    assert {each.reason for each in plan.impossible} == {"single runs on at most one device"}
 
 
 @pytest.mark.parametrize(

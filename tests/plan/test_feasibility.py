@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.plan.cell import Cell
-from harness.plan.feasibility import reason_to_skip
+from harness.plan.feasibility import IMPOSSIBLE, reason_of_impossibility, reason_to_skip
 from harness.plan.inventory import Machine
 
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 2, 1, "weak", 8, 16)
@@ -113,3 +113,25 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
 def test_reasons_of_infeasible_cells(change: dict[str, Any], machine: Machine, reason: str | None) -> None:
     found = reason_to_skip(replace(CELL, **change), machine)
     assert (found and f"{found.code}: {found.text}") == reason
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"strategy": "single"}, "strategy_devices"),
+        ({"strategy": "dp", "nodes": 2}, "strategy_nodes"),
+        ({"devices": 3, "nodes": 2}, "uneven_nodes"),
+        ({"per_device_batch_size": None, "global_batch_size": 33}, "batch_indivisible"),
+        ({"training": {"accumulation": 3}}, "micro_batch_indivisible"),
+        ({"training": {"accumulation": 2}, "strategy_options": {"static_graph": True}}, "static_graph"),
+        ({"compile": True, "strategy": "dp"}, "strategy_compile"),
+    ],
+)
+def test_what_no_machine_can_run_needs_no_machine_to_know(change: dict[str, Any], code: str) -> None:
+    found = reason_of_impossibility(replace(CELL, **change))
+    assert found and found.code == code and code in IMPOSSIBLE
+
+
+def test_what_a_larger_machine_runs_is_not_impossible() -> None:
+    for change in ({"devices": 64}, {"precision": "tf32"}, {"compile": True}, {"device_ids": (0, 1)}):
+        assert reason_of_impossibility(replace(CELL, **change)) is None

@@ -36,12 +36,24 @@ def test_a_worker_group_needs_one_placement(make_experiment: Make) -> None:
     }
 
 
-def test_infeasible_trials_are_skipped_once_each_with_the_reason(make_experiment: Make) -> None:
+def test_trials_that_this_machine_cannot_run_are_skipped_once_each_with_the_reason(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(GRID, throughput={"blocks": 2}), laptop())
-    assert Counter(skip.reason for skip in plan.skips) == {
-        "single runs on at most one device": 8,
-        "too few devices: needs 4 on one node, has 2 CPU slots": 8,
-    }
+    assert Counter(skip.reason for skip in plan.skips) == {"too few devices: needs 4 on one node, has 2 CPU slots": 8}
+
+
+def test_cells_that_no_machine_can_run_have_no_trial_and_are_listed_once_each(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 2}), laptop())
+    assert Counter(each.reason for each in plan.impossible) == {"single runs on at most one device": 4}
+    cells = {each.cell for each in plan.impossible}
+    assert not cells & {trial.cell for trial in (*plan.trials, *(skip.trial for skip in plan.skips))}
+
+
+def test_only_narrows_the_cells_that_no_machine_can_run(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(GRID), laptop())
+    part = filter_plan(plan, {"strategy": "single", "devices": 4})
+    assert not part.trials and not part.skips
+    assert {(each.cell.strategy, each.cell.devices) for each in part.impossible} == {("single", 4)}
+    assert not filter_plan(plan, {"strategy": "ddp"}).impossible
 
 
 def test_the_order_is_random_but_the_seed_decides_it(make_experiment: Make) -> None:

@@ -25,7 +25,7 @@ from harness.report.tables.scaling import (
     scaling_by_setting,
     scaling_table,
 )
-from harness.report.tables.text import NO_BREAK, counts, duration, estimate, percent, plural, speed
+from harness.report.tables.text import NO_BREAK, counts, duration, estimate, impossible_lines, percent, plural, speed
 from tests.records import epochs_of, line, steps_of
 
 
@@ -53,6 +53,15 @@ def test_speeds_are_formatted_with_unit(value: object, text: str) -> None:
 def test_counts_and_plurals() -> None:
     assert counts(["ok", "oom", "ok"]) == "2 ok, 1 oom"
     assert (plural(1, "block"), plural(2, "block")) == ("1 block", "2 blocks")
+
+
+def test_cells_that_no_machine_can_run_are_a_line_a_reason_and_one_for_the_rest() -> None:
+    assert impossible_lines({}) == []
+    assert impossible_lines({"a": 1, "b": 2}) == ["No machine can run 1 cell: a.", "No machine can run 2 cells: b."]
+    assert impossible_lines({"a": 1, "b": 2, "c": 3}, most=1) == [
+        "No machine can run 1 cell: a.",
+        "No machine can run 5 more, for like reasons; plan.json has all.",
+    ]
 
 
 def scaling(blocks: int) -> pd.DataFrame:

@@ -52,7 +52,7 @@ def check_valid(content: dict[str, Any], inventory: Inventory) -> None:
         return
     ids = [trial.id for trial in plan.trials]
     assert len(set(ids)) == len(ids)
-    assert plan.trials or plan.skips
+    assert plan.trials or plan.skips or plan.impossible
     cells = {trial.cell for trial in plan.trials if trial.purpose != "equivalence"}  # whose shares may be uneven
     assert not [plan.labels.of_cell(cell) for cell in cells if reason_to_skip(cell, plan.machine)]
     assert all(group.trials and len({trial.block for trial in group.trials}) == 1 for group in plan.groups)

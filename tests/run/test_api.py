@@ -41,7 +41,8 @@ def test_a_dict_is_run_and_its_results_are_returned(
 ) -> None:
     results = harness.run_experiment(CONTENT, output=tmp_path / "out", quiet=True)
     assert isinstance(results, RunResults)
-    assert set(results.trials["outcome"]) == {"ok", "skipped"} and len(results.scaling) == 6
+    assert set(results.trials["outcome"]) == {"ok"} and len(results.scaling) == 6
+    assert results.impossible == {"single runs on at most one device": 2}
     assert results.folder.path.parent == tmp_path / "out" / "scripted" and results.folder.report.exists()
     assert yaml.safe_load(results.folder.source_text()) == CONTENT
     assert "source" not in results.environment["invocations"][0]
@@ -94,4 +95,7 @@ def test_mistakes_are_one_error_with_every_problem(scripted: list[int], tmp_path
 def test_what_this_machine_cannot_measure_is_an_error_with_the_reason(scripted: list[int], tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match=r"nothing can be measured on this machine: \w"):
         harness.run_experiment({**CONTENT, "device": "cuda"}, quiet=True)
+    grid = {"strategy": "ddp", "devices": 2, "global_batch_size": 3}
+    with pytest.raises(ExperimentError, match="global batch 3 does not divide by 2 devices"):
+        harness.run_experiment({**CONTENT, "grid": grid}, quiet=True)
     assert not list(tmp_path.iterdir())

@@ -78,7 +78,7 @@ def test_no_heading_of_the_plan_is_folded_on_80_columns(make_experiment: Make) -
     out = io.StringIO()
     Console(file=out, width=80).print(plan_table(plan))
     lines = out.getvalue().splitlines()
-    assert lines[2].split() == ["strategy", "devices", "workers", "cells", "throughput", "convergence", "diagnostic"]
+    assert lines[2].split() == ["strategy", "devices", "workers", "cells", "throughput", "convergence", "added"]
     assert max(map(len, lines)) <= 80 and any("16 on 2 nodes" in line for line in lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -150,6 +150,14 @@ def ranges(numbers: Sequence[int]) -> str:
 def plural(count: int, noun: str) -> str:
     """Return '1 block' or '2 blocks'."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def impossible_lines(reasons: Mapping[str, int], most: int = 8) -> list[str]:
+    """Return a line for each reason that no machine can run some cells, with their number; at most ``most`` lines."""
+    lines = [f"No machine can run {plural(count, 'cell')}: {reason}." for reason, count in reasons.items()]
+    left_out = sum([*reasons.values()][most:])
+    rest = [f"No machine can run {left_out} more, for like reasons; plan.json has all."] if left_out else []
+    return lines[:most] + rest
 
 
 def counts(values: Sequence[str]) -> str:
