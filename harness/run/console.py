@@ -283,8 +283,8 @@ def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]
     labels = {trial.id: plan.labels.of_cell(trial.cell) for trial in plan.trials if trial.id in figures}
     examined = sum(trial.purpose == "doctor" for trial in plan.trials)
     lines = [Text("")]
-    for trial_id, told in figures.items():
-        measured = "; ".join(f"{name} {value}" for name, value in told.items())
+    for trial_id, values in figures.items():
+        measured = "; ".join(f"{name} {value}" for name, value in values.items())
         lines.append(Text(f"{labels.get(trial_id, trial_id)}: {measured}", style="dim"))
     for group in group_findings(findings):
         first = group.iloc[0]

@@ -90,8 +90,8 @@ def plain(value: Any) -> Any:
 def redact_row(trial: Mapping[str, Any]) -> dict[str, Any]:
     """Redact the free-text columns of a trial."""
     values = _secret_values()
-    told = {name: trial[name] for name in FREE_TEXT if name in trial}
-    return {**trial, **_plain(told, values)}
+    texts = {name: trial[name] for name in FREE_TEXT if name in trial}
+    return {**trial, **_plain(texts, values)}
 
 
 def source(given: str, content: object) -> str:

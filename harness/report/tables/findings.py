@@ -55,5 +55,5 @@ def examined_label(row: Row) -> str:
 def summary_line(findings: pd.DataFrame, examined: int) -> str:
     """Return a line with the number of findings by severity."""
     kinds = [str(group["severity"].iloc[0]) for group in group_findings(findings)]
-    told = [plural(kinds.count(kind), kind) for kind in SEVERITIES if kind in kinds]
-    return f"{plural(examined, 'cell')} examined: {', '.join(told) if told else 'nothing found'}."
+    found = [plural(kinds.count(kind), kind) for kind in SEVERITIES if kind in kinds]
+    return f"{plural(examined, 'cell')} examined: {', '.join(found) if found else 'nothing found'}."
