@@ -185,6 +185,21 @@ def test_a_slow_agent_is_retried_and_a_dead_one_is_not(monkeypatch: pytest.Monke
     assert list(cluster.agents) == ([] if dead_again else ["a"])
 
 
+def test_answers_return_in_the_order_of_the_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.launch.ray import agents
+
+    asked: list[Any] = []
+
+    def answers(cluster: object, question: str, by_node: dict[str, list[int]]) -> tuple[dict[str, Any], list[str]]:
+        asked.append(by_node)
+        return {"b": [20, 21], "a": [10, 11]}, []  # "silent" gives none
+
+    monkeypatch.setattr(agents, "_answers", answers)
+    things = [("a", 0), ("b", 0), ("silent", 0), ("a", 1), ("b", 1)]
+    assert agents.ask_agents(Agents(False), "alive", things) == [10, 20, None, 11, 21]  # type: ignore[arg-type]
+    assert asked == [{"a": [0, 1], "b": [0, 1], "silent": [0]}]
+
+
 def test_only_nodes_in_use_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     class Agent:
         def __init__(self, lacks: list[str]) -> None:

@@ -42,8 +42,8 @@ def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, obje
                 cluster.agents.pop(node, None)
         given |= again
     answers: list[Any] = [None] * len(things)
-    for node, answers in given.items():
-        for place, answer in zip(by_node[node], answers or [], strict=False):
+    for node, from_node in given.items():
+        for place, answer in zip(by_node[node], from_node or [], strict=False):
             answers[place] = answer
     return answers
 
