@@ -69,13 +69,15 @@ class ProfiledPart:
     """A part of a step that the profiler measures.
 
     ``name``: its label in the waterfall. ``column``: its column in the table of trials, in seconds a step. ``events``:
-    its names in a profile: of kernels of NCCL, of which the first that occurs counts, and of calls on the host.
+    its names in a profile: of kernels of NCCL, of which the first that occurs counts, and of calls on the host, which
+    may be followed by the name of a module in brackets. ``waits``: whether a rank waits for the others in it.
     """
 
     name: str
     column: str
     description: str
     events: tuple[str, ...]
+    waits: bool = True
 
     @property
     def exposed_column(self) -> str:
@@ -175,6 +177,14 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
                     "gloo:all_reduce",
                     "c10d::_reduce_scatter_base_",
                 ),
+            ),
+            # on one device there is none of this; copies of gradients are made there too, and are in the wrapper
+            ProfiledPart(
+                "shard copies",
+                "fsdp_shard_copy_s",
+                "copying shards together before they are gathered, and apart afterwards, with the host's part of it",
+                ("FSDP::all_gather", "FSDP::all_gather_copy_out"),
+                waits=False,
             ),
         ),
         options=FsdpOptions,

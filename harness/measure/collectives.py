@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -30,7 +30,8 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, A
         stepper.step()
     events = _profiled(stepper)
     by_rank = stepper.ranks.gather(collective_times(events, traits.profiled_parts, device))
-    least = min(by_rank, key=_exposed_s)
+    waiting = [part.column for part in traits.profiled_parts if part.waits]
+    least = min(by_rank, key=lambda times: _exposed_s([times[column] for column in waiting]))
     facts: dict[str, Any] = {}
     for part in traits.profiled_parts:
         time = least[part.column]
@@ -52,8 +53,8 @@ def _profiled(stepper: Stepper) -> list[Event]:
     return events_of(profiler)
 
 
-def _exposed_s(times: Mapping[str, CollectiveTime | None]) -> float:
-    return sum(time.exposed_s for time in times.values() if time) or float("inf")
+def _exposed_s(times: Sequence[CollectiveTime | None]) -> float:
+    return sum(time.exposed_s for time in times if time) or float("inf")
 
 
 ROUNDS = 2

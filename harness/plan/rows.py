@@ -12,6 +12,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from harness.config.values import PlainValue
+from harness.plan.exchange_rows import ExchangeSeconds
 from harness.plan.link_rows import LinkRow
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
@@ -168,7 +169,7 @@ class MemoryFacts(TypedDict):
     host_bytes: int
 
 
-class TrialFacts(TypedDict, total=False):
+class TrialFacts(ExchangeSeconds, total=False):
     """Further columns of a trial's row, each known for some kinds of trials only."""
 
     link: str | None
@@ -186,22 +187,6 @@ class TrialFacts(TypedDict, total=False):
     flops_reason: str | None
     measured_peak_flops_per_s: float | None
     explain_error: str
-    dp_replicate_s: float | None
-    dp_scatter_s: float | None
-    dp_gather_s: float | None
-    dp_reduce_s: float | None
-    fsdp_all_gather_s: float | None
-    fsdp_reduce_scatter_s: float | None
-    dp_replicate_exposed_s: float | None
-    dp_scatter_exposed_s: float | None
-    dp_gather_exposed_s: float | None
-    dp_reduce_exposed_s: float | None
-    fsdp_all_gather_exposed_s: float | None
-    fsdp_reduce_scatter_exposed_s: float | None
-    dp_threads_s: float
-    dp_side_by_side_s: float
-    ddp_communication_s: float
-    ddp_exposed_s: float
     links_error: str
     findings: list[FindingRow]
     figures: dict[str, str]

@@ -37,6 +37,7 @@ ADVICE: Mapping[str, tuple[Option, ...]] = {
     "wrapper": (COMPILE, ACCUMULATION),
     "all-gather": (Option("fsdp.reshard_after_forward", (True, False)), ACCUMULATION),
     "reduce-scatter": (ACCUMULATION,),
+    "shard copies": (Option("fsdp.reshard_after_forward", (True, False)),),
     "smaller batch": (COMPILE,),
     **dict.fromkeys(("threads", "replicate", "scatter", "gather", "reduce"), (Option("strategy", ("dp", "ddp")),)),
 }

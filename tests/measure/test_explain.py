@@ -196,8 +196,12 @@ def test_the_emulated_replicas_report_their_collectives() -> None:
 def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for it: their waiting is its slowness, no cost of exchange."""
     seen = [
-        {"fsdp_all_gather_s": CollectiveTime(9.0, gather), "fsdp_reduce_scatter_s": CollectiveTime(5.0, scatter)}
-        for gather, scatter in ((4.0, 4.0), (5.0, 2.0))
+        {
+            "fsdp_all_gather_s": CollectiveTime(9.0, gather),
+            "fsdp_reduce_scatter_s": CollectiveTime(5.0, scatter),
+            "fsdp_shard_copy_s": CollectiveTime(3.0, copies),  # no rank waits in its copies
+        }
+        for gather, scatter, copies in ((4.0, 4.0, 0.0), (5.0, 2.0, 3.0))
     ]
     monkeypatch.setattr(collectives, "_profiled", lambda stepper: [])
     stepper = stepper_for(CELL)
@@ -208,6 +212,8 @@ def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pyt
         "fsdp_all_gather_exposed_s": 5.0 / steps,
         "fsdp_reduce_scatter_s": 5.0 / steps,
         "fsdp_reduce_scatter_exposed_s": 2.0 / steps,
+        "fsdp_shard_copy_s": 3.0 / steps,
+        "fsdp_shard_copy_exposed_s": 3.0 / steps,
     }
 
 

@@ -57,6 +57,7 @@ def test_on_a_gpu_the_time_that_kernels_cover_is_not_exposed() -> None:
     assert collective_times(events, FSDP, GPU) == {
         "fsdp_all_gather_s": us(100, 30 + 10),
         "fsdp_reduce_scatter_s": None,
+        "fsdp_shard_copy_s": None,
     }
 
 
@@ -73,6 +74,7 @@ def test_time_of_two_collectives_at_once_counts_once() -> None:
     assert collective_times(events, FSDP, GPU) == {
         "fsdp_all_gather_s": us(100, 100),
         "fsdp_reduce_scatter_s": us(80, 30),
+        "fsdp_shard_copy_s": None,
     }
 
 
@@ -107,9 +109,42 @@ def test_on_a_cpu_the_caller_waits_while_gloos_thread_works_unless_it_computes()
         call("gloo:all_gather", 5, 100, thread=3),
         call("aten::copy_", 20, 30, thread=3),  # gloo's own copy is no computation of the step
         call("aten::mm", 60, 75),
-        call("FSDP::all_gather", 0, 110),
+        call("FSDP::pre_forward", 0, 110),
     ]
     assert collective_times(events, FSDP, CPU)["fsdp_all_gather_s"] == us(100, 85)
+
+
+def test_copies_of_shards_are_fsdps_ranges_without_the_collective_that_they_start() -> None:
+    events = [
+        call("FSDP::all_gather (layers.0)", 0, 30),
+        call("aten::copy_", 5, 10),
+        call("c10d::_allgather_base_", 20, 28),
+        call("gloo:all_gather", 24, 60, thread=3),
+        call("aten::mm", 35, 40),
+        call("FSDP::all_gather_copy_out (layers.0)", 60, 72),
+        call("aten::split_with_sizes_copy", 62, 70),
+        call("FSDP::pre_forward (layers.0)", 0, 90),  # on one device too
+    ]
+    times = collective_times(events, FSDP, CPU)
+    assert times["fsdp_all_gather_s"] == us(40, 35)
+    assert times["fsdp_shard_copy_s"] == us(42, 20 + 12)
+
+
+def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() -> None:
+    events = [
+        call("FSDP::all_gather (layers.0)", 0, 9),
+        call("cudaLaunchKernel", 1, 2, number=1),
+        call("cudaLaunchKernel", 3, 4, number=2),
+        call("FSDP::all_gather_copy_out (layers.0)", 20, 25),
+        call("cudaLaunchKernel", 21, 22, number=3),
+        kernel("split_with_sizes_copy", 0, 20, by=1),
+        kernel(GATHER, 20, 60, by=2),
+        kernel("chunk_cat", 60, 70, by=3),
+        kernel("ampere_sgemm", 10, 40),
+    ]
+    times = collective_times(events, FSDP, GPU)
+    assert times["fsdp_all_gather_s"] == us(40, 20)
+    assert times["fsdp_shard_copy_s"] == us(70, 10 + 10)
 
 
 def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_itself() -> None:
