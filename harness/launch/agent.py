@@ -36,9 +36,14 @@ class NodeAgent:
         """Return those of these paths that do not exist on this node."""
         return [path for path in paths if not os.path.exists(path)]
 
-    def failing_imports(self, modules: Sequence[str], version: CodeVersion | None = None) -> dict[str, str]:
-        """Return the modules that cannot be imported here, each with the last line of its error; uses a new process."""
-        import_path = version.import_path() if version else [path for path in sys.path if path]
+    def failing_imports(
+        self, modules: Sequence[str], version: CodeVersion | None = None, folder: str | None = None
+    ) -> dict[str, str]:
+        """Return the modules that cannot be imported here, each with the last line of its error; uses a new process.
+
+        ``folder``: first on its import path if the modules are of no version.
+        """
+        import_path = version.import_path() if version else [path for path in (folder, *sys.path) if path]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_path)}
         failing = {}
         for module in modules:

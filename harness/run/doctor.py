@@ -35,7 +35,7 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
         whole, ray_cluster = prepared.plan, prepared.ray_cluster
         plan = only_doctor_trials(whole)
         check_paths(plan, ray_cluster)
-        if failing := versions.cannot_import(failing_imports(plan, ray_cluster)):
+        if failing := versions.cannot_import(failing_imports(plan, ray_cluster, home)):
             emit(
                 DoctorFinished(FINDINGS.frame([finding.row() for finding in failing]), {}, without_doctor_trials(whole))
             )

@@ -10,7 +10,7 @@ from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan
-from harness.run.variants import on_nodes
+from harness.run.variants import on_nodes, own_folder_on_nodes
 
 
 def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
@@ -37,6 +37,6 @@ def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: Exi
     from harness.launch.ray.launcher import RayLauncher  # and with it ray.train, which takes seconds
 
     if not ray_cluster.embedded:
-        own, versions = None, on_nodes(plan.variants)
+        own, versions = own_folder_on_nodes(plan.experiment, home), on_nodes(plan.variants)
     ray = stack.enter_context(closing(RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions)))
     return ByLauncher({"ray": ray, "torchrun": torchrun})

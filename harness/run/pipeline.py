@@ -24,7 +24,7 @@ from harness.run.launchers import inline_launcher, launcher_for, start_ray
 from harness.run.prepare import check_imports, check_paths
 from harness.run.provenance import differences, invocation_facts
 from harness.run.recorded_file import source_facts
-from harness.run.request import Request, program, resume_command
+from harness.run.request import Request, check_output, program, resume_command
 from harness.system.scratch import sweep
 from harness.system.signals import INTERRUPTED, deferred_interrupts
 
@@ -39,6 +39,7 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
     Raises WriteError if results can no longer be recorded; every record before is complete.
     """
     began = time.time()
+    check_output(request)
     with ExitStack() as stack:
         request, prepared = prepare_run(request, experiment, stack, emit)
         plan, ray_cluster = prepared.plan, prepared.ray_cluster
@@ -47,7 +48,7 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
             return FAILED  # the plan shows the reasons; nothing is started
         check_paths(plan, ray_cluster)
         if plan.experiment.preflight and request.preflight:
-            check_imports(plan, ray_cluster)
+            check_imports(plan, ray_cluster, request.home)
         sweep()
         folder = _kept(prepared.folder, request, plan, stack)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)

@@ -34,7 +34,14 @@ from harness.run.validation import (
     missing_data,
     own_traits,
 )
-from harness.run.variants import on_nodes, only_version, own_codes, shipped_folders, with_own_code
+from harness.run.variants import (
+    on_nodes,
+    only_version,
+    own_codes,
+    own_folder_on_nodes,
+    shipped_folders,
+    with_own_code,
+)
 from harness.train import workloads
 
 
@@ -126,15 +133,18 @@ def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
         with_own_code(download_data, plan)
 
 
-def failing_imports(plan: Plan, ray_cluster: Cluster | None) -> dict[str, dict[str, str]]:
-    """Return, by host, each module that cannot be imported there, with the error."""
+def failing_imports(plan: Plan, ray_cluster: Cluster | None, home: Path) -> dict[str, dict[str, str]]:
+    """Return, by host, each module that cannot be imported there, with the error.
+
+    ``home``: the experiment file's folder.
+    """
     if ray_cluster is None:
         return {}
     modules = {workloads.module_of(trial.cell.workload) for trial in plan.trials}
     modules |= {name.partition(":")[0] for name in plan.experiment.own_strategies}
     needed, used = ["harness.launch.worker", *sorted(modules)], _used(plan)
     if not plan.variants:
-        return ray_cluster.failing_imports(needed, used)
+        return ray_cluster.failing_imports(needed, used, folder=own_folder_on_nodes(plan.experiment, home))
     failing: dict[str, dict[str, str]] = {}
     for name, version in on_nodes(plan.variants).items():
         for host, errors in ray_cluster.failing_imports(needed, used, version).items():
@@ -147,9 +157,9 @@ def _used(plan: Plan) -> list[bool]:
     return [devices > 0 for devices in plan.machine.devices_per_node]
 
 
-def check_imports(plan: Plan, ray_cluster: Cluster | None) -> None:
+def check_imports(plan: Plan, ray_cluster: Cluster | None, home: Path) -> None:
     """Raise WorkloadError if a module that the ranks need cannot be imported on some node."""
-    for finding in versions.cannot_import(failing_imports(plan, ray_cluster)):
+    for finding in versions.cannot_import(failing_imports(plan, ray_cluster, home)):
         raise WorkloadError(f"{finding.seen}; {finding.means}: {finding.advice}")
 
 

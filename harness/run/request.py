@@ -20,6 +20,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import parse_mapping, parse_value
 from harness.errors import Collected, ExperimentError
+from harness.launch.ray.job import in_job, is_lost_with_job
 from harness.plan.inventory import Inventory
 from harness.system.code_version import module_file
 
@@ -143,20 +144,44 @@ def resume_command(request: Request, folder: Path) -> str:
     """Return the shell command, or for an experiment in no file the call, that resumes the run in its folder."""
     if request.content is not None:
         return f"harness.run_experiment(..., resume={str(folder)!r})"
+    return _command(request, {"--resume": str(folder)})
+
+
+def check_output(request: Request) -> None:
+    """Raise ExperimentError if Ray would remove the results with a job's copy of its working directory."""
+    completes = request.resume not in (None, AUTO)
+    if completes or not is_lost_with_job(request.output):
+        return
+    resume = {"--resume": "auto"} if request.resume else {}
+    example = "output='/shared/results'" if request.content is not None else ""
+    raise ExperimentError(
+        "--output",
+        [
+            f"got {str(request.output)!r}; in a Ray job it is in the copy of the working directory that Ray removes; "
+            "allowed: an absolute path that outlives the job, on storage that you can read: "
+            f"{example or _command(request, {'--output': '/shared/results', **resume})}"
+        ],
+    )
+
+
+def _command(request: Request, more: Mapping[str, str]) -> str:
+    """Return the shell command of the request with more options; a job's driver has the address from Ray."""
     axes = [f"{axis}={_as_yaml(value)}" for axis, values in request.only.items() for value in as_axis(values)]
     options = {
-        "--address": request.address,
+        "--address": None if in_job() else request.address,
         "--only": ",".join(axes) or None,
-        "--resume": str(folder),
+        **more,
     }
     given_flags = {
         "--no-user-code": request.no_user_code,
         "--no-preflight": not request.preflight,
+        "--links": request.links,
         "--quiet": request.quiet,
     }
     flags = [flag for flag, given in given_flags.items() if given]
     given = [part for name, value in options.items() if value is not None for part in (name, value)]
-    return shlex.join([*program("run"), str(request.file), *flags, *given])
+    submit = ["ray", "job", "submit", "--working-dir", ".", "--"] if in_job() else []
+    return shlex.join([*submit, *program("doctor" if request.links else "run"), str(request.file), *flags, *given])
 
 
 def program(command: str) -> list[str]:

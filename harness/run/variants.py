@@ -15,6 +15,7 @@ from typing import IO, Any, TypeVar
 
 from harness.config.experiment import Experiment
 from harness.errors import Collected, ExperimentError, HarnessError, WorkloadError
+from harness.launch.ray.job import has_working_dir
 from harness.plan.grid import OwnCode, Variants
 from harness.plan.planner import Plan, only_variant
 from harness.run.validation import all_traits
@@ -57,8 +58,15 @@ def with_own_code(function: Callable[[Plan], None], plan: Plan) -> None:
 
 
 def on_nodes(versions: Variants) -> dict[str, CodeVersion]:
-    """Return each variant's version as the nodes of a cluster at an address have it."""
+    """Return each variant's version as the nodes of a cluster at an address have it; in a Ray job, where it is here."""
+    if has_working_dir():
+        return {name: own.version for name, own in versions.items()}
     return {name: replace(own.version, folder=f"{SHIPPED}/{name}") for name, own in versions.items()}
+
+
+def own_folder_on_nodes(experiment: Experiment, home: Path) -> str | None:
+    """Return the folder of the user's code that the nodes of such a cluster import it from; None if it is shipped."""
+    return str(home) if has_working_dir() and experiment.own_code and not experiment.variants else None
 
 
 def shipped_folders(experiment: Experiment, home: Path) -> dict[str, Path]:

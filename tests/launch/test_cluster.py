@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from harness.config.experiment import Experiment
 from harness.errors import ClusterError
 from harness.launch import agent
 from harness.launch.ray import cluster
+from harness.launch.ray.job import JOB_VARIABLE
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
 from harness.run import prepare
@@ -101,6 +103,24 @@ def test_a_cluster_at_an_address_uses_the_users_authentication(
     assert sessions[1]["mode"] == (TOKEN if environ.get("RAY_AUTH_MODE") == "token" else 0)
     assert sessions[1]["token"] == environ.get("RAY_AUTH_TOKEN")
     assert own not in str(sessions[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "shipped"),
+    [
+        (None, True),
+        ({"runtime_env": {"env_vars": {"A": "1"}}}, True),
+        ({"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}, False),
+    ],
+)
+def test_a_job_s_working_directory_is_kept(
+    config: object, shipped: bool, sessions: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(JOB_VARIABLE, raising=False)
+    if config is not None:
+        monkeypatch.setenv(JOB_VARIABLE, json.dumps(config))
+    with cluster.connect("head:6379", {"": tmp_path}):
+        assert (sessions[0]["arguments"]["runtime_env"] is not None) == shipped
 
 
 def test_an_unprotected_ray_is_not_used(sessions: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +239,7 @@ def test_a_node_without_the_requested_devices_needs_neither_imports_nor_data(
     asked: list[Any] = []
 
     class Answers:
-        def failing_imports(self, modules: list[str], used: list[bool]) -> dict[str, Any]:
+        def failing_imports(self, modules: list[str], used: list[bool], folder: str | None = None) -> dict[str, Any]:
             asked.append(used)
             return {}
 
@@ -229,6 +249,6 @@ def test_a_node_without_the_requested_devices_needs_neither_imports_nor_data(
     experiment = make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}, device="cuda")
     plan = make_plan(experiment, Inventory(nodes))
     assert plan.trials
-    prepare.check_imports(plan, Answers())  # type: ignore[arg-type]
+    prepare.check_imports(plan, Answers(), tmp_path)  # type: ignore[arg-type]
     prepare.check_paths(plan, Answers())  # type: ignore[arg-type]
     assert asked == [[True, False]] * 2

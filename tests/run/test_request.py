@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from harness.cli.values import parse_only
+from harness.errors import ExperimentError
+from harness.launch.ray.job import JOB_VARIABLE
 from harness.plan.inventory import Inventory
-from harness.run.request import Request, resume_command
+from harness.run.request import AUTO, Request, check_output, resume_command
 
 
 @pytest.mark.parametrize(
@@ -63,3 +65,31 @@ def test_a_text_that_looks_like_another_value_stays_a_text(value: str) -> None:
 def test_a_dry_run_and_an_assumed_cluster_only_plan(more: dict[str, int], plans_only: bool) -> None:
     given = {"assumed": Inventory.assume(1, 8)} if "assumed" in more else more
     assert Request(Path("e.yaml"), **given).plans_only == plans_only
+
+
+def test_a_job_s_output_is_absolute_and_the_error_gives_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/harness", "run", "e.yaml"])
+    monkeypatch.setattr(shutil, "which", {"harness": "/bin/harness"}.get)
+    request = Request(Path("e.yaml"), address="10.0.0.1:6379", resume=AUTO, quiet=True)
+    check_output(request)
+    monkeypatch.setenv(JOB_VARIABLE, "{}")
+    with pytest.raises(ExperimentError) as error:
+        check_output(request)
+    command = "ray job submit --working-dir . -- harness run e.yaml --quiet --output /shared/results --resume auto"
+    assert str(error.value) == (
+        "--output: 1 problem\n  - got 'results'; in a Ray job it is in the copy of the working directory that Ray "
+        f"removes; allowed: an absolute path that outlives the job, on storage that you can read: {command}"
+    )
+    check_output(Request(Path("e.yaml"), output=Path("/shared/results")))
+    check_output(Request(Path("e.yaml"), resume=Path("/shared/results/e/1")))
+    with pytest.raises(ExperimentError, match=r"read: output='/shared/results'$"):
+        check_output(Request(Path("e.yaml"), content="name: e"))
+
+
+def test_a_job_resumes_as_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an address: the job's driver has it from Ray, and a later cluster has another."""
+    monkeypatch.setattr(sys, "argv", ["/bin/harness", "run", "e.yaml"])
+    monkeypatch.setattr(shutil, "which", {"harness": "/bin/harness"}.get)
+    monkeypatch.setenv(JOB_VARIABLE, "{}")
+    command = resume_command(Request(Path("e.yaml"), address="10.0.0.1:6379"), Path("/shared/r"))
+    assert command == "ray job submit --working-dir . -- harness run e.yaml --resume /shared/r"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import ClusterError
 from harness.launch.agent import NodeAgent
 from harness.launch.host import describe_node
+from harness.launch.ray import job
 from harness.launch.ray.mailbox import Mailbox
 from harness.launch.ray.reaper import end_holders, reaper_for
 from harness.launch.ray.session import as_ray_reads, check_reachable, session
@@ -79,13 +80,18 @@ class Cluster:
         return self._of_every_node("missing", list(paths), used)
 
     def failing_imports(
-        self, modules: Iterable[str], used: Sequence[bool] | None = None, version: CodeVersion | None = None
+        self,
+        modules: Iterable[str],
+        used: Sequence[bool] | None = None,
+        version: CodeVersion | None = None,
+        folder: str | None = None,
     ) -> dict[str, dict[str, str]]:
         """Return the modules that cannot be imported on each node, by host, and why; arguments and errors as above.
 
-        ``version``: the version of the user's code that the modules are of.
+        ``version``: the version of the user's code that the modules are of. ``folder``: that of the code without one,
+        if it is on no node's import path.
         """
-        return self._of_every_node("failing_imports", list(modules), used, version)
+        return self._of_every_node("failing_imports", list(modules), used, version, folder)
 
     def _of_every_node(
         self, question: str, about: list[str], used: Sequence[bool] | None, *more: object
@@ -146,18 +152,23 @@ def connect(address: str, code: Mapping[str, Path]) -> Iterator[Cluster]:
     """Connect to the cluster at an address; raise ClusterError if none answers.
 
     Ships this package to its workers, and beside it the folders of the user's own ``code``, each to the path that is
-    its key.
+    its key; nothing if a Ray job gives them its working directory.
     """
     with as_ray_reads(_QUIET), Scratch() as shipped:
         check_reachable(address)
-        copy_code(PACKAGE_FOLDER, shipped / "harness")
-        for place, folder in code.items():
-            copy_code(folder, shipped / place)
-        with session(address=address, runtime_env={"working_dir": str(shipped)}):
+        environment = None if job.has_working_dir() else {"working_dir": _copies(code, shipped)}
+        with session(address=address, runtime_env=environment):
             cluster = _connected(None, is_embedded=False)
             for agent in cluster.agents.values():
                 agent.sweep.remote()  # without waiting
             yield cluster
+
+
+def _copies(code: Mapping[str, Path], target: Path) -> str:
+    """Copy this package and the user's code to a folder; return its path."""
+    for place, folder in {"harness": PACKAGE_FOLDER, **code}.items():
+        copy_code(folder, target / place)
+    return str(target)
 
 
 def copy_code(folder: Path, target: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ from typing import Any
 
 from harness.errors import ClusterError
 from harness.launch.ray import private
+from harness.launch.ray.job import JOB_VARIABLE
 from harness.system.signals import deferred_interrupts, sigterm_blocked
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -95,18 +98,31 @@ def _handle(handlers: Mapping[signal.Signals, Handler]) -> None:
 CONNECT_TIMEOUT_S, PORT_TIMEOUT_S = 25, 5
 TRIES = "5"
 """Retries of the process that checks whether a cluster answers, one second apart."""
+TRY = """
+import json, sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+except Exception as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+    sys.exit(1)
+"""
+_VERSIONS = re.compile(r"Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)", re.DOTALL)
+"""Of Ray's own error: the cluster's versions, and this process's."""
 
 
 def check_reachable(address: str) -> None:
-    """Raise ClusterError if no cluster answers. Asks in a new process with a timeout: Ray may end the asking one."""
+    """Raise ClusterError if no cluster answers, it has other versions, or it refuses the token.
+
+    Asks in a new process with a timeout: Ray may end the asking one. Ships nothing.
+    """
     if address.startswith("ray://"):
         raise ClusterError(f"--address {address}: Ray Client is not supported; give the head's HOST:PORT (GCS)")
     _check_port(address)
-    script = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+    plain = {name: value for name, value in os.environ.items() if name != JOB_VARIABLE}  # the job's driver is another
     try:
         done = subprocess.run(
-            [sys.executable, "-c", script, address],
-            env={"RAY_NUM_REDIS_GET_RETRIES": TRIES, **os.environ},
+            [sys.executable, "-c", TRY, address],
+            env={"RAY_NUM_REDIS_GET_RETRIES": TRIES, **plain},
             capture_output=True,
             text=True,
             timeout=CONNECT_TIMEOUT_S,
@@ -115,8 +131,29 @@ def check_reachable(address: str) -> None:
     except subprocess.TimeoutExpired:
         raise ClusterError(_no_answer(address, f"no answer within {CONNECT_TIMEOUT_S} s")) from None
     if done.returncode != 0:
-        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        raise ClusterError(_no_answer(address, lines[-1][:300] if lines else f"exit code {done.returncode}"))
+        raise ClusterError(_refusal(address, done))
+
+
+def _refusal(address: str, done: subprocess.CompletedProcess[str]) -> str:
+    """Return the message for a process that could not connect: what it raised or, if Ray ended it, printed last."""
+    try:
+        kind, text = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        kind, text = "", done.stderr
+    if versions := _VERSIONS.search(text):
+        theirs, their_python, ours, our_python = versions.groups()
+        return (
+            f"--address {address}: the cluster has Ray {theirs} and Python {their_python}, this process has Ray {ours} "
+            f"and Python {our_python}; both must be the same. Start the command, or the cluster, in an environment "
+            "with the other's versions; nothing was shipped or started"
+        )
+    if kind == "AuthenticationError" or "Unauthenticated" in text or "InvalidAuthToken" in text:
+        return (
+            f"--address {address}: the cluster refuses this process's token. Set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to the cluster's; nothing was shipped or started"
+        )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return _no_answer(address, lines[-1][:300] if lines else f"exit code {done.returncode}")
 
 
 def _check_port(address: str) -> None:

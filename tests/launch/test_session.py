@@ -1,0 +1,59 @@
+"""Why a cluster cannot be used, from what the process that tries to connect raised or printed; no Ray is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from harness.errors import ClusterError
+from harness.launch.ray import session
+
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.59.0
+    Python: 3.11.9
+This process on node 10.0.0.1 was started with:
+    Ray: 2.60.0
+    Python: 3.12.3
+"""
+
+
+def message(monkeypatch: pytest.MonkeyPatch, *, stdout: str = "", stderr: str = "") -> str:
+    """The error of an address at which a process ended with this output."""
+    done = subprocess.CompletedProcess([], 1, stdout, stderr)
+    monkeypatch.setattr(session.subprocess, "run", lambda *given, **named: done)
+    monkeypatch.setattr(session, "_check_port", lambda address: None)
+    with pytest.raises(ClusterError) as error:
+        session.check_reachable("h:6379")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def raised(kind: str, text: str) -> str:
+    return f"2026 INFO something\n{json.dumps([kind, text])}\n"
+
+
+def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = message(monkeypatch, stdout=raised("RuntimeError", MISMATCH))
+    assert found == (
+        "--address h:6379: the cluster has Ray 2.59.0 and Python 3.11.9, this process has Ray 2.60.0 and Python "
+        "3.12.3; both must be the same. Start the command, or the cluster, in an environment with the other's "
+        "versions; nothing was shipped or started"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("AuthenticationError", "Authentication failed: the token is wrong"), ("RpcError", "status: Unauthenticated")],
+)
+def test_a_refused_token_is_named(kind: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = message(monkeypatch, stdout=raised(kind, text))
+    assert found.startswith("--address h:6379: the cluster refuses this process's token. Set RAY_AUTH_MODE=token, and ")
+
+
+def test_what_a_process_printed_last_is_the_reason_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = message(monkeypatch, stderr="a line\nFatal: the GCS is gone\n\n")
+    assert found.startswith("--address h:6379: no Ray cluster answers there (Fatal: the GCS is gone). Start one")
+    assert "(exit code 1)" in message(monkeypatch)
+    assert "(no nodes)" in message(monkeypatch, stdout=raised("ConnectionError", "no nodes"))
