@@ -13,26 +13,39 @@ from harness.analysis.common import Values, order
 from harness.record.schema import DESCRIPTION, EQUIVALENCE
 
 MAX_DIFFERENCE = 0.01
-"""The largest relative difference of two updates that rounding is given; a wrong share or scale gives 0.1 and more."""
+"""The largest relative difference of gradients and updates that rounding is given; a wrong share or factor gives 0.1
+and more."""
 
 REDUCED_DIFFERENCE = 0.05
-"""The same for steps in bf16 or fp16, and for gradients that are exchanged in 16 bits."""
+"""The same for steps in bf16 or fp16, and for gradients that are exchanged in 16 bits.
+
+Of updates it bounds the part along one device's update: Adam turns a gradient near 0 into a step of full length, whose
+sign the rounding of 16 bits decides. A wrong factor changes that part, a wrong share the gradient too.
+"""
+QUANTITIES: Mapping[str, tuple[str, str]] = {
+    "gradient": ("gradient_difference", "gradient"),
+    "first_update": ("first_difference", "first update"),
+    "scaled_update": ("difference", "update"),
+    "update": ("difference", "update"),
+}
+"""The quantities of a check in the order in which they are judged: the column of each, and its name in a reason.
+
+``update``: what older runs recorded, three steps at the recipe's learning rate.
+"""
+Vector = npt.NDArray[np.float64]
+Recorded = Mapping[tuple[str, str], Mapping[str, Vector]]
+"""The sketches of each cell in each precision, by quantity."""
 
 
 def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     """Return each check against that of one device.
 
-    The difference is the norm of the difference of both updates over the norm of one device's. Both
-    updates are the sum of the same few steps from the same start on the same global batches, folded alike.
+    Both took the same steps from the same start on the same global batches, and are folded alike.
     """
     checked = trials[trials["purpose"] == "equivalence"].drop_duplicates("trial_id", keep="last")
     records = checked.to_dict("records")
     ok = {(row["trial_id"], row["attempt"]): str(row["cell_id"]) for row in records if row["outcome"] == "ok"}
-    updates: dict[tuple[str, str], npt.NDArray[np.float64]] = {}
-    precision = checks["computed_in"].fillna("fp32")
-    for (trial_id, attempt, computed_in), part in checks.groupby(["trial_id", "attempt", precision]):
-        if cell_id := ok.get((trial_id, attempt)):
-            updates[cell_id, str(computed_in)] = np.asarray(part.sort_values("bucket")["update"], dtype=float)
+    found = _recorded(checks, ok)
     failed = {row["cell_id"]: f"{row['outcome']}: {row['reason']}" for row in records}
     rows = []
     for row in records:
@@ -40,15 +53,24 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
             continue
         named = {axis: row[axis] for axis in ("cell_id", "base_id", *DESCRIPTION)}
         for computed_in in dict.fromkeys(("fp32", row["precision"])):
-            verdict = _verdict(row["cell_id"], row["base_id"], computed_in, _bound(row, computed_in), updates, failed)
-            rows.append({**named, "computed_in": computed_in, **verdict})
+            rows.append({**named, "computed_in": computed_in, **_verdict(row, computed_in, found, failed)})
     return EQUIVALENCE.frame(sorted(rows, key=order))
 
 
-def _bound(row: Mapping[Hashable, Any], computed_in: str) -> float:
-    """Return the largest difference that rounding is given."""
-    compressed = (row["options"] or {}).get("ddp.comm_hook", "none") != "none"
-    return REDUCED_DIFFERENCE if compressed or computed_in != "fp32" else MAX_DIFFERENCE
+def _recorded(checks: pd.DataFrame, ok: Mapping[tuple[str, int], str]) -> Recorded:
+    """Return the sketches of the checks that ended well; ``ok``: their cells by trial and attempt."""
+    found: dict[tuple[str, str], dict[str, Vector]] = {}
+    precision, quantity = checks["computed_in"].fillna("fp32"), checks["quantity"].fillna("update")
+    for (trial_id, attempt, computed_in, name), part in checks.groupby(["trial_id", "attempt", precision, quantity]):
+        if cell_id := ok.get((str(trial_id), int(str(attempt)))):
+            sketch = np.asarray(part.sort_values("bucket")["update"], dtype=float)
+            found.setdefault((cell_id, str(computed_in)), {})[str(name)] = sketch
+    return found
+
+
+def _is_reduced(row: Mapping[Hashable, Any], computed_in: str) -> bool:
+    """Return whether steps compute in 16 bits, or gradients are exchanged in them."""
+    return computed_in != "fp32" or (row["options"] or {}).get("ddp.comm_hook", "none") != "none"
 
 
 Equivalence = Literal["equivalent", "unknown", "not equivalent"]
@@ -97,28 +119,38 @@ def _worst(of: Iterable[Verdict]) -> Verdict:
     return max(of, key=lambda verdict: SEVERITY.index(verdict.equivalence))
 
 
-def _verdict(
-    cell_id: str,
-    base_id: str,
-    computed_in: str,
-    bound: float,
-    updates: Mapping[tuple[str, str], npt.NDArray[np.float64]],
-    failed: Mapping[str, str],
-) -> Values:
-    for name, which in (("the check", cell_id), ("one device's check", base_id)):
-        if (which, computed_in) not in updates:
-            return {"reason": f"unknown: {name} ended as {failed.get(which, 'nothing: it was not run')}"}
-    own, alone = updates[cell_id, computed_in], updates[base_id, computed_in]
-    norm = float(np.linalg.norm(alone))
-    if norm == 0:
+def _verdict(row: Mapping[Hashable, Any], computed_in: str, found: Recorded, failed: Mapping[str, str]) -> Values:
+    """Return the differences of a check in one precision, and the verdict."""
+    for name, cell_id in (("the check", row["cell_id"]), ("one device's check", row["base_id"])):
+        if (cell_id, computed_in) not in found:
+            return {"reason": f"unknown: {name} ended as {failed.get(cell_id, 'nothing: it was not run')}"}
+    own, alone = found[row["cell_id"], computed_in], found[row["base_id"], computed_in]
+    common = [name for name in QUANTITIES if name in own and name in alone]
+    if not {"scaled_update", "update"} & set(common):
+        return {"reason": "unknown: the check and that of one device are of different versions"}
+    if not all(alone[name].any() for name in common if name != "gradient"):
         return {"reason": "unknown: one device's parameters did not change"}
-    difference = float(np.linalg.norm(own - alone)) / norm
-    where = "" if computed_in == "fp32" else f" in {computed_in}"
-    reason = f"not equivalent to one device: its update{where} differs by {100 * difference:.3g} %"
-    equivalent = difference <= bound
-    return {
-        "difference": difference,
-        "bound": bound,
-        "equivalent": equivalent,
-        "reason": None if equivalent else reason,
+    reduced = _is_reduced(row, computed_in)
+    bound = REDUCED_DIFFERENCE if reduced else MAX_DIFFERENCE
+    differences = {
+        name: (along if reduced and name.endswith("_update") else relative)(own[name], alone[name]) for name in common
     }
+    where = "" if computed_in == "fp32" else f" in {computed_in}"
+    reasons = [
+        f"not equivalent to one device: its {QUANTITIES[name][1]}{where} differs by {100 * value:.3g} %"
+        for name, value in differences.items()
+        if not value <= bound
+    ]
+    columns: Values = {QUANTITIES[name][0]: value for name, value in differences.items()}
+    return columns | {"bound": bound, "equivalent": not reasons, "reason": reasons[0] if reasons else None}
+
+
+def relative(own: Vector, alone: Vector) -> float:
+    """Return the norm of the difference over the norm of the second; 0 if both are 0."""
+    difference, whole = float(np.linalg.norm(own - alone)), float(np.linalg.norm(alone))
+    return difference / whole if whole else (np.inf if difference else 0.0)
+
+
+def along(own: Vector, alone: Vector) -> float:
+    """Return how far the first's part along the second, which is not 0, is from the second, relative to it."""
+    return abs(1.0 - float(own @ alone) / float(alone @ alone))

@@ -18,7 +18,7 @@ from harness.measure.collectives import measure_collectives
 from harness.measure.convergence import Epochs
 from harness.measure.divergence import Divergence, earliest, first_in, outcome_columns
 from harness.measure.epoch_data import EpochData
-from harness.measure.equivalence import measure_updates
+from harness.measure.equivalence import measure_by_precision
 from harness.measure.explain import Explanation, explain
 from harness.measure.loss_scale import ScaleDiverged
 from harness.measure.stepper import StepColumns, Stepper, TimedWindow, columns_of, joined, step_columns, window_rows
@@ -253,21 +253,27 @@ def _checkpoints(context: TrialContext, training: Training) -> CheckpointManager
 
 
 def equivalence(context: TrialContext) -> TrialResult:
-    """Take the steps of an equivalence check."""
+    """Measure what an equivalence check compares."""
     trial = context.trial
     with context.part("build"):
         workload, datasets = context.workload()
     with context.part("check"):
-        updates = measure_updates(trial.cell, workload, datasets[0], trial.seed, context.ranks, context.advance)
-    finite = all(update.finite for update in updates.values())
-    rows = [(name, *row) for name, update in updates.items() for row in enumerate(update.sketch)]
+        found = measure_by_precision(trial.cell, workload, datasets[0], trial.seed, context.ranks, context.advance)
+    finite = all(sketches.finite for sketches in found.values())
+    rows = [
+        (precision, quantity, *bucket)
+        for precision, sketches in found.items()
+        for quantity, sketch in sketches.quantities.items()
+        for bucket in enumerate(sketch)
+    ]
+    names = ("computed_in", "quantity", "bucket", "update")
     return TrialResult(
         trial.id,
         **outcome_columns(None if finite else Divergence(0), {}),
         unit=workload.unit,
-        parameters=updates["fp32"].parameters,
+        parameters=found["fp32"].parameters,
         steps_s=context.parts["check"],
-        checks=dict(zip(("computed_in", "bucket", "update"), map(list, zip(*rows, strict=True)), strict=True)),
+        checks=dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)),
     )
 
 

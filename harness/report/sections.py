@@ -141,8 +141,10 @@ SCALING = (
         "Equivalence of strategies",
         "equivalence",
         lambda results: equivalence_table(results.equivalence),
-        "A few fp32 steps from the same initial parameters on the same global batches, with frozen batch statistics "
-        "and no dropout, against one device: norm of the difference of the two updates over the norm of one device's.",
+        "From the same initial parameters on the same global batches, with frozen batch statistics and no dropout, "
+        "against one device: the gradient of one step, its update at the recipe's learning rate, and the update of two "
+        "steps whose first has a thousandth of the parameters' norm; norm of the difference over the norm of one "
+        "device's. In 16 bits, of updates the part along one device's.",
         level=3,
     ),
     Section("Doubts", "doubts", lambda results: doubt_table(results.trials), level=3),

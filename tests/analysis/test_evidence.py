@@ -106,6 +106,59 @@ def test_compressed_gradients_have_the_bound_of_16_bits() -> None:
     assert found["equivalent"].tolist() == [True] and found["bound"].tolist() == [0.05]
 
 
+def quantities_of(*cells: tuple[str, dict[str, list[float]]]) -> pd.DataFrame:
+    frames = [
+        checks_of({cell: vector}).assign(quantity=name) for cell, vectors in cells for name, vector in vectors.items()
+    ]
+    return pd.concat(frames)
+
+
+RIGHT = {"gradient": [3.0, 4.0], "first_update": [0.3, 0.4], "scaled_update": [0.6, 0.8]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({}, None),
+        ({"gradient": [6.0, 8.0]}, "gradient differs by 100 %"),
+        ({"first_update": [0.33, 0.44]}, "first update differs by 10 %"),
+        ({"scaled_update": [0.6, 0.4]}, "update differs by 40 %"),
+        ({"gradient": [3.0, 4.5], "scaled_update": [0.6, 0.4]}, "gradient differs by 10 %"),
+    ],
+)
+def test_gradient_first_update_and_scaled_update_must_all_agree(wrong: dict[str, Any], reason: str | None) -> None:
+    found = equivalence(trials_of(LINES), quantities_of(("single", RIGHT), ("ddp2", RIGHT | wrong)))
+    (row,) = found.to_dict("records")
+    assert bool(row["equivalent"]) == (reason is None)
+    assert pd.isna(row["reason"]) if reason is None else row["reason"] == f"not equivalent to one device: its {reason}"
+
+
+def test_in_16_bits_an_update_is_judged_by_its_part_along_that_of_one_device() -> None:
+    """Rounding decides the sign of Adam's step for a gradient near 0; the gradient itself is compared whole."""
+    lines = [{**each, "precision": "bf16"} for each in LINES]
+    fp32 = quantities_of(("single", RIGHT), ("ddp2", RIGHT)).assign(computed_in="fp32")
+
+    def reason(**own: list[float]) -> object:
+        bf16 = quantities_of(("single", RIGHT), ("ddp2", RIGHT | own)).assign(computed_in="bf16")
+        return equivalence(trials_of(lines), pd.concat([fp32, bf16]))["reason"].tolist()[1]
+
+    assert pd.isna(reason(first_update=[0.34, 0.37]))  # (0.3, 0.4) and a tenth of it across
+    assert reason(first_update=[0.33, 0.44]) == "not equivalent to one device: its first update in bf16 differs by 10 %"
+    assert reason(gradient=[3.4, 3.7]) == "not equivalent to one device: its gradient in bf16 differs by 10 %"
+
+
+def test_a_strategy_without_gradients_is_judged_by_its_updates() -> None:
+    own = {name: vector for name, vector in RIGHT.items() if name != "gradient"}
+    found = equivalence(trials_of(LINES), quantities_of(("single", RIGHT), ("ddp2", own)))
+    assert found["equivalent"].tolist() == [True] and found["gradient_difference"].isna().all()
+
+
+def test_checks_of_different_versions_have_no_verdict() -> None:
+    older = checks_of({"ddp2": [3.0, 4.0]})
+    found = equivalence(trials_of(LINES), pd.concat([older, quantities_of(("single", RIGHT))]))
+    assert found["reason"].tolist() == ["unknown: the check and that of one device are of different versions"]
+
+
 @pytest.mark.parametrize(
     ("lines", "updates", "reason"),
     [

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.measure.equivalence import measure_update
+from harness.measure.equivalence import measure_sketches
 from harness.measure.stepper import Stepper
 from harness.train import workloads
 from harness.train.precision import Precision
@@ -135,4 +135,5 @@ def update_on_one_rank(device: torch.device, grid: dict[str, Any]) -> list[float
     """Return the update of the equivalence check of a small ResNet."""
     cell = cell_of(device, {**SMALL, **grid})
     workload = workloads.build(cell)
-    return measure_update(cell, workload, workload.datasets()[0], 0, one_rank(device), lambda: None).sketch
+    found = measure_sketches(cell, workload, workload.datasets()[0], 0, one_rank(device), lambda: None)
+    return found.quantities["scaled_update"]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from harness.analysis.equivalence import MAX_DIFFERENCE
-from harness.measure.equivalence import measure_update
+from harness.measure.equivalence import measure_sketches
 from harness.train import workloads
 from harness.train.ranks import Ranks
 from tests.gpu.precision import difference
@@ -25,8 +25,8 @@ def shared_gpu(device: torch.device, strategy: str) -> Verdict:
     updates = run_ranks(update_of, device, 2, strategy, share=True, within_s=80.0)
     cell = cell_of(device, {**MLP, "strategy": "single"}, workload="mlp")
     workload = workloads.build(cell)
-    alone = measure_update(cell, workload, workload.datasets()[0], 0, one_rank(device), lambda: None)
-    off = difference(updates[0], alone.sketch)
+    alone = measure_sketches(cell, workload, workload.datasets()[0], 0, one_rank(device), lambda: None)
+    off = difference(updates[0], alone.quantities["scaled_update"])
     return judged(off <= MAX_DIFFERENCE, f"the update differs by {100 * off:.2g} %; bound {100 * MAX_DIFFERENCE:.0f} %")
 
 
@@ -34,7 +34,8 @@ def update_of(ranks: Ranks, strategy: str) -> list[float]:
     """Return the update of one rank, as the equivalence check takes it."""
     cell = cell_of(ranks.devices[0], {**MLP, "strategy": strategy}, devices=ranks.world_size, workload="mlp")
     workload = workloads.build(cell)
-    return measure_update(cell, workload, workload.datasets()[0], 0, ranks, lambda: None).sketch
+    found = measure_sketches(cell, workload, workload.datasets()[0], 0, ranks, lambda: None)
+    return found.quantities["scaled_update"]
 
 
 HEARTBEAT_S, IDLE_S = 5, 12.0

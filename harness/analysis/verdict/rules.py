@@ -215,7 +215,8 @@ def equivalence(tables: Tables) -> Iterator[Statement]:
                 subject=row["reason"],
             )
     if checks and all(row["equivalent"] for row in checks):
-        largest = max(float(row["difference"]) for row in checks)
+        known = ("gradient_difference", "first_difference", "difference")
+        largest = max(float(row[name]) for row in checks for name in known if row[name] is not None)
         yield Statement("equivalence", "equivalent", "equivalence", value=largest, n=len(checks))
 
 

@@ -240,11 +240,17 @@ STEPS = Table(
 
 CHECKS = Table(
     "checks",
-    "one bucket of the parameter update in an equivalence check, a count sketch",
+    "one bucket of a gradient or an update in an equivalence check, a count sketch",
     (
         *TRIAL_COLUMNS,
         _c("bucket", "Int64", "number of the bucket"),
-        _c("update", "Float64", "sum of the changes of the bucket's parameters, each with a random sign"),
+        _c("update", "Float64", "sum of the bucket's values of the quantity, each with a random sign"),
+        _c(
+            "quantity",
+            "string",
+            "gradient, first_update (a step at the recipe's rate) or scaled_update (steps scaled to the parameters' "
+            "norm); `<NA>` in older runs: the update of three steps at the recipe's rate",
+        ),
         _c("computed_in", "string", "precision of the steps: fp32, or the cell's; `<NA>` in older runs: fp32"),
     ),
 )

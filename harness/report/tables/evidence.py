@@ -45,11 +45,16 @@ def unverified(equivalence: pd.DataFrame) -> str:
 
 def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
     """Return whether each strategy is equivalent to one device."""
+    differences: tuple[Column, ...] = (
+        ("gradient difference", "gradient_difference", decimal("{:.2g} %", 100)),
+        ("first update's", "first_difference", decimal("{:.2g} %", 100)),
+    )
     columns: tuple[Column, ...] = (
         ("strategy", cell_label, words),
         ("setting", "setting", words),
         ("global batch", "global_batch_size", flush_right),
         ("in", "computed_in", words),
+        *(known for known in differences if equivalence[str(known[1])].notna().any()),
         ("update difference", "difference", decimal("{:.2g} %", 100)),
         ("verdict", lambda row: "equivalent" if is_true(row["equivalent"]) else str(row["reason"]), words),
     )
