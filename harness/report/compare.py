@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def as_html(comparison: Comparison) -> str:
         "compare.html",
         title=f"Comparison of {len(comparison.runs)} runs: {', '.join(names)}",
         sentences=sentences(comparison),
-        parts=[part for part in _parts(comparison) if part.table.rows],
+        parts=[replace(part, table=part.table.without_constants()) for part in _parts(comparison) if part.table.rows],
     )
 
 

@@ -20,6 +20,7 @@ from harness.errors import ComparisonError
 from harness.plan.labels import Labels
 from harness.record.frames import records
 from harness.report.compare import write_output
+from harness.report.figures.axes import Limits, common_limits, draw_interval, linear_values
 from harness.report.figures.common import COLOURS, MARKERS, panels, style
 from harness.report.labels import rate_unit
 from harness.report.row import Row, is_missing, is_true, number, rows_of
@@ -59,7 +60,9 @@ def write_history(folder: Path, wanted: str | Mapping[str, PlainValue] | None, o
     _check_count(history, cells, folder)
     marks = environment_changes(chosen)
     with style():
-        figure = panels(cells, lambda axes, group: _draw(axes, group, marks, rate_unit(chosen)), legend=[])
+        limits = common_limits([_limits(group) for _, group in cells])
+        unit = rate_unit(chosen)
+        figure = panels(cells, lambda axes, group, ends: _draw(axes, group, ends, marks, unit), limits, legend=[])
         content = io.BytesIO()
         figure.savefig(content, format=path.suffix[1:], dpi=DPI)
     write_output(path, content.getvalue())
@@ -121,16 +124,21 @@ def _changes(row: Row) -> Iterable[object]:
     return changes if isinstance(changes, tuple) else ()
 
 
-def _draw(axes: Axes, group: pd.DataFrame, marks: Sequence[Change], unit: str) -> None:
+def _limits(group: pd.DataFrame) -> Limits:
+    """Return the limits of the axis of throughput: the runs and their intervals."""
+    known = group[["throughput_per_s", "low", "high"]].astype(float)
+    low, high = float(known.min().min()), float(known.max().max())
+    return 0.95 * low, 1.05 * high
+
+
+def _draw(axes: Axes, group: pd.DataFrame, limits: Limits, marks: Sequence[Change], unit: str) -> None:
     rows = [row for row in rows_of(group) if not is_missing(row["started_at"])]
     times = [_day(number(row["started_at"])) for row in rows]
     speeds = [number(row["throughput_per_s"]) for row in rows]
     strategy = str(group["strategy"].iloc[0])
     axes.plot(times, speeds, color=COLOURS[strategy], linewidth=1, marker=MARKERS[strategy], markersize=5)
     for time, value, row in zip(times, speeds, rows, strict=True):
-        if not is_missing(row["low"]):
-            ends = [[value - number(row["low"])], [number(row["high"]) - value]]
-            axes.errorbar(time, value, yerr=ends, color=COLOURS[strategy], capsize=2, linewidth=1)
+        draw_interval(axes, "y", time, (row["low"], row["high"]), limits, COLOURS[strategy])
         if not is_true(row["finished"]):
             axes.plot(
                 time, value, marker=MARKERS[strategy], markersize=5, color="white", markeredgecolor="0.2", zorder=4
@@ -150,6 +158,7 @@ def _draw(axes: Axes, group: pd.DataFrame, marks: Sequence[Change], unit: str) -
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     axes.margins(x=0.08)
+    linear_values(axes, "y", limits)
     axes.set_ylabel(f"throughput ({unit})")
     axes.set_xlabel("start of the run")
 

@@ -86,8 +86,9 @@ def _write_figures(folder: RunFolder, pictures: Sequence[Picture]) -> None:
     with writing(folder.figures):
         folder.figures.mkdir(exist_ok=True)
     files = {name: content for picture in pictures for name, content in picture.files.items()}
-    every = {f"{picture.name}.{kind}" for picture in pictures for kind in KINDS}
-    remove_all(folder.figures / name for name in every - {*files})  # of an earlier report
+    patterns = [f"{picture.name}{more}.{kind}" for picture in pictures for kind in KINDS for more in ("", "_[0-9]*")]
+    earlier = {path.name for pattern in patterns for path in folder.figures.glob(pattern)}
+    remove_all(folder.figures / name for name in earlier - {*files})
     replace_all((folder.figures / name, content) for name, content in files.items())
 
 
@@ -130,7 +131,10 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
         "size": parts.make("the size of the run", lambda: summary.size(results), lambda _: ""),
         "verdict": verdict,
         "contents": _contents(above, pictures, below),
-        "anchors": {*(page.anchor for page in (*above, *below)), *(picture.anchor for picture in pictures)},
+        "anchors": {
+            *(page.anchor for page in (*above, *below)),
+            *(picture.anchor for picture in pictures if picture.is_shown),
+        },
         "asked": parts.make("the configuration", lambda: summary.asked(results), lambda _: []),
         "experiment_text": results.folder.source_text(),
         "above": above,

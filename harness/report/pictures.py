@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
@@ -12,22 +12,35 @@ from PIL import Image
 
 from harness.analysis.results import Results
 from harness.report.figures import Drawing
+from harness.report.figures.chart import Area, Chart
 from harness.report.parts import Parts
 
 DPI, COLOURS = 144, 256
 KINDS = ("png", "svg")
+CSS_DPI = 96
+"""Pixels of an inch on a page: every figure is shown at one scale, so that its type has one size."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as the template takes it, and its files by name; without an image if it is left out or failed."""
+    """A figure as the template takes it, and its files by name; without an image if it is left out or failed.
+
+    ``width``: of the image on the page, in pixels; ``areas``: the values that show on hover.
+    """
 
     name: str
     title: str
     caption: str = ""
     failure: str = ""
     image: str = ""
+    width: int = 0
+    areas: Sequence[Area] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it has a place of its own on the page: if it is drawn, or failed."""
+        return bool(self.image or self.failure)
 
     @property
     def anchor(self) -> str:
@@ -49,7 +62,11 @@ def _picture(name: str, drawing: Drawing) -> Picture:
         return Picture(name, drawing.title, drawing.caption)
     files = _files(name, drawing.figure)
     image = base64.b64encode(files[f"{name}.png"]).decode()
-    return Picture(name, drawing.title, drawing.caption, image=image, files=files)
+    width = round(CSS_DPI * drawing.figure.get_figwidth())
+    areas = [*drawing.figure.areas()] if isinstance(drawing.figure, Chart) else []
+    for position, figure in enumerate(drawing.more, start=2):
+        files |= _files(f"{name}_{position}", figure)
+    return Picture(name, drawing.title, drawing.caption, image=image, width=width, areas=areas, files=files)
 
 
 def _files(name: str, figure: Figure) -> dict[str, bytes]:

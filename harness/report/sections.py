@@ -81,7 +81,7 @@ def _page(section: Section, results: Results) -> Page | None:
         words = section.words if isinstance(section.words, str) else section.words(results)
     if not (table.rows or words):
         return None
-    return Page(section.title, section.anchor, table, words, section.level, section.folded)
+    return Page(section.title, section.anchor, table.without_constants(), words, section.level, section.folded)
 
 
 def _failed(section: Section, failure: str) -> Page:
@@ -202,9 +202,7 @@ DETAILS = (
         "Memory",
         "memory",
         lambda results: memory_table(results.cells, results.ranks, results.trials),
-        "Peak of the steps, on the rank with the most memory; on a CPU that of the whole process, libraries included. "
-        "The rest is what parameters, gradients and optimizer state leave of it, such as activations. Construction: "
-        "peak while model and optimizer were built, on any rank.",
+        summary.memory_words,
     ),
     Section(
         "GPUs",

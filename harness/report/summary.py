@@ -136,6 +136,20 @@ def scaling_words(scaling: pd.DataFrame) -> str:
     )
 
 
+def memory_words(results: Results) -> str:
+    """Return the sentences above the table of memory, whose peak is a device's on GPUs alone."""
+    if (results.cells["device"] == "cuda").any():
+        return (
+            "Peak of the steps, on the rank with the most memory. The rest is what parameters, gradients and optimizer "
+            "state leave of it, such as activations. Construction: peak while model and optimizer were built, on any "
+            "rank."
+        )
+    return (
+        "State of the model on the rank with the most memory. On a CPU a peak is that of a whole process, libraries "
+        "included: tables/cells.csv has it."
+    )
+
+
 def convergence_words(results: Results) -> str:
     settings = results.experiment.convergence
     if settings is None:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from harness.analysis import pairs, ratios
 from harness.analysis import phases as phase_tables
@@ -25,10 +26,12 @@ from harness.analysis.results import Results
 from harness.analysis.waterfall import waterfall
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.folder import RunFolder
-from harness.record.schema import EPOCHS, PHASES, WATERFALL
+from harness.record.schema import EPOCHS, PHASES, VERDICT, WATERFALL
 from harness.report import figures
 from harness.report.figures import FIGURES, Drawing, style
-from harness.report.figures.common import COLOURS, MARKERS, ByStrategy, log2_axis
+from harness.report.figures.axes import ARROWS
+from harness.report.figures.chart import Chart
+from harness.report.figures.common import COLOURS, MARKERS, TYPE_SIZE, ByStrategy, merge_single_rows
 from harness.report.figures.phases import step_phases
 from harness.report.tables.ratios import versus_table
 from harness.report.tables.scaling import convergence_table, scaling_by_setting, scaling_table
@@ -67,6 +70,7 @@ def results_of(
         "phases": lambda: phase_tables.phases(trials, made.windows),
         "convergence": lambda: convergence(trials, made.epochs, None, checked),
         "links": lambda: links(lines),
+        "verdict": lambda: VERDICT.frame([]),
         "collectives": lambda: collectives(lines),
     }
     curves = EPOCHS.frame([]) if epochs is None else epochs
@@ -176,7 +180,7 @@ def test_a_full_study_draws_all_but_convergence() -> None:
     assert drawings["convergence"].caption.startswith("Left out: no training was recorded")
 
 
-def test_throughput_is_log2_log2_with_an_ideal_line_from_the_base() -> None:
+def test_throughput_is_logarithmic_with_an_ideal_line_from_the_base() -> None:
     axes = axes_of(full_drawings()["throughput"].figure)
     assert len(axes) == 2
     assert all(a.get_xscale() == "log" and a.get_yscale() == "log" for a in axes)
@@ -243,11 +247,11 @@ def test_batch_sizes_need_two_points_and_mark_failed_ones() -> None:
     lines = [*full_study(), line("ddp2x32", strategy="ddp", outcome="oom", devices=2, per_device_batch_size=32)]
     failed = draw_all(results_of(lines))["batch_sizes"]
     crosses = [one for axes in axes_of(failed.figure) for one in axes.get_lines() if one.get_marker() == "x"]
-    assert [list(one.get_xdata()) for one in crosses] == [[32], [32]]
+    assert [list(one.get_xdata()) for one in crosses] == [[32]]
     assert "Crosses: 1 oom (trials)." in failed.caption
 
 
-@pytest.mark.parametrize(("code", "crosses"), [("out_of_memory", 2), ("too_few_samples", 2), ("too_few_devices", 0)])
+@pytest.mark.parametrize(("code", "crosses"), [("out_of_memory", 1), ("too_few_samples", 1), ("too_few_devices", 0)])
 def test_batch_sizes_mark_cells_skipped_for_lack_of_memory_or_samples(code: str, crosses: int) -> None:
     skipped = line("ddp2x32", strategy="ddp", outcome="skipped", devices=2, per_device_batch_size=32, skip_code=code)
     figure = draw_all(results_of([*full_study(), skipped]))["batch_sizes"].figure
@@ -260,7 +264,8 @@ def test_learning_curves_hold_one_line_a_seed() -> None:
     drawing = draw_all(results_of(lines, epochs))["convergence"]
     axes = axes_of(drawing.figure)
     assert [len(a.get_lines()) for a in axes] == [2, 2, 2, 2]
-    assert axes[0].get_xlabel() == "training samples"
+    assert axes[2].get_xlabel() == "training samples" and axes[0].get_xlabel() == ""
+    assert {label.get_text()[-2:] for label in axes[2].get_yticklabels()} == {" %"}
     assert "2 seeds each" in drawing.caption
 
 
@@ -305,9 +310,9 @@ def test_intervals_of_one_devices_throughput_are_the_cells_over_its_devices() ->
     results = results_of(lines)
     drawing = draw_all(results)["batch_sizes"]
     speed = axes_of(drawing.figure)[0]
-    (bars,) = speed.collections
     wanted = [(low / 2, high / 2) for low, high in zip(results.cells["low"], results.cells["high"], strict=True)]
-    seen = [(low, high) for (_, low), (_, high) in bars.get_segments()]
+    upright = [one for one in speed.get_lines() if len({*one.get_xdata()}) == 1 and len(one.get_xdata()) == 2]
+    seen = [tuple(map(float, one.get_ydata())) for one in upright]
     assert seen == [pytest.approx(ends) for ends in wanted] and speed.get_ylim()[1] > max(high for _, high in wanted)
     assert "n = 3 blocks; bars are 95 % intervals of its throughput;" in drawing.caption
 
@@ -358,15 +363,6 @@ def test_many_settings_are_truncated_with_a_note() -> None:
     assert "The first 12 settings are drawn" in drawing.caption
 
 
-def test_a_device_axis_has_ticks_where_was_measured_and_at_powers_of_two_where_that_is_too_much() -> None:
-    axes = Figure().subplots()
-    log2_axis(axes, pd.Series([1, 3, 8]))
-    assert axes.get_xticks().tolist() == [1, 3, 8]
-    log2_axis(axes, pd.Series(range(3, 65)))
-    assert axes.get_xticks().tolist() == [4, 8, 16, 32, 64]
-    assert axes.get_xlim() == pytest.approx((3 / 1.3, 64 * 1.3))
-
-
 def twin_of(batch: int, block: int, rate: float) -> dict[str, Any]:
     base = line(f"single{batch}", strategy="single", block=block, rates=(rate,), per_device_batch_size=batch)
     return base | {"trial_id": f"{base['trial_id']}t", "kind": "diagnostic", "purpose": "twin"}
@@ -384,8 +380,10 @@ def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
     assert low < 1 < high
     for name, across in (("efficiency", lambda box: (box.y0, box.y1)), ("ratios", lambda box: (box.x0, box.x1))):
         for axes in axes_of(drawings[name].figure):
-            (band,) = axes.patches
-            assert across(band.get_path().get_extents(band.get_patch_transform())) == pytest.approx((low, high)), name
+            assert len(axes.patches) == (2 if name == "ratios" else 1)  # that of the row's own base
+            for band in axes.patches:
+                ends = across(band.get_path().get_extents(band.get_patch_transform()))
+                assert ends == pytest.approx((low, high)), name
         assert "Grey band: noise floor (A/A test" in drawings[name].caption
     without = full_drawings()["ratios"]
     assert not any(axes.patches for axes in axes_of(without.figure)) and "band" not in without.caption
@@ -407,7 +405,7 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
         "Ray / torchrun: dp x2*",
         "Ray / torchrun: ddp x2",
     ]
-    points = [one.get_xdata()[0] for one in axes.get_lines() if one.get_marker() != "None"]
+    points = [one.get_xdata()[0] for one in axes.get_lines() if one.get_marker() in MARKERS.values()]
     assert points[1:] == [1.0, 1.0, 1.0] and points[0] > 1.2
     ends = [
         tuple(one.get_xdata()) for one in axes.get_lines() if one.get_marker() == "None" and len(one.get_xdata()) == 2
@@ -426,7 +424,7 @@ def test_non_equivalent_cells_are_hatched_and_have_no_ratio() -> None:
         ]
         for name in ("throughput", "batch_sizes")
     }
-    assert [len(lines) for lines in hatched.values()] == [2, 4]  # two batches; and two quantities of each
+    assert [len(lines) for lines in hatched.values()] == [2, 2]
     boxes = [box.get_hatch() for axes in axes_of(drawings["step_times"].figure) for box in axes.patches]
     assert sorted(boxes, key=str) == ["////", "////", None, None, None, None]
     for name in ("throughput", "batch_sizes", "step_times"):
@@ -457,4 +455,132 @@ def test_phases_of_non_equivalent_cells_are_marked() -> None:
     axes = results.scaling[[name for name in results.scaling if name in PHASES.names]]
     drawing = step_phases(with_tables(results, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
     labels = [label.get_text() for one in axes_of(drawing.figure) for label in one.get_yticklabels()]
-    assert labels == ["single x1", "dp x2*", "ddp x2 (not equivalent)"] * 2
+    assert labels == ["single x1", "dp x2*", "ddp x2 (not equivalent)"]  # of both panels
+
+
+def test_every_text_of_every_figure_has_one_size() -> None:
+    for name, drawing in full_drawings().items():
+        if drawing.figure:
+            texts = [text for text in drawing.figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+            assert {text.get_fontsize() for text in texts} == {TYPE_SIZE}, name
+
+
+def test_panels_that_are_compared_have_the_same_axes() -> None:
+    for name in ("throughput", "efficiency", "step_times"):
+        axes = axes_of(full_drawings()[name].figure)
+        assert len(axes) == 2
+        assert len({(*one.get_xlim(), *one.get_ylim()) for one in axes}) == 1, name
+
+
+def test_efficiency_is_in_per_cent() -> None:
+    axes = axes_of(full_drawings()["efficiency"].figure)[0]
+    assert {label.get_text() for label in axes.get_yticklabels()} >= {"0 %", "20 %", "100 %"}
+
+
+def test_an_interval_that_goes_on_beyond_the_axis_has_an_arrow() -> None:
+    def arrows(rates: tuple[float, ...]) -> list[str]:
+        lines = [
+            one
+            for block, rate in enumerate(rates)
+            for one in (line("single", block=block), line("ddp2", block=block, rates=(rate, rate)))
+        ]
+        (axes,) = axes_of(draw_all(results_of(lines))["throughput"].figure)
+        return [str(one.get_marker()) for one in axes.get_lines() if one.get_marker() in ARROWS["y"]]
+
+    assert arrows((80.0, 81.0, 82.0)) == []
+    assert arrows((10.0, 80.0, 640.0)) == ["v", "^"]
+
+
+def test_a_panel_of_one_point_is_a_row_of_the_table() -> None:
+    lines = [
+        one
+        for batch in (8, 16)
+        for one in (
+            line(f"single{batch}", strategy="single", base=f"single{batch}", per_device_batch_size=batch),
+            line(f"ddp2x{batch}", strategy="ddp", base=f"single{batch}", rates=(9.0, 9.0), per_device_batch_size=batch),
+        )
+    ]
+    lonely = draw_all(results_of(lines))["efficiency"]
+    assert lonely.figure is None and lonely.caption.startswith("Left out: each setting has a single point")
+    third = line("fsdp2x8", strategy="fsdp", base="single8", rates=(8.0, 8.0), per_device_batch_size=8)
+    drawing = draw_all(results_of([*lines, third]))["efficiency"]
+    assert len(axes_of(drawing.figure)) == 1
+    assert "In the table alone, as a single point: batch 16/device." in drawing.caption
+
+
+def test_rows_that_are_alone_in_their_setting_share_a_panel() -> None:
+    one, other, several = (pd.DataFrame({"label": ["a / b"] * count}) for count in (1, 1, 2))
+    facets = merge_single_rows([("x", one), ("y", several), ("z", other)])
+    assert [name for name, _ in facets] == ["y", "other settings"]
+    assert facets[1][1]["label"].tolist() == ["a / b · x", "a / b · z"]
+    assert [name for name, _ in merge_single_rows([("x", one), ("y", several)])] == ["y", "x"]
+
+
+def waterfall_rows(count: int, *, strategy: str = "ddp", part: str = "exposed communication") -> list[dict[str, Any]]:
+    """The rows of cells c0, c1 ..., each with a larger loss than the one before."""
+    named = dict(full_study()[0])
+    axes = {name: named[name] for name in ("scaling", "per_device_batch_size", "global_batch_size", "options")}
+    common = {
+        **axes,
+        "strategy": strategy,
+        "devices": 2,
+        "emulated": strategy == "dp",
+        "oversubscribed": False,
+        "blocks": 3,
+    }
+    return [
+        {**common, "cell_id": f"{strategy}{number}", "label": f"{strategy}{number}", "part": name, "share": share}
+        for number in range(count)
+        for loss in (0.1 + 0.02 * number,)
+        for name, share in (("ideal", 1 - loss), (part, loss), ("rest", 0.0))
+    ]
+
+
+def titles_of(figure: Figure | None) -> list[str]:
+    return [axes.get_title() for axes in axes_of(figure)]
+
+
+def test_waterfalls_stand_in_the_order_of_their_importance_and_six_are_in_the_report() -> None:
+    rows = [*waterfall_rows(2, strategy="dp", part="replicate"), *waterfall_rows(6)]
+    named = VERDICT.frame([{"topic": "loss", "code": "largest", "cell_id": "ddp1"}])
+    results = with_tables(full_results(), waterfall=WATERFALL.frame(rows), verdict=named)
+    drawing = FIGURES["waterfall"](results)
+    assert titles_of(drawing.figure) == ["ddp1", "ddp5", "ddp4", "ddp3", "ddp2", "ddp0"]
+    assert [titles_of(figure) for figure in drawing.more] == [["dp1*", "dp0*"]]
+    assert "The first 6 of 8 cells" in drawing.caption
+
+
+def test_the_waterfalls_of_all_strategies_have_the_same_rows() -> None:
+    rows = [*waterfall_rows(1, strategy="dp", part="replicate"), *waterfall_rows(1)]
+    drawing = FIGURES["waterfall"](with_tables(full_results(), waterfall=WATERFALL.frame(rows)))
+    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in axes_of(drawing.figure)]
+    assert labels == [["communication", "rest", "efficiency"], []]  # those of the panel to the left
+    assert "(dp: replicate; ddp: exposed communication)" in drawing.caption
+
+
+def test_many_cells_have_a_limited_number_of_waterfalls() -> None:
+    results = with_tables(full_results(), waterfall=WATERFALL.frame(waterfall_rows(40)))
+    drawing = FIGURES["waterfall"](results)
+    assert len(drawing.more) == 4 and all(len(axes_of(figure)) == 6 for figure in drawing.more)
+
+
+def test_memory_is_drawn_where_it_is_the_devices() -> None:
+    lines = {device: [{**one, "device": device} for one in full_study()] for device in ("cpu", "cuda")}
+    on_cpu, on_gpu = (draw_all(results_of(lines[device]))["batch_sizes"] for device in ("cpu", "cuda"))
+    assert [len(axes_of(drawing.figure)) for drawing in (on_cpu, on_gpu)] == [1, 2]
+    assert "peak memory" in on_gpu.title and "peak memory" not in on_cpu.title
+
+
+def test_the_values_that_show_on_hover_are_those_of_the_table() -> None:
+    with style():
+        figure = FIGURES["efficiency"](full_results()).figure
+        assert isinstance(figure, Chart)
+        figure.draw_without_rendering()
+    areas = [*figure.areas()]
+    assert len(areas) == 4
+    table = scaling_table(full_results().scaling)
+    column = [heading.title for heading in table.columns].index("efficiency")
+    shown = [row.cells[column] for row in table.rows if row.kind != "base"]
+    assert sorted(area.text.partition(": ")[2] for area in areas) == sorted(shown)
+    assert all(0 <= area.left < area.left + area.width <= 1 for area in areas)
+    assert all(0 <= area.top < area.top + area.height <= 1 for area in areas)

@@ -27,7 +27,8 @@ from harness.record.folder import RunFolder
 from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
 from harness.report import environment, html
 from harness.report import summary as content
-from harness.report.figures.scaling import efficiency_by_devices, throughput_by_devices
+from harness.report.figures import Drawing
+from harness.report.figures.scaling import throughput_by_devices
 from harness.report.html import IncompleteReport, write_report
 from harness.report.parts import Parts
 from harness.report.sections import DETAILS, Section, make_pages
@@ -192,7 +193,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tables_figures_and_report_are_written(written: RunFolder) -> None:
     for name in ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows"):
         assert (written.path / "tables" / f"{name}.csv").stat().st_size > 0
-    for name in ("throughput", "efficiency", "batch_sizes", "step_times", "convergence"):
+    for name in ("throughput", "batch_sizes", "step_times", "convergence"):
         for kind in ("png", "svg"):
             assert (written.path / "figures" / f"{name}.{kind}").stat().st_size > 1000
     for name in ("steps", "epochs"):
@@ -259,7 +260,8 @@ def test_the_report_is_one_self_contained_file(written: RunFolder) -> None:
     drawn = len(list(written.figures.glob("*.png")))
     assert html.count("data:image/png;base64,") == drawn > 4
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", html)
-    assert "<script" not in html
+    assert html.count("<script") == html.count("<script>") == 1
+    assert len(re.findall(r'<i style="left:[^"]*" title="[^"]+"></i>', html)) > 20  # the values of the figures' marks
 
 
 def test_every_link_leads_to_a_place_of_the_page(written: RunFolder) -> None:
@@ -388,7 +390,7 @@ def test_an_error_in_a_figure_costs_that_figure(
 ) -> None:
     before = (run_folder.path / "trials.jsonl").read_bytes()
     (run_folder.figures / "bad.png").write_bytes(b"of an earlier report")
-    monkeypatch.setattr(html, "FIGURES", {"bad": broken, "efficiency": efficiency_by_devices})
+    monkeypatch.setattr(html, "FIGURES", {"bad": broken, "throughput": throughput_by_devices})
     assert exit_code_of(lambda: bool(write_report(run_folder.path))) == FAILED
     output = capsys.readouterr().err
     log = run_folder.path / "logs" / "report.txt"
@@ -399,17 +401,22 @@ def test_an_error_in_a_figure_costs_that_figure(
     page = run_folder.report.read_text()
     assert re.search(r'<figure id="figure-bad"><h3>Bad</h3>\s*<p class="bad">the figure bad failed by an error', page)
     assert "column &lt;b&gt;" in page and "data:image/png;base64," in page
-    assert sorted(path.name for path in run_folder.figures.iterdir()) == ["efficiency.png", "efficiency.svg"]
+    assert sorted(path.name for path in run_folder.figures.iterdir()) == ["throughput.png", "throughput.svg"]
     assert {path.stem for path in run_folder.tables.iterdir()} == {*TABLES}
     assert (run_folder.path / "trials.jsonl").read_bytes() == before
+
+
+def of_twins(results: Results) -> Drawing:
+    """Return a figure that needs the table of the noise floor."""
+    return Drawing("Twins", f"Left out: {len(results.noise)} twins.", None)
 
 
 def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     (run_folder.tables / "noise.csv").write_text("of an earlier report")
     monkeypatch.setitem(TABLES, "noise", broken)  # type: ignore[arg-type]
-    monkeypatch.setattr(html, "FIGURES", {"efficiency": efficiency_by_devices, "throughput": throughput_by_devices})
+    monkeypatch.setattr(html, "FIGURES", {"twins": of_twins, "throughput": throughput_by_devices})
     with pytest.raises(
-        IncompleteReport, match=r"the table noise, the table verdict, the figure efficiency, .*the section Noise floor"
+        IncompleteReport, match=r"the table noise, the table verdict, the figure twins, .*the section Noise floor"
     ) as raised:
         write_report(run_folder.path)
     assert str(raised.value).count("KeyError") == 1  # one cause

@@ -2,96 +2,126 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from harness.analysis.results import Results
 from harness.report.figures import captions
+from harness.report.figures.axes import Limits, common_limits, draw_interval, linear_values, log2_axis
+from harness.report.figures.chart import mark
 from harness.report.figures.common import (
     COLOURS,
     Drawing,
     add_legend,
+    add_title,
     draw_lines,
     facets_of,
     hatch_point,
-    log2_axis,
     make_grid,
     not_equivalent_cells,
     strategy_legend,
+    with_several_points,
 )
-from harness.report.labels import rate_unit
-from harness.report.row import number, rows_of
+from harness.report.labels import cell_label, rate_unit
+from harness.report.row import Row, is_missing, number, rows_of
+from harness.report.tables.text import speed, with_ends
 from harness.system.units import GIB
 
 BATCH = "per_device_batch_size"
-SPEED = "per_device_per_s"
-QUANTITIES = ((SPEED, "throughput of one device"), ("peak_gib", "peak memory of a rank"))
+SPEED, MEMORY = "per_device_per_s", "peak_gib"
+LABELS = {SPEED: "throughput per device", MEMORY: "peak memory per rank"}
 LINES = ("devices", "device_ids", "nodes", "emulated", "oversubscribed")
+MOST_COLUMNS = 3
+"""The most settings side by side, so that the type is as large as in other figures."""
 
 
 def batch_sizes(results: Results) -> Drawing:
-    """Draw per-device throughput and peak memory against the per-device batch; crosses: no result."""
-    title = "Per-device throughput and peak memory against batch size"
-    rows = results.cells.assign(peak_gib=results.cells["peak_memory_bytes"] / GIB)
-    if rows[BATCH].nunique() < 2:
-        return Drawing(title, "Left out: only one batch size was measured.", None)
+    """Draw per-device throughput, and on GPUs peak memory, against the per-device batch; crosses: no result."""
+    rows = _rows(results.cells)
+    quantities = [SPEED, *([MEMORY] if rows[MEMORY].notna().any() else [])]
+    title = f"Per-device throughput{' and peak memory' if MEMORY in quantities else ''} against batch size"
+    every = facets_of(rows, batch=False)
+    facets = with_several_points(every, BATCH)[:MOST_COLUMNS]
+    if not facets:
+        return Drawing(title, "Left out: only one batch size was measured of each setting.", None)
     not_equivalent = not_equivalent_cells(results)
     failed = _without_result(results.trials)
-    facets = facets_of(rows, batch=False)
-    figure, grid = make_grid(2, len(facets))
-    for column, (facet, part) in enumerate(facets):
-        lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
-        for axes, (value, label) in zip([line[column] for line in grid], QUANTITIES, strict=True):
-            _panel(axes, part, lost, value)
-            if value == SPEED:
-                _add_intervals(axes, part)
+    figure, grid = make_grid(len(quantities), len(facets))
+    for line, value in zip(grid, quantities, strict=True):
+        limits = common_limits([_limits(part, value) for _, part in facets])
+        for axes, (_, part), ends in zip(line, facets, limits, strict=True):
+            lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
+            _panel(axes, part, lost, value, ends)
             for row in rows_of(part[part["cell_id"].isin(not_equivalent) & part[value].notna()]):
                 hatch_point(axes, number(row[BATCH]), number(row[value]))
-            unit = "GiB" if value == "peak_gib" else rate_unit(rows)
-            axes.set_ylabel(f"{label} ({unit})" if column == 0 else "")
-        grid[0][column].set_title(facet, y=1.0, parse_math=False)
+        line[0].set_ylabel(f"{LABELS[value]}\n({'GiB' if value == MEMORY else rate_unit(rows)})")
+    for axes, (facet, _) in zip(grid[0], facets, strict=True):
+        add_title(axes, facet)
+    for axes in grid[-1]:
+        axes.set_xlabel("per-device batch size (samples)")
     marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
     add_legend(figure, [*strategy_legend(rows), *marks])
-    caption = (
+    return Drawing(title, _caption(rows, failed, every, [name for name, _ in facets], not_equivalent), figure)
+
+
+def _rows(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells with their peak memory in GiB, on GPUs alone: that of a process on a CPU is not its device's."""
+    of_device = cells["peak_memory_bytes"].where(cells["device"] == "cuda")
+    ends = {end: cells[end] / cells["devices"] for end in ("low", "high")}
+    return cells.assign(peak_gib=of_device / GIB, **ends)
+
+
+def _caption(
+    rows: pd.DataFrame,
+    failed: pd.DataFrame,
+    every: Sequence[tuple[str, pd.DataFrame]],
+    drawn: Sequence[str],
+    not_equivalent: frozenset[str],
+) -> str:
+    left = [name for name, _ in every if name not in drawn]
+    rest = f" In the table alone: {'; '.join(left[:3])}{'; ...' if len(left) > 3 else ''}." if left else ""
+    memory = "Memory: allocated on the GPU. " if rows[MEMORY].notna().any() else ""
+    return (
         f"Each point is one cell, {captions.count(rows)}; bars are 95 % intervals of its throughput"
         f"{captions.no_interval(rows)}; lines join cells of one strategy and device count (beside the line). "
-        f"Memory: {captions.memory(rows)}. {captions.failures(failed)}"
-        f"{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{memory}{captions.failures(failed)}{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{rest}"
     )
-    return Drawing(title, caption, figure)
 
 
-def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str) -> None:
+def _limits(part: pd.DataFrame, value: str) -> Limits:
+    highest = [part[value].max(), *([part["high"].max()] if value == SPEED else [])]
+    known = [float(one) for one in highest if not pd.isna(one)]
+    most = min(max(known), 2 * known[0]) if known else 1.0
+    return 0.0, 1.1 * most
+
+
+def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str, limits: Limits) -> None:
+    log2_axis(axes, pd.concat([part[BATCH], lost[BATCH]]))
+    linear_values(axes, "y", limits)
     draw_lines(axes, part, BATCH, value, LINES)
     for (strategy, devices, *_), group in part.groupby(["strategy", *LINES], dropna=False):
         last = group.sort_values(BATCH).iloc[-1]
         if not pd.isna(last[value]):
-            axes.annotate(
-                str(devices),
-                (float(last[BATCH]), float(last[value])),
-                xytext=(7, -3),
-                textcoords="offset points",
-                color=COLOURS[str(strategy)],
-                fontsize=8,
-            )
+            at = (float(last[BATCH]), float(last[value]))
+            colour = COLOURS[str(strategy)]
+            axes.annotate(str(devices), at, xytext=(7, -3), textcoords="offset points", color=colour)
+    for row in rows_of(part[part[value].notna()]):
+        if value == SPEED:
+            colour = COLOURS[str(row["strategy"])]
+            draw_interval(axes, "y", number(row[BATCH]), (row["low"], row["high"]), limits, colour)
+        mark(axes, number(row[BATCH]), number(row[value]), f"{cell_label(row)}: {_text(row, value)}")
     for batch in sorted(lost[BATCH].dropna().unique()):
         axes.plot(batch, 0, marker="x", color="crimson", markersize=8, clip_on=False, zorder=5)
-    highest = part[value].max()
-    axes.set_ylim(0, 1 if pd.isna(highest) else 1.15 * float(highest))
-    log2_axis(axes, pd.concat([part[BATCH], lost[BATCH]]))
-    axes.set_xlabel("per-device batch size (samples)")
 
 
-def _add_intervals(axes: Axes, part: pd.DataFrame) -> None:
-    """Draw the intervals of per-device throughput: the cell's interval over its devices."""
-    known = part[part["low"].notna()]
-    if len(known):
-        highest = float((known["high"] / known["devices"]).max())
-        axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * highest))
-    for strategy, rows in known.groupby("strategy"):
-        low, high = (rows[end].astype(float) / rows["devices"] for end in ("low", "high"))
-        axes.vlines(rows[BATCH].astype(float), low, high, color=COLOURS[str(strategy)], linewidth=1, alpha=0.6)
+def _text(row: Row, value: str) -> str:
+    if value == MEMORY:
+        return f"{number(row[value]):.3g} GiB"
+    n = "" if is_missing(row["blocks"]) else f", n = {row['blocks']}"
+    return f"{with_ends(speed, row[value], row['low'], row['high'])} of one device{n}"
 
 
 def _without_result(trials: pd.DataFrame) -> pd.DataFrame:

@@ -7,9 +7,25 @@ from collections.abc import Collection, Sequence
 import pandas as pd
 
 from harness.analysis.stats import LEAST_BLOCKS
+from harness.report.figures.axes import Limits
 from harness.report.figures.common import MOST_FACETS
 from harness.report.labels import rate_unit
 from harness.report.row import is_unverified, rows_of
+
+
+def in_table(all_facets: Sequence[tuple[str, pd.DataFrame]], drawn: Sequence[tuple[str, pd.DataFrame]]) -> str:
+    """Return a sentence on the settings that the table alone has, since a panel would hold a single point."""
+    names = {name for name, _ in drawn}
+    alone = [name for name, _ in all_facets if name not in names]
+    if not alone:
+        return ""
+    some = "; ".join(alone[:3]) + ("; ..." if len(alone) > 3 else "")
+    return f" In the table alone, as a single point: {some}."
+
+
+def scales(limits: Sequence[Limits]) -> str:
+    """Return a sentence if panels have different scales."""
+    return " Scales differ between panels." if len({*limits}) > 1 else ""
 
 
 def cut(facets: Sequence[tuple[str, pd.DataFrame]]) -> str:

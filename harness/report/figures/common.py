@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import matplotlib
@@ -19,11 +20,15 @@ from matplotlib.lines import Line2D
 from harness.analysis.results import Results
 from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
 from harness.plan.labels import joined
+from harness.report.figures.axes import Limits, draw_interval
+from harness.report.figures.chart import Chart
 from harness.report.labels import own_options, settings, shown_devices, shown_strategy
 from harness.report.row import Row, Scalar, is_apart, is_missing, number, rows_of
 
 Colour = tuple[float, float, float]
 Value = TypeVar("Value")
+Facet = tuple[str, pd.DataFrame]
+"""The title and the rows of a panel."""
 
 
 class ByStrategy(dict[str, Value]):
@@ -41,17 +46,36 @@ PALETTE: Sequence[Colour] = sns.color_palette("colorblind")
 COLOURS = ByStrategy(dict(zip(BUILTIN_TRAITS, PALETTE, strict=False)), PALETTE[len(BUILTIN_TRAITS) :])
 MARKERS = ByStrategy({name: traits.marker for name, traits in BUILTIN_TRAITS.items()}, ("v", "P", "X", "h", "<", ">"))
 MOST_FACETS = 12
-MOST_TICKS = 16
-PANEL = (4.6, 3.1)
+PANEL = (3.6, 2.5)
+"""Width and height of a panel in inches."""
+WIDTH = 10.8
+"""The largest width of a figure in inches: that of the page."""
+TYPE_SIZE = 9
+"""Of all text, in points; the page shows every figure at the same scale."""
+LETTER = 0.07
+"""The mean width of a letter, in inches."""
+TITLE_WIDTH = 50
+"""Characters of a line of a panel's title."""
+TYPES = (
+    "font.size",
+    "axes.titlesize",
+    "axes.labelsize",
+    "xtick.labelsize",
+    "ytick.labelsize",
+    "legend.fontsize",
+    "legend.title_fontsize",
+    "figure.titlesize",
+)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its caption, or no figure and a caption with the reason."""
+    """A figure with its caption, or no figure and a caption with the reason; ``more``: figures of the folder alone."""
 
     title: str
     caption: str
     figure: Figure | None
+    more: Sequence[Figure] = field(default_factory=tuple)
 
 
 def not_equivalent_cells(results: Results) -> frozenset[str]:
@@ -64,7 +88,8 @@ def style() -> Iterator[None]:
     """Set the style of every figure for a block; the style before is restored."""
     look = {
         **sns.axes_style("whitegrid", {"grid.linestyle": ":", "axes.edgecolor": ".3"}),
-        **sns.plotting_context("notebook", font_scale=0.85),
+        **sns.plotting_context("paper"),
+        **dict.fromkeys(TYPES, TYPE_SIZE),
         "font.family": "DejaVu Sans",  # which comes with matplotlib
         "svg.hashsalt": "harness",
         "figure.max_open_warning": 0,
@@ -75,38 +100,82 @@ def style() -> Iterator[None]:
         yield
 
 
-def facets_of(rows: pd.DataFrame, *, batch: bool = True, own: bool = True) -> list[tuple[str, pd.DataFrame]]:
+def facets_of(rows: pd.DataFrame, *, batch: bool = True, own: bool = True) -> list[Facet]:
     """Return the rows by setting (see ``settings``), in the order of the table."""
     names = settings(rows, batch=batch, own=own)
     first = list(dict.fromkeys(names))[:MOST_FACETS]
     return [(str(name), rows[names == name]) for name in first]
 
 
-def make_grid(rows: int, columns: int, height: float = PANEL[1]) -> tuple[Figure, list[list[Axes]]]:
-    figure = Figure(figsize=(PANEL[0] * columns, height * rows), layout="constrained")
+def with_several_points(facets: Sequence[Facet], axis: str = "") -> list[Facet]:
+    """Return the facets that are drawn: of several points or, with an axis, of several values on it.
+
+    The others are rows of the table alone.
+    """
+    return [(name, part) for name, part in facets if (part[axis].nunique() if axis else len(part)) > 1]
+
+
+def make_grid(rows: int, columns: int, panel: tuple[float, float] = PANEL) -> tuple[Chart, list[list[Axes]]]:
+    figure = Chart(figsize=(panel[0] * columns, panel[1] * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False).tolist()
 
 
+def merge_single_rows(facets: Sequence[Facet]) -> list[Facet]:
+    """Return the facets with those of one row merged into one, in which the column ``label`` names their settings."""
+    several, single = ([facet for facet in facets if (len(facet[1]) > 1) == many] for many in (True, False))
+    if len(single) < 2:
+        return [*several, *single]
+    rows = pd.concat([part.assign(label=[joined(str(part["label"].iloc[0]), name)]) for name, part in single])
+    return [*several, ("other settings" if several else "", rows)]
+
+
 def panels(
-    facets: Sequence[tuple[str, pd.DataFrame]],
-    draw: Callable[[Axes, pd.DataFrame], None],
+    facets: Sequence[Facet],
+    draw: Callable[[Axes, pd.DataFrame, Limits], None],
+    limits: Sequence[Limits],
     *,
     legend: Sequence[Artist],
     height: float = PANEL[1],
+    bars: bool = False,
 ) -> Figure:
-    columns = min(len(facets), 2 if len(facets) in (2, 4) else 3)
+    """Draw each facet in a panel of its own with its limits on the axis of values.
+
+    ``bars``: whether each row is a bar under its column ``label``, which sets the size of the panels. The lowest panel
+    of a column, and the first of a row if all have the same limits, have the names of the axes; ticks that are those of
+    the first panel of a row have no labels.
+    """
+    width = PANEL[0]
+    if bars:
+        longest = max(len(label) for _, part in facets for label in part["label"])
+        width = min(WIDTH, max(width, width / 2 + LETTER * longest))
+        height = max(1.4, 0.7 + 0.26 * max(len(part) for _, part in facets))
+    columns = min(len(facets), 2 if len(facets) in (2, 4) else 3, int(WIDTH / width))
     rows = -(-len(facets) // columns)
-    figure, grid = make_grid(rows, columns, height)
+    figure, grid = make_grid(rows, columns, (width, height))
     flat = [axes for line in grid for axes in line]
-    for axes, (name, part) in zip(flat, facets, strict=False):
-        draw(axes, part)
-        axes.set_title(
-            name, y=1.0, parse_math=False
-        )  # a name with dollars is no formula; a fixed y is not searched for
+    for place, (axes, (name, part), ends) in enumerate(zip(flat, facets, limits, strict=False)):
+        draw(axes, part, ends)
+        add_title(axes, name)
+        if place + columns < len(facets):
+            axes.set_xlabel("")
+        if place % columns and len({*limits}) == 1:
+            axes.set_ylabel("")
+        if place % columns and _labels_of(axes) == _labels_of(flat[place - place % columns]):
+            axes.tick_params(labelleft=False)
     for axes in flat[len(facets) :]:
         axes.set_axis_off()
     add_legend(figure, legend)
     return figure
+
+
+def _labels_of(axes: Axes) -> list[tuple[float, str]]:
+    """Return the places and texts of the ticks of the vertical axis."""
+    return [(float(label.get_position()[1]), label.get_text()) for label in axes.get_yticklabels()]
+
+
+def add_title(axes: Axes, name: str) -> None:
+    # a name with dollars is no formula; a fixed y is not searched for
+    axes.set_title(textwrap.fill(name, TITLE_WIDTH), y=1.0, parse_math=False)
 
 
 def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
@@ -142,11 +211,9 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
     return [*entries, Line2D([], [], color="0.45", linestyle="--", label="ideal")] if ideal else entries
 
 
-def draw_point(axes: Axes, row: Row, value: float, low: Scalar, high: Scalar) -> None:
+def draw_point(axes: Axes, row: Row, value: float, ends: tuple[Scalar, Scalar], limits: Limits) -> None:
     strategy, devices = str(row["strategy"]), number(row["devices"])
-    if not (is_missing(low) or is_missing(high)):
-        error = [[max(value - number(low), 0.0)], [max(number(high) - value, 0.0)]]
-        axes.errorbar(devices, value, yerr=error, color=COLOURS[strategy], capsize=3, linewidth=1.2, zorder=3)
+    draw_interval(axes, "y", devices, ends, limits, COLOURS[strategy])
     face = "white" if is_apart(row) else COLOURS[strategy]
     if not is_missing(row.get("excluded")):  # hatched: not equivalent
         hatch_point(axes, devices, value)
@@ -188,15 +255,3 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
             linewidth=1.2,
             estimator=None,
         )
-
-
-def log2_axis(axes: Axes, values: pd.Series[int]) -> None:
-    """Set a log2 axis with ticks at the measured values, or at powers of two if there are many values."""
-    ticks = sorted({int(value) for value in values.dropna()})
-    low, high = ticks[0], ticks[-1]
-    if len(ticks) > MOST_TICKS:
-        ticks = [2**k for k in range((low - 1).bit_length(), high.bit_length())]
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlim(low / 1.3, high * 1.3)

@@ -11,8 +11,10 @@ from matplotlib.lines import Line2D
 
 from harness.analysis.results import Results
 from harness.report.figures import captions
+from harness.report.figures.axes import Limits, common_limits, log_limits, log_values
+from harness.report.figures.chart import mark
 from harness.report.figures.common import MOST_FACETS, Drawing, panels
-from harness.report.row import Row, rows_of
+from harness.report.row import Row, number, rows_of
 from harness.report.tables.links import operation_label, operations, placement_label
 from harness.report.tables.text import size
 
@@ -39,7 +41,8 @@ def bus_bandwidth(results: Results) -> Drawing:
         facets.setdefault(placement_label(rows_of(sizes[:1])[0]), []).append(sizes)
     drawn = [(label, pd.concat(parts)) for label, parts in list(facets.items())[:MOST_FACETS]]
     firsts = {operation_label(row): row for sizes in found for row in rows_of(sizes[:1])}
-    figure = panels(drawn, _draw, legend=[])
+    limits = common_limits([_limits(part) for _, part in drawn], log=True)
+    figure = panels(drawn, _draw, limits, legend=[])
     handles = [_legend(label, row) for label, row in firsts.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False)  # the width of one panel
     everything = pd.concat(found)
@@ -50,20 +53,28 @@ def bus_bandwidth(results: Results) -> Drawing:
         "Algorithm bandwidth (size over time of the slowest rank), times 2(n-1)/n for all-reduce and (n-1)/n for "
         "all-gather and reduce-scatter of n devices, as nccl-tests defines it. Bars: shortest and longest of "
         f"{repetitions} repetitions; of pairs the median over the pairs. Largest size: {largest}; the next would have "
-        f"exceeded throughput.links_seconds or the memory.{captions.cut(drawn)}"
+        f"exceeded throughput.links_seconds or the memory.{captions.scales(limits)}{captions.cut(drawn)}"
     )
     return Drawing(title, caption, figure)
 
 
-def _draw(axes: Axes, part: pd.DataFrame) -> None:
+def _limits(part: pd.DataFrame) -> Limits:
+    speeds = part["bus_bytes_per_s"].astype(float) / 1e9
+    return log_limits([*speeds[speeds > 0]], [])
+
+
+def _draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
     for (operation, _), sizes in part.groupby(["operation", "tier"], sort=False):
         line, marker, grey = STYLES[str(operation)]
         x, y = (sizes[name].astype(float) for name in ("size_bytes", "bus_bytes_per_s"))
         slowest, fastest = (y * sizes["time_s"].astype(float) / sizes[end].astype(float) for end in ("max_s", "min_s"))
         error = [(y - slowest).clip(lower=0) / 1e9, (fastest - y).clip(lower=0) / 1e9]
         axes.errorbar(x, y / 1e9, yerr=error, color=grey, linestyle=line, marker=marker, markersize=4, linewidth=1)
+        for row, speed in zip(rows_of(sizes), y / 1e9, strict=True):
+            text = f"{operation_label(row)}, {size(row['size_bytes'])}: {speed:.3g} GB/s"
+            mark(axes, number(row["size_bytes"]), speed, text)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    log_values(axes, "y", ends)
     least, most = float(part["size_bytes"].min()), float(part["size_bytes"].max())
     ticks = [1024.0]
     while ticks[-1] * TICK_EVERY <= most:

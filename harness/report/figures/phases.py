@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,16 @@ from matplotlib.patches import Patch
 
 from harness.analysis.results import Results
 from harness.report.figures import captions
-from harness.report.figures.common import Drawing, axis_label, facets_of, not_equivalent_cells, panels
+from harness.report.figures.axes import Limits, common_limits, linear_values
+from harness.report.figures.chart import mark
+from harness.report.figures.common import (
+    Drawing,
+    axis_label,
+    facets_of,
+    merge_single_rows,
+    not_equivalent_cells,
+    panels,
+)
 from harness.report.row import Row, rows_of
 
 NAMES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
@@ -24,42 +33,56 @@ HATCHES = {"wait": "xx", "idle": "..", "copy": "--", "backward": "//"}
 def step_phases(results: Results) -> Drawing:
     """Draw the time of a step by phase, stacked, one bar a cell."""
     title = "Step time by phase"
-    rows = results.phases
-    if rows.empty:
+    if results.phases.empty:
         return Drawing(title, "Left out: no phases were recorded.", None)
     not_equivalent = not_equivalent_cells(results)
-    facets = facets_of(rows, own=False)
+    rows = results.phases.assign(label=[_label(row, not_equivalent) for row in rows_of(results.phases)])
+    every = facets_of(rows, own=False)
+    facets = merge_single_rows(every)
     present = [phase for phase in NAMES if rows[f"{phase}_s"].fillna(0).gt(0).any()]
+    columns = [f"{phase}_s" for phase in present]
+    longest = [1000 * float(part[columns].fillna(0).sum(axis=1).max()) for _, part in facets]
+    limits = common_limits([(0.0, 1.05 * most) for most in longest])
 
-    def draw(axes: Axes, part: pd.DataFrame) -> None:
-        left = np.zeros(len(part))
-        for phase in present:
-            width = part[f"{phase}_s"].fillna(0).astype(float).to_numpy() * 1000
-            axes.barh(
-                range(len(part)),
-                width,
-                left=left,
-                height=0.7,
-                color=TONES[phase],
-                hatch=HATCHES.get(phase),
-                edgecolor="0.25",
-                linewidth=0.4,
-            )
-            left += width
-        axes.set_yticks(range(len(part)), [_label(row, not_equivalent) for row in rows_of(part)])
-        axes.invert_yaxis()
-        axes.set_xlabel("step time (ms)")
+    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+        linear_values(axes, "x", ends)
+        _draw_bars(axes, part, present)
 
     handles = [
         Patch(facecolor=TONES[phase], hatch=HATCHES.get(phase), edgecolor="0.25", label=phase) for phase in present
     ]
-    figure = panels(facets, draw, legend=handles, height=max(1.8, 0.9 + 0.32 * max(len(part) for _, part in facets)))
+    figure = panels(facets, draw, limits, legend=handles, bars=True)
     clock = "the GPU's stream, partitioned by events" if (rows["device"] == "cuda").any() else "the host's clock"
     caption = (
         f"Mean over ranks and blocks, by {clock}; the phases add up to the step. Backward includes "
-        f"the communication that it waits for.{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"the communication that it waits for.{captions.set_apart(rows)}"
+        f"{captions.scales(limits)}{captions.cut(every)}"
     )
     return Drawing(title, caption, figure)
+
+
+def _draw_bars(axes: Axes, part: pd.DataFrame, phases: Sequence[str]) -> None:
+    """Draw the phases of each row side by side."""
+    left = np.zeros(len(part))
+    for phase in phases:
+        width = part[f"{phase}_s"].fillna(0).astype(float).to_numpy() * 1000
+        axes.barh(
+            range(len(part)),
+            width,
+            left=left,
+            height=0.7,
+            color=TONES[phase],
+            hatch=HATCHES.get(phase),
+            edgecolor="0.25",
+            linewidth=0.4,
+        )
+        for y, (label, start, wide) in enumerate(zip(part["label"], left, width, strict=True)):
+            if wide > 0:
+                mark(axes, start, y, f"{label}, {phase}: {wide:.3g} ms", x_end=start + wide)
+        left += width
+    axes.set_yticks(range(len(part)), part["label"].tolist())
+    axes.invert_yaxis()
+    axes.set_xlabel("step time (ms)")
 
 
 def _label(row: Row, not_equivalent: Collection[str]) -> str:

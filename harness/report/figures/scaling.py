@@ -8,83 +8,114 @@ from matplotlib.axes import Axes
 
 from harness.analysis.results import Results
 from harness.report.figures import captions
+from harness.report.figures.axes import Limits, common_limits, device_axis, linear_values, log_limits, log_values
+from harness.report.figures.chart import mark
 from harness.report.figures.common import (
     Drawing,
     draw_lines,
     draw_point,
     facets_of,
-    log2_axis,
     panels,
     strategy_legend,
+    with_several_points,
 )
-from harness.report.labels import rate_unit
+from harness.report.labels import cell_label, rate_unit
 from harness.report.row import number, rows_of
+from harness.report.tables.text import estimate, percent, speed
 
 JOINED = ("emulated", "oversubscribed", "nodes", "device_ids")
 """Points that agree in these columns are joined over devices."""
 
 
 def throughput_by_devices(results: Results) -> Drawing:
-    """Draw throughput against devices, log2 on both axes, with the ideal line from the stated base."""
+    """Draw throughput against devices, both logarithmic, with the ideal line from the stated base."""
     title = "Throughput against devices"
-    intervals = results.cells[["cell_id", "low", "high"]].rename(columns={"low": "speed_low", "high": "speed_high"})
-    rows = results.scaling.merge(intervals, on="cell_id", how="left", validate="one_to_one")
+    rows = results.scaling
     if rows.empty:
         return Drawing(title, "Left out: no cell was measured in the same block as its base.", None)
-    facets = facets_of(rows)
+    every = facets_of(rows)
+    facets = with_several_points(every)
+    if not facets:
+        return Drawing(title, "Left out: each setting has a single point, which the table has.", None)
+    limits = common_limits([_throughput_limits(part) for _, part in facets], log=True)
+    devices = pd.concat([part["devices"] for _, part in facets])
 
-    def draw(axes: Axes, part: pd.DataFrame) -> None:
-        for _, group in part.groupby("base_id"):
-            devices, speed = group["base_devices"].iloc[0], group["base_throughput_per_s"].iloc[0]
-            ends = np.array([devices, max(group["devices"].max(), devices)], dtype=float)
-            axes.plot(ends, speed * ends / devices, color="0.45", linestyle="--", linewidth=1, zorder=1)
+    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+        device_axis(axes, devices)
+        log_values(axes, "y", ends)
+        for base, ideal in _ideals(part):
+            axes.plot(base, ideal, color="0.45", linestyle="--", linewidth=1, zorder=1)
         for row in rows_of(part):
-            draw_point(axes, row, number(row["throughput_per_s"]), row["speed_low"], row["speed_high"])
+            value = number(row["throughput_per_s"])
+            draw_point(axes, row, value, (row["throughput_low"], row["throughput_high"]), ends)
+            text = estimate(speed, row, "throughput_per_s", "throughput_")
+            mark(axes, number(row["devices"]), value, f"{cell_label(row)}: {text} {rate_unit(rows)}")
         draw_lines(axes, part, "devices", "throughput_per_s", JOINED, marked=False)
-        log2_axis(axes, part["devices"])
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.set_xlabel("devices")
         axes.set_ylabel(f"throughput ({rate_unit(rows)})")
 
-    figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
+    figure = panels(facets, draw, limits, legend=strategy_legend(rows, ideal=True))
     caption = (
-        f"Geometric mean over {captions.count(rows)}; bars are 95 % t intervals{captions.no_interval(rows)}. "
-        f"Dashed: the base times devices. {captions.bases(rows)}{captions.unsteady(rows)}{captions.excluded(rows)}"
-        f"{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"Geometric mean over {captions.count(rows)}; bars are 95 % t intervals{captions.no_interval(rows)}, an "
+        f"arrow at ends beyond the axis. Dashed: the base times devices. {captions.bases(rows)}"
+        f"{captions.unsteady(rows)}"
+        f"{captions.excluded(rows)}{captions.set_apart(rows)}{captions.in_table(every, facets)}"
+        f"{captions.scales(limits)}{captions.cut(facets)}"
     )
     return Drawing(title, caption, figure)
 
 
+def _ideals(part: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the devices and throughputs of the ideal line of each base."""
+    lines = []
+    for _, group in part.groupby("base_id"):
+        devices, speed = float(group["base_devices"].iloc[0]), float(group["base_throughput_per_s"].iloc[0])
+        ends = np.array([devices, max(float(group["devices"].max()), devices)])
+        lines.append((ends, speed * ends / devices))
+    return lines
+
+
+def _throughput_limits(part: pd.DataFrame) -> Limits:
+    values = [*part["throughput_per_s"].astype(float), *(speed for _, ideal in _ideals(part) for speed in ideal)]
+    return log_limits(values, [*part["throughput_low"], *part["throughput_high"]])
+
+
 def efficiency_by_devices(results: Results) -> Drawing:
-    """Draw scaling efficiency against devices, with its interval and the ideal at 1."""
+    """Draw scaling efficiency against devices, with its interval and the ideal at 100 %."""
     title = "Scaling efficiency against devices"
     rows = results.scaling[results.scaling["devices"] != results.scaling["base_devices"]]
     left_out = rows["efficiency"].isna()
     rows = rows[~left_out]
     if rows.empty:
         return Drawing(title, "Left out: nothing was measured on another device count than its base.", None)
-    facets = facets_of(rows)
-    top = max(1.1, float(rows["efficiency"].max()) * 1.1)
+    every = facets_of(rows)
+    facets = with_several_points(every)
+    if not facets:
+        return Drawing(title, "Left out: each setting has a single point, which the table has.", None)
+    limits = (0.0, max(1.1, float(rows["efficiency"].max()) * 1.1))
+    devices = pd.concat([part["devices"] for _, part in facets])
 
-    def draw(axes: Axes, part: pd.DataFrame) -> None:
+    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+        device_axis(axes, devices)
+        linear_values(axes, "y", ends, percent=True)
         axes.axhline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
         for low, high in noise_of(results.noise, part):
             axes.axhspan(low, high, color="0.85", zorder=0)
         for row in rows_of(part):
-            draw_point(axes, row, number(row["efficiency"]), row["efficiency_low"], row["efficiency_high"])
+            value = number(row["efficiency"])
+            draw_point(axes, row, value, (row["efficiency_low"], row["efficiency_high"]), ends)
+            text = estimate(percent, row, "efficiency", "efficiency_")
+            mark(axes, number(row["devices"]), value, f"{cell_label(row)}: {text}")
         draw_lines(axes, part, "devices", "efficiency", JOINED, marked=False)
-        log2_axis(axes, part["devices"])
-        axes.set_ylim(0, top)
-        axes.set_xlabel("devices")
         axes.set_ylabel("scaling efficiency")
 
-    figure = panels(facets, draw, legend=strategy_legend(rows, ideal=True))
+    figure = panels(facets, draw, [limits] * len(facets), legend=strategy_legend(rows, ideal=True))
     caption = (
         f"Speedup over devices, {captions.scaling(rows)}; bars are 95 % intervals, paired by block, "
-        f"{captions.count(rows)}{captions.no_interval(rows)}. Cells on as many devices as their base are in the table. "
-        f"{captions.bases(rows)}{captions.unsteady(rows)}{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}"
-        f"{captions.unverified(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{captions.count(rows)}{captions.no_interval(rows)}, an arrow at ends beyond the axis. "
+        "Cells on as many devices "
+        f"as their base are in the table. {captions.bases(rows)}{captions.unsteady(rows)}"
+        f"{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}{captions.unverified(rows)}"
+        f"{captions.set_apart(rows)}{captions.in_table(every, facets)}{captions.cut(facets)}"
     )
     return Drawing(title, caption, figure)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,15 +11,18 @@ from matplotlib.axes import Axes
 from harness.analysis.results import Results
 from harness.config.strategy_traits import strategy_order
 from harness.report.figures import captions
+from harness.report.figures.axes import Limits, common_limits, linear_values
+from harness.report.figures.chart import mark
 from harness.report.figures.common import (
     COLOURS,
     Drawing,
     axis_label,
     facets_of,
+    merge_single_rows,
     not_equivalent_cells,
     panels,
 )
-from harness.report.row import is_apart, rows_of
+from harness.report.row import is_apart, number, rows_of
 
 WHISKERS = (5, 95)
 
@@ -25,40 +30,55 @@ WHISKERS = (5, 95)
 def step_times(results: Results) -> Drawing:
     """Draw the distribution of step times of each cell, over the timed steps of all ranks and blocks."""
     title = "Step time of each cell"
-    if results.cells["step_s"].isna().all():
+    rows = results.cells[results.cells["step_s"].notna()]
+    if rows.empty:
         return Drawing(title, "Left out: no step was timed.", None)
-    rows = results.cells.assign(label=[axis_label(row) for row in rows_of(results.cells)])
+    rows = rows.assign(label=[axis_label(row) for row in rows_of(rows)])
     rows = rows.assign(order=rows["strategy"].map(strategy_order)).sort_values(["devices", "order"], kind="stable")
-    facets = facets_of(rows, own=False)
+    every = facets_of(rows, own=False)
+    facets = merge_single_rows(every)
     not_equivalent = not_equivalent_cells(results)
     by_cell = _milliseconds(results, pd.concat([part["cell_id"] for _, part in facets]))
 
-    def draw(axes: Axes, part: pd.DataFrame) -> None:
-        # seaborn 0.13's boxplot calls matplotlib in a way that matplotlib 3.13 removes
-        boxes = axes.boxplot(
-            [by_cell.get(str(cell_id), np.array([np.nan])) for cell_id in part["cell_id"]],
-            tick_labels=part["label"].tolist(),
-            orientation="horizontal",
-            whis=WHISKERS,
-            showfliers=False,
-            patch_artist=True,
-            widths=0.6,
-            medianprops={"color": "black"},
-        )
-        for box, row in zip(boxes["boxes"], rows_of(part), strict=True):
-            box.set_facecolor((*COLOURS[str(row["strategy"])], 0.15 if is_apart(row) else 0.65))
-            box.set_hatch("////" if row["cell_id"] in not_equivalent else None)
-        axes.invert_yaxis()
-        axes.set_xlim(left=0)
-        axes.set_xlabel("step time (ms)")
+    longest = [1000 * float(part["step_p95_s"].max()) for _, part in facets]
+    limits = common_limits([(0.0, 1.05 * most) for most in longest])
 
-    figure = panels(facets, draw, legend=[], height=max(1.8, 0.9 + 0.32 * max(len(part) for _, part in facets)))
+    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+        linear_values(axes, "x", ends)
+        _draw_boxes(axes, part, by_cell, not_equivalent)
+
+    figure = panels(facets, draw, limits, legend=[], bars=True)
     caption = (
         "Boxes: quartiles and median; whiskers: 5th and 95th percentile of every timed step of all ranks and blocks. "
         f"Steps of one trial are not replicates."
-        f"{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}"
+        f"{captions.scales(limits)}{captions.cut(every)}"
     )
     return Drawing(title, caption, figure)
+
+
+def _draw_boxes(
+    axes: Axes, part: pd.DataFrame, by_cell: Mapping[str, np.ndarray], not_equivalent: frozenset[str]
+) -> None:
+    # seaborn 0.13's boxplot calls matplotlib in a way that matplotlib 3.13 removes
+    boxes = axes.boxplot(
+        [by_cell.get(str(cell_id), np.array([np.nan])) for cell_id in part["cell_id"]],
+        tick_labels=part["label"].tolist(),
+        orientation="horizontal",
+        whis=WHISKERS,
+        showfliers=False,
+        patch_artist=True,
+        widths=0.6,
+        medianprops={"color": "black"},
+    )
+    for y, (box, row) in enumerate(zip(boxes["boxes"], rows_of(part), strict=True), 1):
+        box.set_facecolor((*COLOURS[str(row["strategy"])], 0.15 if is_apart(row) else 0.65))
+        box.set_hatch("////" if row["cell_id"] in not_equivalent else None)
+        low, middle, high = (1000 * number(row[name]) for name in ("step_p5_s", "step_s", "step_p95_s"))
+        text = f"{row['label']}: {middle:.3g} ms (5th to 95th percentile: {low:.3g} to {high:.3g} ms)"
+        mark(axes, low, y, text, x_end=high)
+    axes.invert_yaxis()
+    axes.set_xlabel("step time (ms)")
 
 
 def _milliseconds(results: Results, cell_ids: pd.Series[str]) -> dict[str, np.ndarray]:

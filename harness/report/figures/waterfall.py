@@ -2,38 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.analysis.results import Results
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.report.figures import captions
-from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, panels
-from harness.report.row import is_apart, is_missing, number, rows_of
+from harness.report.figures.axes import Limits, draw_interval, linear_values
+from harness.report.figures.chart import mark
+from harness.report.figures.common import COLOURS, Colour, Drawing, panels
+from harness.report.row import Row, is_apart, number, rows_of
+from harness.report.tables.text import decimal, estimate
 
-ROW_HEIGHT = 0.27
+MOST_CELLS = 6
+"""The most panels of a figure: the report has the first figure, the folder the others too."""
+MOST_FIGURES = 5
+"""The most figures, so that a run of many cells has its report in time; the table has every cell."""
+ROW_HEIGHT = 0.24
+COMMUNICATION, EFFICIENCY = "communication", "efficiency"
+ROWS = ("smaller batch", "wrapper", "side by side", "slowest rank", COMMUNICATION, "waiting for data", "rest")
+"""The rows of every panel, in the order of the parts; a strategy without such a part has an empty row."""
+ROW_OF = {
+    "threads": "wrapper",
+    "exposed communication": COMMUNICATION,
+    **{part.name: COMMUNICATION for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts},
+}
+"""The rows of the parts that are not named like them."""
+share = decimal("{:.1f} %", 100)
 
 
 def efficiency_waterfall(results: Results) -> Drawing:
-    """Draw a panel for each cell on several devices: each part starts at the end of the part before it."""
+    """Draw a panel for each cell on several devices: each part starts at the end of the part before it.
+
+    The cells in the order of their importance: those that the verdict names, in its order; then the largest losses,
+    emulated and oversubscribed cells last. Every cell has the same rows.
+    """
     title = "Efficiency loss by part"
     rows = results.waterfall
     if rows.empty:
         return Drawing(title, "Left out: no cell on several devices has the trials that explain it.", None)
-    rows = rows.assign(facet=[f"{row['label']}{'*' * is_apart(row)}" for row in rows_of(rows)])
-    facets = [(str(facet), part) for facet, part in islice(rows.groupby("facet", sort=False), MOST_FACETS)]
-    tallest = max(len(part) for _, part in facets)
-    figure = panels(facets, _draw, legend=[], height=1.1 + ROW_HEIGHT * (tallest + 1))
+    cells = _by_importance(rows, results.verdict)
+    names = [row for row in ROWS if row in {*map(_row_of, rows["part"])}]
+    starts = range(0, len(cells), MOST_CELLS)[:MOST_FIGURES]
+    figures = [_figure(cells[start : start + MOST_CELLS], names) for start in starts]
     caption = (
         "From 100 % down to the cell's efficiency: each bar is the share of the step that a part takes, "
         f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.no_interval(rows)}, "
-        f"{captions.count(rows)}. Side by side: the same step on all "
-        "devices at once, nothing exchanged. dp's and fsdp's collectives: the time in which nothing is computed "
-        f"meanwhile, from profiled steps.{_graph_search(rows)}{captions.set_apart(rows)}{captions.cut(facets)}"
+        f"{captions.count(rows)}, an arrow at ends beyond the axis. Side by side: the same step on all devices "
+        f"at once, nothing exchanged. {_communication(rows)}{_graph_search(rows)}{captions.set_apart(rows)}"
+        f"{_choice(len(cells))}"
     )
-    return Drawing(title, caption, figure)
+    return Drawing(title, caption, figures[0], figures[1:])
+
+
+def _by_importance(rows: pd.DataFrame, verdict: pd.DataFrame) -> list[pd.DataFrame]:
+    named = list(dict.fromkeys(verdict["cell_id"].dropna()))
+
+    def importance(cell: pd.DataFrame) -> tuple[int, bool, float]:
+        first = rows_of(cell[cell["part"] == "ideal"])[0]
+        place = named.index(first["cell_id"]) if first["cell_id"] in named else len(named)
+        return place, is_apart(first), number(first["share"])
+
+    return sorted((part for _, part in rows.groupby("cell_id", sort=False)), key=importance)
+
+
+def _choice(cells: int) -> str:
+    """Return a sentence on the order and, if not all of the cells are drawn, on where the others are."""
+    order = " Cells that the verdict names come first, then the largest losses."
+    if cells <= MOST_CELLS:
+        return order if cells > 1 else ""
+    others = "waterfall_2 and so on in figures/"
+    return f"{order} The first {MOST_CELLS} of {cells} cells; others: {others}, tables/waterfall.csv has all."
+
+
+def _row_of(part: str) -> str:
+    return ROW_OF.get(part, part)
+
+
+def _communication(rows: pd.DataFrame) -> str:
+    """Return a sentence on what the row of communication holds for each strategy that was drawn."""
+    held = rows[rows["part"].map(_row_of) == COMMUNICATION].groupby("strategy", sort=False)["part"].unique()
+    if held.empty:
+        return ""
+    each = "; ".join(f"{strategy}: {', '.join(map(str, parts))}" for strategy, parts in held.items())
+    threads = " The threads of dp are its wrapper." if rows["part"].eq("threads").any() else ""
+    return f"Communication is the time in which nothing is computed meanwhile ({each}).{threads}"
 
 
 def _graph_search(rows: pd.DataFrame) -> str:
@@ -43,36 +99,44 @@ def _graph_search(rows: pd.DataFrame) -> str:
     return " With find_unused_parameters its search of the graph is in exposed communication."
 
 
-def _draw(axes: Axes, part: pd.DataFrame) -> None:
+def _figure(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> Figure:
+    facets = [(f"{row['label']}{'*' * is_apart(row)}", cell) for cell in cells for row in rows_of(cell[:1])]
+    lefts = [1.0 - number(end) for cell in cells for end in cell[cell["part"] != "ideal"]["share"].cumsum()]
+    limits = min(0.0, *lefts), max(1.05, *lefts)
+
+    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+        linear_values(axes, "x", ends, percent=True, steps=3)
+        _draw(axes, part, ends, names)
+
+    height = 0.7 + ROW_HEIGHT * (len(names) + 1)
+    return panels(facets, draw, [limits] * len(facets), legend=[], height=height)
+
+
+def _draw(axes: Axes, part: pd.DataFrame, limits: Limits, names: Sequence[str]) -> None:
     colour = COLOURS[str(part["strategy"].iloc[0])]
+    bars = rows_of(part)
     left = 1.0
-    labels, bars = [], rows_of(part)
+    for row in (row for row in bars if row["part"] != "ideal"):
+        _draw_part(axes, row, left, names.index(_row_of(str(row["part"]))), limits, colour)
+        left -= number(row["share"])
     ideal = next(row for row in bars if row["part"] == "ideal")
-    efficiency = number(ideal["share"])
-    lost = [row for row in bars if row["part"] != "ideal"]
-    for y, row in enumerate(lost):
-        share = number(row["share"])
-        end = left - share
-        axes.barh(
-            y,
-            left - end,
-            left=end,
-            height=0.7,
-            color=(*colour, 0.55),
-            edgecolor=colour,
-            hatch="////" if share < 0 else None,
-        )
-        if not is_missing(row["low"]):
-            axes.plot([left - number(row["high"]), left - number(row["low"])], [y, y], color="0.25", linewidth=1)
-        labels.append(f"{row['part']}  {100 * share:.1f} %")
-        left = end
-    y = len(lost)
-    axes.barh(y, efficiency, height=0.7, color=colour)
-    if not is_missing(ideal["low"]):
-        axes.plot([number(ideal["low"]), number(ideal["high"])], [y, y], color="0.25", linewidth=1)
-    labels.append(f"efficiency  {100 * efficiency:.1f} %")
-    axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
+    axes.barh(len(names), number(ideal["share"]), height=0.7, color=colour)
+    draw_interval(axes, "x", len(names), (ideal["low"], ideal["high"]), limits, "0.25")
+    mark(axes, 0.0, len(names), f"efficiency: {estimate(share, ideal, 'share')}", x_end=number(ideal["share"]))
+    sums = part.assign(row=part["part"].map(_row_of)).groupby("row")["share"].sum().to_dict()
+    for y, name in enumerate([*names, "ideal"]):
+        text = share(sums[name]) if name in sums else "-"
+        axes.text(1.02, y, text, transform=axes.get_yaxis_transform(), verticalalignment="center")
+    axes.set_yticks(range(len(names) + 1), [*names, EFFICIENCY])
+    axes.set_ylim(len(names) + 0.6, -0.6)
     axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=0)
-    axes.set_xlim(min(0.0, left), max(1.05, *(1.0 - number(row["share"]) for row in lost)))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+
+
+def _draw_part(axes: Axes, row: Row, left: float, y: int, limits: Limits, colour: Colour) -> None:
+    """Draw the bar of a part, whose loss begins at ``left``, in row ``y``."""
+    taken = number(row["share"])
+    hatch = "////" if taken < 0 else None
+    axes.barh(y, taken, left=left - taken, height=0.7, color=(*colour, 0.55), edgecolor=colour, hatch=hatch)
+    low, high = number(row["low"]), number(row["high"])
+    draw_interval(axes, "x", y, (left - high, left - low), limits, "0.25")
+    mark(axes, left - taken, y, f"{row['part']}: {estimate(share, row, 'share')}", x_end=left)

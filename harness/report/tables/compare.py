@@ -103,7 +103,8 @@ def cell_table(comparison: Comparison) -> TextTable:
     """Return the cells of every later run against the first, with both throughputs."""
     labels = labels_of(comparison)
     rows = [{**row, "label": labels.of(row)} for row in rows_of(comparison.cells)]
-    return make_table(_columns(comparison, wide=True), rows, kind)
+    keys = {"ratio (95 %)": "ratio", "speedups": "speedup_ratio"}
+    return make_table(_columns(comparison, wide=True), rows, kind, keys=keys)
 
 
 def _within(label: str, setting: str) -> str:

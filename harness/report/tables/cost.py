@@ -23,6 +23,7 @@ CELL: tuple[Column, ...] = (
     ("strategy", shown_strategy, words),
     ("devices", shown_devices, flush_right),
 )
+DEVICES = {"devices": "devices"}
 
 
 def compute_table(cells: pd.DataFrame) -> TextTable:
@@ -34,7 +35,7 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
         ("MFU", _mfu, flush_right),
     )
     counted = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
-    return make_table(columns, rows_of(counted))
+    return make_table(columns, rows_of(counted), keys={**DEVICES, "MFU": "mfu"})
 
 
 def _of_measured_peak(row: Row) -> Scalar:
@@ -63,7 +64,7 @@ def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
     left_out = len(waterfall[most:])
     rest = f"and {left_out} more, in tables/waterfall.csv" if left_out else ""
     kind = lambda row: "base" if _is_first(row) else ""  # noqa: E731
-    return make_table(columns, rows_of(waterfall[:most]), kind, rest)
+    return make_table(columns, rows_of(waterfall[:most]), kind, rest, ordered=True)
 
 
 def _is_first(row: Row) -> bool:
@@ -98,7 +99,7 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
     )
     exposed = waterfall[waterfall["part"] == "exposed communication"]
     own = trials.groupby("cell_id")[["ddp_exposed_s", "ddp_communication_s"]].mean()
-    return make_table(columns, rows_of(exposed.join(own, on="cell_id")))
+    return make_table(columns, rows_of(exposed.join(own, on="cell_id")), keys=DEVICES)
 
 
 def gpu_table(gpus: pd.DataFrame) -> TextTable:
@@ -113,4 +114,4 @@ def gpu_table(gpus: pd.DataFrame) -> TextTable:
         ("samples per joule", "samples_per_joule", decimal("{:,.3g}")),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_of(gpus))
+    return make_table(columns, rows_of(gpus), keys=DEVICES)

@@ -30,6 +30,8 @@ NAMED = 6
 """The most cells that a sentence names."""
 LEVELS = {"trial": "trials", "group": "worker groups, outside trials", "run": "command, outside worker groups"}
 PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+OF_PROCESS = ("peak_memory_bytes", "peak_reserved_bytes", "build_peak_bytes", "estimated_peak_bytes")
+"""The columns that on a CPU are of the whole process."""
 
 
 def unverified(equivalence: pd.DataFrame) -> str:
@@ -70,7 +72,8 @@ def doubt_table(trials: pd.DataFrame) -> TextTable:
         ("meaning", lambda row: meaning(str(row["doubt"])), words),
     )
     counts = Counter(name for names in counted["doubts"] for name in names)
-    return make_table(columns, [{"doubt": name, "trials": count} for name, count in counts.most_common()])
+    rows = [{"doubt": name, "trials": count} for name, count in counts.most_common()]
+    return make_table(columns, rows, keys={"timed trials": "trials"})
 
 
 def usual_words(trials: pd.DataFrame) -> str:
@@ -96,7 +99,10 @@ def ledger_table(ledger: pd.DataFrame) -> TextTable:
 
 
 def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
-    """Return peak memory of the rank with the most memory of each cell, and its known parts."""
+    """Return peak memory of the rank with the most memory of each cell, and its known parts.
+
+    On a CPU the known parts alone: the peak is that of a process, libraries included, not of the rank's device.
+    """
     reserved: tuple[Column, ...] = (("reserved", "peak_reserved_bytes", size),)
     estimated: tuple[Column, ...] = (("estimated", "estimated_peak_bytes", size),)
     built: tuple[Column, ...] = (("construction", "build_peak_bytes", size),)
@@ -123,6 +129,7 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
             **row,
             "build_peak_bytes": construction.get(row["cell_id"]),
             **{name: of_rank[row["cell_id"]][name] for name in ("peak_memory_bytes", "peak_reserved_bytes", *PARTS)},
+            **({} if row["device"] == "cuda" else dict.fromkeys(OF_PROCESS)),
         }
         for row in rows_of(cells)
         if row["cell_id"] in of_rank
@@ -130,7 +137,9 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
     return make_table(columns, rows)
 
 
-def _rest(row: Row) -> float:
+def _rest(row: Row) -> float | None:
+    if is_missing(row["peak_memory_bytes"]):
+        return None
     known = sum(number(row[part]) for part in PARTS)
     return max(0.0, number(row["peak_memory_bytes"]) - known)
 

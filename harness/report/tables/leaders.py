@@ -23,7 +23,8 @@ def leaders_table(leaders: pd.DataFrame) -> TextTable:
         ("p (Holm)", "p_value", decimal("{:.2g}")),
         ("verdict", _verdict, words),
     )
-    return make_table(columns, rows_of(compared), lambda row: "base" if _leads(row) else "")
+    keys = {"devices": "devices", "to the fastest (95 % interval)": "ratio"}
+    return make_table(columns, rows_of(compared), lambda row: "base" if _leads(row) else "", keys=keys)
 
 
 def _leads(row: Row) -> bool:

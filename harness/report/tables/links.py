@@ -42,7 +42,7 @@ def links_table(links: pd.DataFrame) -> TextTable:
     columns: list[Column] = [("devices", "label", words), ("from", "from", flush_right), ("", "quantity", words)]
     columns += [(f"to {target}", str(target), flush_right) for target in range(count)]
     lines = [line for _, part in links.groupby(PLACEMENT, dropna=False, sort=False) for line in _matrix(part, count)]
-    return make_table(columns, lines)
+    return make_table(columns, lines, ordered=True)
 
 
 def _matrix(links: pd.DataFrame, count: int) -> list[Row]:

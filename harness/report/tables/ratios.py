@@ -24,7 +24,7 @@ def noise_table(noise: pd.DataFrame) -> TextTable:
         ("twin / base (95 % interval)", _ratio, flush_right),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_of(noise), _kind)
+    return make_table(columns, rows_of(noise), _kind, keys={"twin / base (95 % interval)": "ratio"})
 
 
 def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
@@ -41,7 +41,7 @@ def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
         ("Ray / torchrun (95 % interval)", _ratio, flush_right),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_of(parity), _kind)
+    return make_table(columns, rows_of(parity), _kind, keys={"Ray / torchrun (95 % interval)": "ratio"})
 
 
 def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
@@ -58,7 +58,7 @@ def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
         ("ratio (95 % interval)", _ratio, flush_right),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_of(versus), _kind)
+    return make_table(columns, rows_of(versus), _kind, keys={"ratio (95 % interval)": "ratio"})
 
 
 def _kind(row: Row) -> str:

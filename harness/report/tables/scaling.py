@@ -79,7 +79,8 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
         (f"base ({unit})", _base, flush_right),
         *(doubts if any(row["unusual"] for row in rows) else ()),
     )
-    return make_table(columns, rows, _kind)
+    keys = {"devices": "devices", unit: "throughput_per_s", "speedup": "speedup", "efficiency": "efficiency"}
+    return make_table(columns, rows, _kind, keys=keys)
 
 
 def unusual_doubts(scaling: pd.DataFrame) -> pd.DataFrame:
@@ -141,7 +142,10 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
         ("samples to target", "samples_to_target", flush_right),
     )
     rows = [_over_seeds(group, metrics) for _, group in convergence.groupby("cell_id", sort=False)]
-    return make_table(columns, rows, lambda row: "apart" if is_apart(row) else "")
+    keys = {
+        title: _middle_of(name) for title, name, _ in columns if isinstance(name, str) and name in {*VALUES, *metrics}
+    }
+    return make_table(columns, rows, lambda row: "apart" if is_apart(row) else "", keys=keys)
 
 
 def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:
@@ -157,7 +161,22 @@ def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:
         "reached": f"{reached} of {len(group)}" if known else "-",
         "time_to_target_s": _to_target(group, "time_to_target_s", "{:.1f}"),
         "samples_to_target": _to_target(group, "samples_to_target", "{:,.0f}"),
+        **{_middle_of(name): _middle(group[name]) for name in (*VALUES, *metrics)},
     }
+
+
+VALUES = ("train_loss", "val_loss", "time_to_target_s", "samples_to_target")
+"""The numbers of a training beside its metrics."""
+
+
+def _middle_of(name: str) -> str:
+    """Return the key of the median over the seeds, by which rows sort."""
+    return f"{name}_median"
+
+
+def _middle(values: pd.Series[float]) -> float:
+    """Return the median over the seeds, of which a missing one counts as infinite."""
+    return median(sorted(values.astype("Float64").fillna(math.inf).astype(float)))
 
 
 def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
@@ -166,7 +185,7 @@ def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
     If the median seed missed the target: the least that its training time can be, '-' for samples.
     """
     values = sorted(group[name].astype("Float64").fillna(math.inf).astype(float))
-    middle = median(values)
+    middle = _middle(group[name])
     if middle < math.inf:
         shown = _spread(values[0], middle, values[-1], form, alone=len(values) == 1)
         return shown.replace(form.format(math.inf), f"not{NO_BREAK}reached")

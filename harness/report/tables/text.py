@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from types import MappingProxyType
 from typing import TypeAlias
 
 from harness.analysis.stats import ENDS
@@ -23,45 +26,122 @@ class Heading:
     number: bool = False
 
 
+REST = "rest"
+"""The kind of a last line, on the rows that are left out."""
+LEAST_SORTED = 3
+"""The fewest rows of a table that a reader may want to sort."""
+
+
 @dataclass(frozen=True)
 class Line:
-    """A row of text. ``kind`` is 'base', 'apart' (a rehearsal) or empty."""
+    """A row of text. ``kind`` is 'base', 'apart' (a rehearsal), REST or empty; ``numbers``: by which columns sort."""
 
     cells: tuple[str, ...]
     kind: str = ""
+    numbers: tuple[float | None, ...] = ()
+
+    @property
+    def values(self) -> Iterator[tuple[str, str]]:
+        """Yield the text of each cell and its number as text, empty if it has none."""
+        for cell, value in zip_longest(self.cells, self.numbers):
+            yield cell, "" if value is None else f"{value:.6g}"
+
+    def keep(self, columns: Sequence[int]) -> Line:
+        """Return the line with these columns alone."""
+        numbers = tuple(self.numbers[column] for column in columns) if self.numbers else ()
+        return replace(self, cells=tuple(self.cells[column] for column in columns), numbers=numbers)
 
 
 @dataclass(frozen=True)
 class TextTable:
+    """A table of text.
+
+    ``ordered``: rows belong together in this order, so that the page does not sort them. ``common``: headings and
+    texts of the columns that are the same in every row, if they are not among the columns.
+    """
+
     columns: tuple[Heading, ...]
     rows: tuple[Line, ...]
+    ordered: bool = False
+    common: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_sortable(self) -> bool:
+        return not self.ordered and len(self.lines) >= LEAST_SORTED
+
+    @property
+    def lines(self) -> list[Line]:
+        """The rows but for that on rows that are left out."""
+        return [row for row in self.rows if row.kind != REST]
+
+    @property
+    def rest(self) -> str:
+        """The sentence on rows that are left out; empty if there are none."""
+        return next((row.cells[0] for row in self.rows if row.kind == REST), "")
+
+    def without_constants(self) -> TextTable:
+        """Return the table with the columns that are the same in every row moved to ``common``."""
+        lines = self.lines
+        if self.ordered or len(lines) < 2:
+            return self
+        varied = [index for index in range(len(self.columns)) if len({line.cells[index] for line in lines}) > 1]
+        if len(varied) < 2:
+            return self
+        same = [index for index in range(len(self.columns)) if index not in varied]
+        common = tuple((self.columns[index].title, lines[0].cells[index]) for index in same)
+        columns = tuple(self.columns[index] for index in varied)
+        rest = [_rest_line(self.rest, len(columns))] if self.rest else []
+        return replace(self, columns=columns, rows=(*(line.keep(varied) for line in lines), *rest), common=common)
 
 
 def make_table(
-    columns: Sequence[Column], rows: Iterable[Row], kind: Callable[[Row], str] = lambda row: "", rest: str = ""
+    columns: Sequence[Column],
+    rows: Iterable[Row],
+    kind: Callable[[Row], str] = lambda row: "",
+    rest: str = "",
+    *,
+    keys: Mapping[str, str] = MappingProxyType({}),
+    ordered: bool = False,
 ) -> TextTable:
-    """Return the rows as text. ``kind`` is that of a line; ``rest``, if any, is a last line of its own."""
+    """Return the rows as text, without the columns that no row fills.
+
+    ``kind`` is that of a line; ``rest``, if any, is a last line of its own. ``keys``: for headings of columns whose
+    value is text, the name of the number by which they sort. ``ordered``: see TextTable.
+    """
     headings = tuple(Heading(title, form is not words) for title, _, form in columns)
-    lines = [
-        Line(tuple(form(value(row) if callable(value) else row[value]) for _, value, form in columns), kind(row))
-        for row in rows
+    lines = [_line(columns, row, kind(row), keys) for row in rows]
+    filled = [
+        index for index in range(len(headings)) if not lines or any(line.cells[index] not in EMPTY for line in lines)
     ]
-    headings, lines = _without_empty(headings, lines)
+    headings, lines = tuple(headings[index] for index in filled), [line.keep(filled) for line in lines]
     if rest:
-        lines.append(Line((rest, *[""] * (len(headings) - 1))))
-    return TextTable(headings, tuple(lines))
+        lines.append(_rest_line(rest, len(headings)))
+    return TextTable(headings, tuple(lines), ordered)
 
 
-def _without_empty(headings: tuple[Heading, ...], lines: list[Line]) -> tuple[tuple[Heading, ...], list[Line]]:
-    """Return headings and lines without the columns of text that no line fills."""
-    kept = [
-        index
-        for index, heading in enumerate(headings)
-        if heading.number or not lines or any(line.cells[index] for line in lines)
+EMPTY = ("", "-")
+"""The texts of a missing value."""
+
+
+def _line(columns: Sequence[Column], row: Row, kind: str, keys: Mapping[str, str]) -> Line:
+    found = [value(row) if callable(value) else row[value] for _, value, _ in columns]
+    cells = tuple(form(value) for value, (_, _, form) in zip(found, columns, strict=True))
+    sorted_by = [
+        row[keys[title]] if title in keys else value for value, (title, _, _) in zip(found, columns, strict=True)
     ]
-    return tuple(headings[index] for index in kept), [
-        replace(line, cells=tuple(line.cells[index] for index in kept)) for line in lines
-    ]
+    numbers = tuple(
+        None if form is words else _number(value) for value, (_, _, form) in zip(sorted_by, columns, strict=True)
+    )
+    return Line(cells, kind, numbers)
+
+
+def _number(value: Scalar) -> float | None:
+    """Return a number to sort by; None for text, missing and infinite values, which come last."""
+    return None if isinstance(value, str) or not math.isfinite(number(value)) else number(value)
+
+
+def _rest_line(rest: str, columns: int) -> Line:
+    return Line((rest, *[""] * (columns - 1)), REST)
 
 
 def words(value: Scalar) -> str:
