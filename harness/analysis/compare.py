@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -14,11 +15,22 @@ from harness.analysis.common import Row, order
 from harness.analysis.condition import Condition
 from harness.analysis.environments import Fact, side_by_side
 from harness.analysis.gate import ALPHA, gate
-from harness.analysis.matching import axis_value, content_key, matches
+from harness.analysis.matching import axis_value, matches
 from harness.analysis.results import Results
 from harness.analysis.run_cells import is_finished, started_at
 from harness.analysis.run_noise import History, read_history
-from harness.analysis.run_pairs import Lost, Pair, Question, Side, lost_cells, make_side, match, no_shared_cell
+from harness.analysis.run_pairs import (
+    Lost,
+    Pair,
+    Question,
+    Side,
+    ambiguous,
+    key_of,
+    lost_cells,
+    make_side,
+    match,
+    no_shared_cell,
+)
 from harness.analysis.stats import holm, mean_interval
 from harness.errors import ComparisonError
 from harness.record.frames import records
@@ -190,9 +202,14 @@ Training = tuple[str, int]
 
 
 def _by_training(side: Side, question: Question) -> dict[Training, Row]:
-    rows = [row for row in records(side.results.convergence) if matches(row, question.only)]
-    keys = ((content_key(row, question.by) if question.by else str(row["cell_id"])) for row in rows)
-    return {(key, int(row["seed"])): row for key, row in zip(keys, rows, strict=True)}
+    found: dict[Training, Row] = {}
+    for row in records(side.results.convergence):
+        if matches(row, question.only):
+            training = (key_of(row, question), int(row["seed"]))
+            if training in found:
+                raise ambiguous(side.results, question, found[training], row)
+            found[training] = row
+    return found
 
 
 def _shared_trainings(first: Side, later: Side, question: Question) -> bool:
@@ -213,7 +230,8 @@ def _trainings(first: Side, later: Side, question: Question) -> list[Row]:
 
 def _training(letter: str, pairs: Sequence[tuple[Row, Row]], name: str, question: Question) -> Row:
     known = [(one[name], other.get(name)) for one, other in pairs]
-    values = [(float(one), float(other)) for one, other in known if one is not None and other is not None]
+    recorded = [(float(one), float(other)) for one, other in known if one is not None and other is not None]
+    values = [both for both in recorded if all(map(math.isfinite, both))]
     first, later = pairs[0]
     row = {"run": letter, **{axis: later[axis] for axis in ("cell_id", *AXES)}, "metric": name, "seeds": len(values)}
     if not values:
@@ -222,6 +240,8 @@ def _training(letter: str, pairs: Sequence[tuple[Row, Row]], name: str, question
     difference = mean_interval([other - one for one, other in values])
     ends = (None, None) if name in TIMES else (difference.low, difference.high)
     reasons = dict.fromkeys(each["excluded"] for pair in pairs for each in pair if each["excluded"])
+    if len(values) < len(pairs):
+        reasons[f"no finite value in {len(pairs) - len(values)} of {len(pairs)} seeds"] = None
     return {
         **row,
         "by": by or None,

@@ -19,14 +19,15 @@ class RunCell:
     """A cell as one run measured it.
 
     ``first``: a row of its trials, for its axes. ``throughputs``: one a block, in order. ``speedups``: over the base,
-    paired by block; empty for the base itself, and without ``base``. ``verdict``: whether it is equivalent to one
-    device; None if that is not checked.
+    paired by block; empty for the base itself, and without ``base``. ``is_base``: whether it is the base, or stands
+    in for one that failed. ``verdict``: whether it is equivalent to one device; None if that is not checked.
     """
 
     first: Row
     rows: Rows = field(repr=False)
     throughputs: tuple[float, ...]
     base: Row | None
+    is_base: bool
     speedups: tuple[float, ...]
     conditions: Conditions | None
     verdict: Verdict | None
@@ -79,6 +80,7 @@ def _cell(results: Results, group: Rows, base: Rows, verdict: Verdict) -> RunCel
         rows=group,
         throughputs=tuple(last.values()),
         base=base[0] if speeds else None,
+        is_base=bool(is_base),
         speedups=tuple(speed / other for speed, other in zip(speeds, bases, strict=True)),
         conditions=conditions_of(results, group),
         verdict=verdict if group[0]["check_id"] else None,

@@ -112,18 +112,19 @@ def noise_between(
 
     s is the standard deviation of the logarithm over k >= 3 runs of the cell before both, in the same environment, each
     over as many blocks as the shorter of both compared runs has. If both runs differ in versions or, compared ``by`` an
-    axis, in the cell, s is pooled over the earlier runs of each: it is taken to be the same for both.
+    axis, in the cell, s is pooled over the earlier runs of each: it is taken to be the same for both. Cells of the same
+    earlier runs share the state of those: together they have no more degrees of freedom than the runs.
     """
     if first.conditions is None or later.conditions is None:
         return None, NOT_RECORDED
     if first.conditions.machine != later.conditions.machine:
         return None, OTHER_MACHINE
     blocks = min(len(measure(first)), len(measure(later)))
-    samples = []
+    samples: list[dict[float, float]] = []
     for kind in dict.fromkeys(_kind(cell, measure) for cell in (first, later)):
-        cells = [run.cells[kind[0]] for run in earlier if kind[0] in run.cells]
-        values = [measure(cell)[:blocks] for cell in cells if _kind(cell, measure) == kind]
-        samples.append([math.log(geometric_mean(each).value) for each in values if each])
+        cells = {run.started_at: run.cells[kind[0]] for run in earlier if kind[0] in run.cells}
+        values = {start: measure(cell)[:blocks] for start, cell in cells.items() if _kind(cell, measure) == kind}
+        samples.append({start: math.log(geometric_mean(each).value) for start, each in values.items() if each})
     enough = [sample for sample in samples if len(sample) >= LEAST_RUNS]
     if not enough:
         most = max(map(len, samples))
@@ -131,8 +132,9 @@ def noise_between(
             None,
             f"{most or 'no'} earlier run{'s' * (most != 1)} of this cell in this environment; {LEAST_RUNS} are needed",
         )
-    sd, freedom = pooled_deviation(enough)
-    return RunNoise(sd, freedom, sum(map(len, enough))), ""
+    sd, freedom = pooled_deviation([[*sample.values()] for sample in enough])
+    runs = len(set().union(*enough))
+    return RunNoise(sd, min(freedom, runs - 1), runs), ""
 
 
 def _kind(cell: RunCell, measure: Measure) -> tuple[str, Conditions | None, str | None]:

@@ -110,8 +110,8 @@ class Pair:
 
     @property
     def is_base(self) -> bool:
-        """Whether the cell is the base, whose speedup is 1."""
-        return bool(self.later.first["cell_id"] == self.later.first["base_id"])
+        """Whether the cell is the base of its run, or stands in for it: its speedup is 1."""
+        return self.first.is_base and self.later.is_base
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,20 @@ def make_side(letter: str, results: Results, question: Question) -> Side:
     for cell in run_cells(results).values():
         if not matches(cell.first, question.only):
             continue
-        key = _key(cell.first, question)
+        key = key_of(cell.first, question)
         if key in cells:
-            names = ", ".join(differing_axes(cells[key].first, cell.first))
-            raise ComparisonError(
-                f"{results.folder.path}: --by {','.join(question.by)}: this run has cells that differ in nothing else "
-                f"({names}), so that it is not clear which to compare; choose one of each with --only"
-            )
+            raise ambiguous(results, question, cells[key].first, cell.first)
         cells[key] = cell
     return Side(letter, results, cells)
+
+
+def ambiguous(results: Results, question: Question, row: Row, other: Row) -> ComparisonError:
+    """Return the error of two cells of a run that differ in nothing but the axes of --by."""
+    names = ", ".join(differing_axes(row, other))
+    return ComparisonError(
+        f"{results.folder.path}: --by {','.join(question.by)}: this run has cells that differ in nothing else "
+        f"({names}), so that it is not clear which to compare; choose one of each with --only"
+    )
 
 
 def match(first: Side, later: Side, question: Question, history: History | None, without: Sequence[Side]) -> list[Pair]:
@@ -157,7 +162,7 @@ def _pair(letter: str, first: RunCell, later: RunCell, question: Question, earli
     stated = None if question.run_noise is None else RunNoise(question.run_noise)
     throughput = _ratio(first, later, earlier, throughputs, stated)
     speedup = None
-    if first.base and later.base and _key(first.base, question) == _key(later.base, question):
+    if first.base and later.base and key_of(first.base, question) == key_of(later.base, question):
         speedup = _ratio(first, later, earlier, speedups, None)
         if stated and not speedup.noise:
             speedup = RunRatio(speedup.first, speedup.later, None, STATED_FOR_THROUGHPUT)
@@ -208,14 +213,15 @@ def _reasons(side: Side, question: Question) -> dict[str, str]:
     """Return why a run has no measurement of a planned cell, by the cell's key."""
     trials = side.results.trials
     rows = records(trials[(trials["kind"] == "throughput") & (trials["outcome"] != "ok")])
-    reasons = {_key(row, question): f"{side.letter}: {row['outcome']}: {row['reason']}" for row in rows}
+    reasons = {key_of(row, question): f"{side.letter}: {row['outcome']}: {row['reason']}" for row in rows}
     if not question.by:
         missing = records(side.results.missing)
         reasons |= {str(row["cell_id"]): f"{side.letter}: {row['reason']}" for row in missing}
     return reasons
 
 
-def _key(row: Row, question: Question) -> str:
+def key_of(row: Row, question: Question) -> str:
+    """Return what cells of different runs must share to be matched."""
     return content_key(row, question.by) if question.by else str(row["cell_id"])
 
 

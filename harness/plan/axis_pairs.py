@@ -113,8 +113,10 @@ def _held_fixed(axis: str, axes: Axes) -> str:
     follow = FOLLOWERS.get(axis, frozenset()) | {axis, "options"}
     if axis == "devices":
         follow |= {"global_batch_size", "per_device_batch_size"} - {_batch_axis(axes)}
-    own = f"{axes['strategy']}." if axis == "strategy" else axis
-    options = {name: value for name, value in (axes.get("options") or {}).items() if not name.startswith(own)}
+    own = f"{axes['strategy'] if axis == 'strategy' else axis}."
+    options = {
+        name: value for name, value in (axes.get("options") or {}).items() if name != axis and not name.startswith(own)
+    }
     fixed = {name: _key(axes.get(name)) for name in CELL_AXES if name not in follow}
     return json.dumps([fixed, options], sort_keys=True, default=str)
 

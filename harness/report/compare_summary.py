@@ -12,6 +12,7 @@ from harness.report.tables.text import plural, words
 
 NAMED = 6
 """The most cells, or facts, that a sentence names."""
+KEEP_RUNS = "Two runs alone decide nothing: keep at least 3 earlier runs in the results folder, or give --run-noise 5%."
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -60,8 +61,8 @@ def _noise(comparison: Comparison) -> Iterator[str]:
     reasons = list(dict.fromkeys(words(row["reason"]) for row in without))
     if reasons:
         yield (
-            f"Undecided, {len(without)} of {plural(len(cells), 'cell')}: {_joined(reasons[:2], len(reasons))}. "
-            "Two runs alone decide nothing: keep at least 3 earlier runs in the results folder, or give --run-noise 5%."
+            f"Undecided, {len(without)} of {plural(len(cells), 'cell')}: {_joined(reasons[:2], len(reasons))}."
+            + f" {KEEP_RUNS}" * any("earlier run" in reason for reason in reasons)
         )
 
 
@@ -99,10 +100,11 @@ def _differing(comparison: Comparison) -> Iterator[str]:
 def _unmatched(comparison: Comparison) -> Iterator[str]:
     labels = labels_of(comparison)
     rows = rows_of(comparison.unmatched)
-    for letter in dict.fromkeys(str(row["measured_in"]) for row in rows):
-        mine = [row for row in rows if row["measured_in"] == letter]
+    for run, letter in dict.fromkeys((str(row["run"]), str(row["measured_in"])) for row in rows):
+        mine = [row for row in rows if (row["run"], row["measured_in"]) == (run, letter)]
         named = [f"{labels.of(row)} ({row['reason']})" for row in mine[:NAMED]]
-        yield f"Measured in {letter} alone: {_joined(named, len(mine))}."
+        other = run if letter != run else "A"
+        yield f"Measured in {letter}, not in {other}: {_joined(named, len(mine))}."
 
 
 def _joined(named: list[str], count: int) -> str:

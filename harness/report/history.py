@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
@@ -53,7 +54,7 @@ def write_history(folder: Path, wanted: str | Mapping[str, PlainValue] | None, o
     if path.suffix not in FORMATS:
         raise ComparisonError(f"--output: got {str(path)!r}; allowed: a file that ends in {', '.join(FORMATS)}")
     history = load_history(folder)
-    chosen = history[[_is_chosen(row, wanted) for row in records(history)]]
+    chosen = history[np.array([_is_chosen(row, wanted) for row in records(history)], dtype=bool)]
     labels = Labels(rows_of(chosen))
     groups = [(rows_of(group[:1])[0], group) for _, group in chosen.groupby("cell_id", sort=False)]
     cells = [(labels.of(first), group) for first, group in sorted(groups, key=lambda one: order(one[0]))]

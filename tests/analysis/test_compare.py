@@ -20,6 +20,8 @@ from harness.analysis.run_pairs import Question
 from harness.config.experiment import Experiment
 from harness.errors import ComparisonError
 from harness.plan.cell import Cell
+from harness.report.compare import as_json
+from harness.report.compare_summary import sentences
 from tests.run_folders import NODE, make_run
 
 Make = Callable[..., Experiment]
@@ -262,6 +264,71 @@ def test_noise_is_pooled_over_both_cells_of_a_pair(make_experiment: Make, tmp_pa
         squares.append(sum((log - sum(logs) / len(logs)) ** 2 for log in logs))
     assert row["earlier_runs"] == 7
     assert row["run_noise"] == pytest.approx(math.sqrt(sum(squares) / 5))
+
+
+def test_cells_of_the_same_earlier_runs_have_the_degrees_of_freedom_of_those_runs(
+    make_experiment: Make, tmp_path: Path
+) -> None:
+    sizes = ([1, 25], [25], [1])
+    both, large, small = (
+        make_experiment(
+            {**GRID, "strategy": "ddp", "devices": 2},
+            throughput={"blocks": 1},
+            strategy_options={"ddp": {"bucket_cap_mb": b}},
+        )
+        for b in sizes
+    )
+    for day, factor in enumerate(NOISE):
+        make_run(tmp_path, both, rate(factor), started_at=1.7e9 + day)
+    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + 100 + n) for n, one in enumerate((large, small))]
+    row = by_cell(compared(*paths, by=("ddp.bucket_cap_mb",)))["ddp", 2]
+    logs = [math.log(factor) for factor in NOISE]
+    sd = math.sqrt(sum((log - sum(logs) / 5) ** 2 for log in logs) / 4)
+    assert (row["earlier_runs"], row["run_noise"]) == (5, pytest.approx(sd))
+    assert row["high"] == pytest.approx(math.exp(2.776445 * sd * math.sqrt(2)), rel=1e-5)
+
+
+def test_trainings_that_by_cannot_tell_apart_are_an_error(make_experiment: Make, tmp_path: Path) -> None:
+    both = make_experiment(
+        GRID,
+        throughput=None,
+        convergence={"epochs": 1, "seeds": [0]},
+        strategy_options={"ddp": {"bucket_cap_mb": [1, 25]}},
+    )
+    paths = [make_run(tmp_path, both, rate(), started_at=1.7e9 + n) for n in range(2)]
+    with pytest.raises(ComparisonError, match=r"differ in nothing else \(ddp.bucket_cap_mb\).*--only"):
+        compared(*paths, by=("ddp.bucket_cap_mb",))
+
+
+@pytest.mark.parametrize("metrics", [(1.0, math.nan, 0.5), (math.nan, 0.5, 1.0), (0.5, 1.0, math.inf)])
+def test_a_metric_that_is_not_finite_in_a_seed_is_left_out_and_said(
+    make_experiment: Make, tmp_path: Path, metrics: tuple[float, ...]
+) -> None:
+    made = make_experiment(GRID, throughput=None, convergence={"epochs": 1, "seeds": [0, 1, 2]})
+    paths = [make_run(tmp_path, made, rate(), started_at=1.7e9 + n, accuracy=metrics.__getitem__) for n in range(2)]
+    comparison = compared(*paths)
+    row = comparison.convergence[comparison.convergence["metric"] == "val_accuracy"].to_dict("records")[0]
+    assert (row["seeds"], row["first"], row["reason"]) == (2, 0.75, "no finite value in 1 of 3 seeds")
+    json.loads(as_json(comparison))
+
+
+def test_the_cell_in_place_of_a_failed_base_has_no_speedup_to_decide(experiment: Experiment, tmp_path: Path) -> None:
+    def without_base(cell: Cell, block: int) -> float | None:
+        return None if cell.strategy == "single" else rate()(cell, block)
+
+    paths = [make_run(tmp_path, experiment, without_base, started_at=1.7e9 + day) for day in range(7)]
+    gate = compared(*paths[5:], conditions=("speedup < 0.5",)).gate
+    assert gate[["devices", "verdict"]].values.tolist() == [[2, "passes"]]
+
+
+def test_a_cell_of_two_of_three_runs_is_named_with_the_run_that_lacks_it(
+    make_experiment: Make, experiment: Experiment, tmp_path: Path
+) -> None:
+    smaller = make_experiment({**GRID, "devices": [1]}, throughput={"blocks": 2})
+    made = enumerate((experiment, smaller, experiment))
+    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + n) for n, one in made]
+    (sentence,) = (text for text in sentences(compared(*paths)) if text.startswith("Measured in"))
+    assert sentence.startswith("Measured in A, not in B: ")
 
 
 def test_by_an_axis_that_a_run_varies_itself_is_an_error(make_experiment: Make, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.records import line
 
 def cell(name: str = "ddp2", speed: float = 1.0) -> RunCell:
     row = {**line(name, rates=(1.0, 1.0)), "link": None, "device_ids": None, "variant": None}
-    return RunCell(row, [row], (speed,), None, (), None, None)
+    return RunCell(row, [row], (speed,), None, name == "single", (), None, None)
 
 
 def pair(ratio: float, sd: float | None = 0.01, *, no_claim: str = "", name: str = "ddp2") -> Pair:

@@ -193,6 +193,12 @@ def test_history_of_a_cell_by_its_id(runs: dict[str, Path], tmp_path: Path) -> N
     assert result.exit_code == 0 and (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_history_without_a_measurement_is_one_error(make_experiment: Make, tmp_path: Path) -> None:
+    make_run(tmp_path, make_experiment(GRID, throughput={"blocks": 1}), lambda cell, block: None)
+    result = call("history", tmp_path)
+    assert result.exit_code == 2 and "no cell to draw" in result.output and "Traceback" not in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -91,6 +91,12 @@ def test_the_other_batch_follows_the_one_that_is_held_fixed() -> None:
     assert {axis for axis, *_ in pairs_of(*weak, *strong)} == {"per_device_batch_size", "global_batch_size"}
 
 
+def test_an_option_whose_name_begins_with_the_axis_is_held_fixed() -> None:
+    grid = [(width, factor) for width in (1, 2) for factor in (1, 8)]
+    cells = [cell(options={"workload.width": width, "workload.width_factor": factor}) for width, factor in grid]
+    assert pairs_of(*cells) == [("workload.width", "2", "1")] * 2 + [("workload.width_factor", "8", "1")] * 2
+
+
 def test_devices_take_nodes_and_the_batch_along() -> None:
     cells = [cell(devices=8, global_batch_size=256), cell(devices=16, nodes=2, global_batch_size=512)]
     assert ("devices", "16", "8") in pairs_of(*cells)
