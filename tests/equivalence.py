@@ -18,6 +18,7 @@ from harness.train.ranks import Ranks
 from harness.train.token_weights import local_part
 from harness.train.training import Training
 from harness.train.workloads.conv_stack import ConvStack
+from harness.train.workloads.emulated_compute import EmulatedCompute
 from harness.train.workloads.image_classification import ImageClassification
 from harness.train.workloads.language_model import LanguageModel
 from harness.train.workloads.mlp import Mlp
@@ -64,6 +65,7 @@ WORKLOADS: Mapping[str, Callable[[], Any]] = {
     "mlp": lambda: Mlp(model="small"),
     "padded_sequences": lambda: PaddedSequences(longest=40, text_bytes=20_000),
     "language_model": lambda: LanguageModel(context=16, text_bytes=20_000),
+    "emulated_compute": lambda: EmulatedCompute(mebibytes=0.01, step_ms=0.1),
 }
 
 

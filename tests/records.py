@@ -75,6 +75,7 @@ def line(
             "compile": False,
             "oversubscribed": False,
             "emulated": strategy == "dp",
+            "emulated_compute": False,
             "options": {},
             "unit": "samples",
             "parameters": 1000,

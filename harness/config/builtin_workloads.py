@@ -15,7 +15,8 @@ SIZES = ("small", "medium", "large")
 class BuiltinWorkload(NamedTuple):
     """A built-in workload: ``module:ClassName``, its data and models by name, and those of a grid that names none.
 
-    ``folders``: whether data may be the path of a folder, too.
+    ``folders``: whether data may be the path of a folder, too. ``emulated``: whether its layers wait instead of
+    computing.
     """
 
     location: str
@@ -25,6 +26,7 @@ class BuiltinWorkload(NamedTuple):
     data_names: Sequence[str]
     models: Sequence[str]
     folders: bool = False
+    emulated: bool = False
 
     def unknown(self, data: Sequence[str], models: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yield the axis and the problem of each name that the workload does not have."""
@@ -84,5 +86,19 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
         ("nano", "micro", "mini", "small", "gpt2"),
         folders=True,
     ),
+    "emulated_compute": BuiltinWorkload(
+        "harness.train.workloads.emulated_compute:EmulatedCompute",
+        "layers that wait instead of computing: many ranks on few cores, a rehearsal",
+        "synthetic",
+        "small",
+        ("synthetic",),
+        SIZES,
+        emulated=True,
+    ),
 }
 """A new workload is its file and an entry here. A user's class has its own defaults."""
+
+
+def emulates_compute(workload: str) -> bool:
+    """Return whether the layers of the workload of this name wait instead of computing."""
+    return workload in BUILTIN_WORKLOADS and BUILTIN_WORKLOADS[workload].emulated

@@ -17,7 +17,7 @@ from pydantic import (
 
 from harness.config import yaml_source
 from harness.config.axes import Filter
-from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
 from harness.config.conflicts import Conflict, raise_conflicts
 from harness.config.passes import validate
 from harness.config.problems import describe_errors
@@ -172,6 +172,11 @@ class Experiment(Strict):
     def own_workload(self) -> bool:
         """Whether the workload is the user's own class."""
         return self.workload not in BUILTIN_WORKLOADS
+
+    @property
+    def emulated_compute(self) -> bool:
+        """Whether the layers of its workload wait instead of computing."""
+        return emulates_compute(self.workload)
 
     @property
     def own_strategies(self) -> tuple[str, ...]:

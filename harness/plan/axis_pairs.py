@@ -31,7 +31,9 @@ FOLLOWERS: Mapping[str, frozenset[str]] = {
 PRECISIONS = get_args(PrecisionName)
 SIZES = frozenset({"data", "model", "devices", "per_device_batch_size", "global_batch_size"})
 """The axes that set the size of the problem, which is no choice: throughput.blocks asks no width of their intervals."""
-NOT_COMPARED = frozenset({"workload", "device", "launcher", "scaling", "oversubscribed", "emulated", "options"})
+NOT_COMPARED = frozenset(
+    {"workload", "device", "launcher", "scaling", "oversubscribed", "emulated", "emulated_compute", "options"}
+)
 
 
 class AxisPair(NamedTuple, Generic[Item]):

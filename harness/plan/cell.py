@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal
 
+from harness.config.builtin_workloads import emulates_compute
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue
 
@@ -114,8 +115,13 @@ class Cell:
 
     @property
     def emulated(self) -> bool:
-        """Whether the strategy is emulated on CPU, as dp is: good for equivalence, not for speed."""
-        return self.traits.emulated_on_cpu and self.device == "cpu"
+        """Whether the strategy, as dp on CPU, or the computing is emulated: good for equivalence, not for speed."""
+        return self.emulated_compute or (self.traits.emulated_on_cpu and self.device == "cpu")
+
+    @property
+    def emulated_compute(self) -> bool:
+        """Whether the layers of its workload wait instead of computing."""
+        return emulates_compute(self.workload)
 
     @property
     def backend(self) -> str:

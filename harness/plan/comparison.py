@@ -48,11 +48,12 @@ CELL_AXES = (
     "launcher",
     "oversubscribed",
     "emulated",
+    "emulated_compute",
     "options",
     "variant",
 )
 """The axes of a recorded trial that are its cell's own; ``link`` is what the node has between the devices."""
-NOT_NAMED = frozenset({"options", "emulated", "oversubscribed", "scaling"})
+NOT_NAMED = frozenset({"options", "emulated", "emulated_compute", "oversubscribed", "scaling"})
 """Axes of a table that cannot be named: options have names of their own, the others follow from the file."""
 DEVICE_AXES = frozenset({"devices", "device_ids", "nodes", "per_device_batch_size", "global_batch_size"})
 STRATEGY_AXES = frozenset({"strategy", "options", "emulated"})
@@ -68,8 +69,8 @@ SETTING_AXES = (
     "variant",
 )
 """The axes that a comparison of strategies and device counts holds fixed, besides options."""
-LATER_AXES = frozenset({"variant"})
-"""The axes that earlier versions lacked: part of a set's id only where a cell has a value, so that ids stay."""
+LATER_AXES = frozenset({"emulated_compute", "variant"})
+"""The axes that earlier versions lacked: part of a set's id only where a cell has a true value, so that ids stay."""
 
 
 def check_axis(name: str) -> str:
@@ -99,6 +100,7 @@ def axes_of(cell: Cell) -> TrialAxes:
         "launcher": cell.launcher,
         "oversubscribed": cell.oversubscribe,
         "emulated": cell.emulated,
+        "emulated_compute": cell.emulated_compute,
         "options": cell.options,
         "variant": cell.variant,
     }
@@ -235,6 +237,6 @@ def options_text(options: Mapping[str, Any]) -> str:
 def _digest(axes: Mapping[str, Any], without: frozenset[str], *more: Any) -> str:
     values = {**axes, "options": options_text(axes.get("options") or {})}
     names = [name for name in CELL_AXES if name not in without]
-    shared = [values.get(name) for name in names if name not in LATER_AXES or values.get(name) is not None]
+    shared = [values.get(name) for name in names if name not in LATER_AXES or values.get(name)]
     text = json.dumps([*shared, *more], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

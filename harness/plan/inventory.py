@@ -10,7 +10,10 @@ MAX_THREADS_PER_GPU = 8
 
 @dataclass(frozen=True)
 class Node:
-    """One node. ``cores``: physical cores. ``compiler``: whether a C++ compiler is on its path."""
+    """One node. ``cores``: physical cores. ``compiler``: whether a C++ compiler is on its path.
+
+    ``slots``: the CPUs that ``ray start --num-cpus`` offers, which may be more than it has; None without a cluster.
+    """
 
     node_id: str
     address: str
@@ -20,6 +23,7 @@ class Node:
     gpu_model: str | None = None
     memory_bytes: int | None = None
     compiler: bool = True
+    slots: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,12 @@ class Machine:
         return None
 
 
-def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int]) -> Machine:
+def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int], emulated: bool = False) -> Machine:
     """Return the machine for a requested kind of device and the device counts of the grid.
 
     Threads per device are the same for every strategy. On CPU: cores / largest device count that a node can hold, at
-    least 1. On GPU: cores / GPUs, at most 8.
+    least 1. On GPU: cores / GPUs, at most 8. If computing is ``emulated``, which occupies no core, a node has as many
+    CPU slots as Ray offers, of one thread each.
     """
     device = request if request != "auto" else "cuda" if any(n.gpus for n in inventory.nodes) else "cpu"
     nodes = inventory.nodes
@@ -93,6 +98,8 @@ def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int])
         per_node = tuple(n.gpus for n in nodes)
         # requested from Ray: never more than there are, even if a node has fewer cores than GPUs
         cpus = min((min(threads, n.cores / n.gpus) for n in nodes if n.gpus), default=1.0)
+    elif emulated:
+        threads, cpus, per_node = 1, 1.0, tuple(n.cores if n.slots is None else n.slots for n in nodes)
     else:
         cores = min(n.cores for n in nodes)
         most = max((d for d in device_counts if d <= cores), default=1)

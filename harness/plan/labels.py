@@ -25,7 +25,9 @@ BATCH = "per_device_batch_size"
 PLACEMENT_AXES = frozenset({"strategy", "emulated", "oversubscribed", "devices", "device_ids", "nodes"})
 """The axes that every label names."""
 OTHER_AXES = tuple(
-    axis for axis in CELL_AXES if axis not in PLACEMENT_AXES | {"scaling", "global_batch_size", "options"}
+    axis
+    for axis in CELL_AXES
+    if axis not in PLACEMENT_AXES | {"scaling", "global_batch_size", "options", "emulated_compute"}
 )
 DEFAULTS: Mapping[str, object] = {"compile": False, "launcher": "ray"}
 """Values that are not worth a word if all cells have them; so is the kind of device, which the plan gives."""

@@ -95,7 +95,7 @@ def make_plan(
     of each variant, with its own traits.
     """
     counts = device_counts(experiment)
-    machine = resolve(inventory, request=experiment.device, device_counts=counts)
+    machine = resolve(inventory, request=experiment.device, device_counts=counts, emulated=experiment.emulated_compute)
     cells = expand(experiment, machine, own_traits, variants)
     possible = [cell for cell in cells.asked if reason_of_impossibility(cell) is None]
     bases = base_cells(possible)

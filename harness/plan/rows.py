@@ -213,6 +213,7 @@ class TrialAxes(TypedDict):
     launcher: str
     oversubscribed: bool
     emulated: bool
+    emulated_compute: NotRequired[bool]
     options: Mapping[str, PlainValue]
     variant: NotRequired[str | None]
 

@@ -27,6 +27,7 @@ SIZES = {
     "mlp": ("small", "medium"),
     "padded_sequences": ("small", "medium"),
     "language_model": ("nano", "micro"),
+    "emulated_compute": ("small", "medium"),
 }
 BUILTIN = [(name, model) for name, models in SIZES.items() for model in models]
 """The built-in workloads at two sizes."""

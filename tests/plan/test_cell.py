@@ -12,6 +12,7 @@ import pytest
 
 from harness.config.experiment import load_experiment, parse_experiment
 from harness.plan.cell import EARLIER, Cell
+from harness.plan.comparison import axes_of
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
 from harness.plan.planner import make_plan
@@ -117,7 +118,14 @@ def test_filters(wanted: dict[str, Any], matches: bool) -> None:
 def test_dataparallel_on_a_cpu_is_emulated() -> None:
     assert replace(CELL, strategy="dp").emulated
     assert not replace(CELL, strategy="dp", device="cuda").emulated
-    assert not CELL.emulated
+    assert not CELL.emulated and not CELL.emulated_compute
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_layers_that_wait_are_emulated_under_every_strategy(device: str) -> None:
+    cell = replace(CELL, workload="emulated_compute", device=device)
+    assert cell.emulated and cell.emulated_compute
+    assert axes_of(cell)["emulated_compute"] and not axes_of(CELL)["emulated_compute"]
 
 
 @pytest.mark.parametrize(

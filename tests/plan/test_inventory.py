@@ -56,3 +56,16 @@ def test_fewest_nodes(devices: int, fewest: int | None) -> None:
 def test_an_inventory_as_text() -> None:
     assert str(nodes((2, 0))) == "1 node, 2 CPU cores, no GPU"
     assert str(Inventory.assume(2, 8)) == "assumed: 2 nodes, 128 CPU cores, 16 GPUs"
+
+
+@pytest.mark.parametrize(
+    ("slots", "emulated", "per_node"),
+    [((4, 8), True, (4, 8)), ((4, 8), False, (2, 2)), ((None, None), True, (2, 2)), ((1, 2), True, (1, 2))],
+)
+def test_emulated_compute_has_the_slots_that_ray_offers(
+    slots: tuple[int | None, int | None], emulated: bool, per_node: tuple[int, ...]
+) -> None:
+    inventory = Inventory(tuple(Node(str(i), str(i), str(i), 2, slots=offered) for i, offered in enumerate(slots)))
+    machine = resolve(inventory, request="auto", device_counts=[1, 2, 8], emulated=emulated)
+    assert machine.devices_per_node == per_node
+    assert machine.threads_per_device == machine.cpus_per_device == 1

@@ -244,6 +244,7 @@ def _ray_share(node: Node, resources: Mapping[str, float]) -> Node:
         **{
             **vars(node),
             "cores": min(node.cores, int(resources.get("CPU", 0))),
+            "slots": int(resources.get("CPU", 0)),
             "gpus": int(resources.get("GPU", 0)),
             "gpu_model": node.gpu_model if resources.get("GPU") else None,
         }

@@ -26,7 +26,12 @@ AXIS_COLUMNS = (
     _c("compile", "boolean", "true if the model is compiled with torch.compile"),
     _c("launcher", "string", "launcher of the processes: ray, or torchrun as the control"),
     _c("oversubscribed", "boolean", "true if several ranks share a device: a functional test, no claim about speed"),
-    _c("emulated", "boolean", "true for DataParallel on CPU slots: a functional test, no claim about speed"),
+    _c(
+        "emulated",
+        "boolean",
+        "true for DataParallel on CPU slots, and with emulated_compute: a functional test, no claim about speed",
+    ),
+    _c("emulated_compute", "boolean", "true if layers wait instead of computing (workload emulated_compute)"),
     _c("options", "mapping", "options of strategy, workload, optimizer, schedule, training and loader"),
     _c("variant", "string", "name of the version of the user's code; `<NA>` if the experiment file has no variants"),
 )

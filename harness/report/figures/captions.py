@@ -35,7 +35,9 @@ def cut(facets: Sequence[tuple[str, pd.DataFrame]]) -> str:
 def set_apart(rows: pd.DataFrame) -> str:
     emulated, shared = rows["emulated"].fillna(False).any(), rows["oversubscribed"].fillna(False).any()
     words = []
-    if emulated:
+    if "emulated_compute" in rows and rows["emulated_compute"].fillna(False).any():
+        words.append("layers wait instead of computing")
+    elif emulated:
         words.append("DataParallel on CPU slots is emulated")
     if shared:
         words.append("oversubscribed ranks share a device")

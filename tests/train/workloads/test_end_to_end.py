@@ -31,13 +31,16 @@ SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"model": "small"},
     "padded_sequences": {"workload.longest": 32, "workload.text_bytes": 20_000},
     "language_model": {"workload.context": 16, "workload.text_bytes": 20_000},
+    "emulated_compute": {"workload.mebibytes": 0.01, "workload.step_ms": 1.0},
 }
+WITHOUT_FLOPS = {"padded_sequences", "emulated_compute"}
 FEW_STEPS = {"blocks": 1, "warmup_steps": 1, "warmup_rounds": 2, "windows": 1, "window_steps": 3, "window_seconds": 0}
 METRICS = {
     "conv_stack": ("val_psnr", "PSNR"),
     "mlp": ("val_accuracy", "accuracy"),
     "padded_sequences": ("val_accuracy", "accuracy"),
     "language_model": ("val_perplexity", "perplexity"),
+    "emulated_compute": ("val_loss", "validation loss"),
 }
 
 
@@ -74,6 +77,7 @@ def test_a_workloads_line_has_the_defaults_of_its_class(name: str) -> None:
 def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> None:
     from harness.train.workloads import (
         conv_stack,
+        emulated_compute,
         image_classification,
         image_data,
         language_model,
@@ -87,6 +91,7 @@ def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> No
         "mlp": (mlp.NAMES, mlp.SIZES),
         "padded_sequences": (padded_sequences.NAMES, padded_sequences.SIZES),
         "language_model": (language_model.NAMES, language_model.SHAPES),
+        "emulated_compute": (emulated_compute.NAMES, emulated_compute.SIZES),
     }
     named = {name: (tuple(one.data_names), tuple(one.models)) for name, one in BUILTIN_WORKLOADS.items()}
     assert named == {name: (tuple(data), tuple(models)) for name, (data, models) in known.items()}
@@ -116,8 +121,8 @@ def test_from_the_file_to_the_tables(workload: str, make_experiment: Make, tmp_p
     assert set(trials["strategy"]) >= {"single", "dp"}
     assert results.equivalence["equivalent"].tolist() == [True]
     timed = trials[(trials["kind"] == "throughput") & (trials["outcome"] == "ok")]
-    assert (timed["flops_per_unit"].isna() == (workload == "padded_sequences")).all()
-    assert (timed["flops_reason"] == "").all() == (workload != "padded_sequences")
+    assert (timed["flops_per_unit"].isna() == (workload in WITHOUT_FLOPS)).all()
+    assert (timed["flops_reason"] == "").all() == (workload not in WITHOUT_FLOPS)
     assert results.epochs[metric].notna().all() and results.convergence[metric].notna().all()
     assert results.convergence["reached"].all()
     assert title in [column.title for column in convergence_table(results.convergence).columns]
