@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.analysis.common import Row, Rows, bases_of, by_cell, measured
 from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, key_of
-from harness.analysis.steps import StepTimes
+from harness.analysis.steps import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.environment import RunEnvironment
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 from harness.record.frames import records
@@ -47,6 +47,10 @@ def _wide_spread(trial: Evidence) -> bool:
 
 def _windows_drift(trial: Evidence) -> bool:
     return trial.drift is not None and trial.drift > DRIFT
+
+
+def _stalled(trial: Evidence) -> bool:
+    return trial.stalled
 
 
 def _slow_rank(trial: Evidence) -> bool:
@@ -116,6 +120,12 @@ DOUBTS: Mapping[str, Doubt] = {
         f"the rates of the trial's timed windows differ by more than {100 * (DRIFT - 1):.0f} %: the speed changed "
         "during the measurement, because of a clock, a temperature or another load",
         own=_windows_drift,
+    ),
+    "stalled": Doubt(
+        f"a timed step of a rank took more than {STALL_RATIO:g} times the trial's median and more than {STALL_S:g} s, "
+        "as if a link is down, a disk slow or a process stopped; the table stalls has its seconds and ranks, and the "
+        "throughput without such windows",
+        own=_stalled,
     ),
     "slow rank": Doubt(
         f"that rank's step without gradient exchange takes more than {SLOW_RANK:g} times the median rank's "

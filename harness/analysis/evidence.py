@@ -45,6 +45,7 @@ class Evidence:
     ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the rank that exceeds
     SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison. ``drift``: the highest
     rate of the timed windows over the lowest. ``skipped_updates``: timed steps whose update fp16's loss scale skipped.
+    ``stalled``: whether a timed step of a rank stalled.
     """
 
     steady: bool | None
@@ -55,6 +56,7 @@ class Evidence:
     inline: bool = False
     drift: float | None = None
     skipped_updates: int = 0
+    stalled: bool = False
 
     def values(self, name: str) -> set[Any]:
         """Return the known values of a column over the trial's ranks."""
@@ -85,6 +87,7 @@ def gather_evidence(
             inline=bool(pd.notna(row["inline"]) and row["inline"]),
             drift=drift.get(key_of(row)),
             skipped_updates=0 if pd.isna(row["skipped_updates"]) else int(row["skipped_updates"]),
+            stalled=key_of(row) in times.stalled,
         )
         for row in records(trials)
     }

@@ -23,6 +23,7 @@ from harness.analysis.overview import describe, efficiency_table, option_columns
 from harness.analysis.pairs import noise, parity, versus
 from harness.analysis.phases import host_phases, ledger, phases
 from harness.analysis.ratios import scaling
+from harness.analysis.stalls import stalls
 from harness.analysis.steps import StepTimes, step_times
 from harness.analysis.trials import cells, labels_of, outcomes, peak_estimates, ranks, trials, windows
 from harness.analysis.verdict import READ, Tables, verdict
@@ -168,6 +169,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "waterfall": lambda r: waterfall(r.trials, r.windows, r.scaling, r.pilot),
     "phases": lambda r: phases(r.trials, r.windows),
     "host_phases": lambda r: host_phases(r.trials, r.windows),
+    "stalls": lambda r: stalls(r.trials, r.windows, r.ranks, r.steps, r.step_times),
     "convergence": _convergence,
     "outcomes": lambda r: outcomes(r.trials),
     "missing": lambda r: missing(r.lines, r.folder.plan(), r.environment),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 BATCH = 200
 """Trials or cells whose steps are sorted at a time, so that memory use does not grow with the run."""
 KEYS = ["trial_id", "attempt"]
+STALL_RATIO, STALL_S = 10.0, 2.0
+"""A step is stalled if it exceeds the first times its trial's median, and the second in seconds."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,13 @@ class StepTimes:
         ]
         frame = pd.concat(parts)
         return frame.assign(wait_fraction=wait_s / frame["sum_s"]).drop(columns="sum_s").set_axis(self.trials)
+
+    @cached_property
+    def stalled(self) -> set[tuple[str, int]]:
+        """The (trial id, attempt) of trials with a stalled step."""
+        limits = np.maximum(STALL_S, STALL_RATIO * self.by_trial["step_median_s"].to_numpy(dtype=float))
+        longest = [float(np.fmax.reduce(step_s, initial=0.0)) for step_s in self.step_s]
+        return {key for key, most, limit in zip(self.trials, longest, limits, strict=True) if most > limit}
 
     def of_cells(self, trials: pd.DataFrame) -> dict[str, np.ndarray]:
         """Return the step times of these trials in seconds, by ``cell_id``."""

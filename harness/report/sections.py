@@ -21,6 +21,7 @@ from harness.report.tables.evidence import (
     equivalence_table,
     ledger_table,
     memory_table,
+    stalls_table,
     usual_words,
 )
 from harness.report.tables.findings import findings_table
@@ -148,6 +149,13 @@ SCALING = (
         level=3,
     ),
     Section("Doubts", "doubts", lambda results: doubt_table(results.trials), level=3),
+    Section(
+        "Stalls",
+        "stalls",
+        lambda results: stalls_table(results.stalls),
+        "Windows with a step of over 10 times the trial's median and over 2 s. The trials count with them.",
+        level=3,
+    ),
 )
 """Above the figures."""
 

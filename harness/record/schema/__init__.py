@@ -19,6 +19,7 @@ from harness.record.schema.derived import (
     PARITY,
     PHASES,
     SCALING,
+    STALLS,
     VERSUS,
     WATERFALL,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "RECORDED",
     "RUNS",
     "SCALING",
+    "STALLS",
     "STEPS",
     "TRIALS",
     "TRIAL_COLUMNS",
@@ -84,6 +86,7 @@ DERIVED = (
     WATERFALL,
     PHASES,
     HOST_PHASES,
+    STALLS,
     CONVERGENCE,
     OUTCOMES,
     MISSING,

@@ -14,8 +14,10 @@ from harness.record.schema.recorded import (
     PARAMETERS,
     PHASE_COLUMNS,
     REASON,
+    TRIAL_COLUMNS,
     UNIT,
     WAIT_FRACTION,
+    WINDOW,
 )
 from harness.record.schema.table import Table
 from harness.record.schema.table import column as _c
@@ -189,6 +191,29 @@ WATERFALL = Table(
             "fraction of the measured step: the efficiency in scaling for the ideal, else in proportion to part_s",
         ),
         *INTERVAL,
+    ),
+)
+
+STALLS = Table(
+    "stalls",
+    "one timed window with stalled steps, over 10 times the trial's median and over 2 s; the trial counts with it",
+    (
+        *TRIAL_COLUMNS,
+        *_CELL,
+        BLOCK,
+        UNIT,
+        WINDOW,
+        _c("stalled_s", "Float64", "time of the stalled steps, each on the rank that took longest", "s"),
+        _c("step_median_s", "Float64", "step time, median over the trial's timed steps of all ranks", "s"),
+        _c("waiting_ranks", "string", "ranks whose steps were stalled"),
+        _c("cause", "string", "cause that a counter shows: wait for data, swapped memory, clocks; `<NA>` if none does"),
+        _c("throughput_per_s", "Float64", "throughput of the trial over all its timed windows", "samples/s"),
+        _c(
+            "unstalled_throughput_per_s",
+            "Float64",
+            "the same without windows with stalled steps; `<NA>` if no other is left",
+            "samples/s",
+        ),
     ),
 )
 

@@ -23,6 +23,7 @@ from harness.report.tables.text import (
     flush_right,
     make_table,
     size,
+    speed,
     words,
 )
 
@@ -83,6 +84,22 @@ def usual_words(trials: pd.DataFrame) -> str:
         return ""
     each = "; ".join(f"{name} ({count} of {total} timed trials)" for name, (count, total) in usual.items())
     return f"Usual in this run: {each}. A cell is marked for other doubts, or for clearly more."
+
+
+def stalls_table(stalls: pd.DataFrame) -> TextTable:
+    """Return each stalled window with seconds and ranks, and the trial's throughput with and without such windows."""
+    columns: tuple[Column, ...] = (
+        ("cell", "label", words),
+        ("block", "block", flush_right),
+        ("window", "window", flush_right),
+        ("stalled", "stalled_s", duration),
+        ("median step, s", "step_median_s", decimal("{:.3g}")),
+        ("ranks", "waiting_ranks", words),
+        ("cause", lambda row: "not known" if is_missing(row["cause"]) else str(row["cause"]), words),
+        ("with it, per s", "throughput_per_s", speed),
+        ("without, per s", "unstalled_throughput_per_s", speed),
+    )
+    return make_table(columns, rows_of(stalls))
 
 
 def ledger_table(ledger: pd.DataFrame) -> TextTable:
