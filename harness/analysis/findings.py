@@ -9,8 +9,8 @@ import pandas as pd
 
 from harness.analysis.common import Lines
 from harness.analysis.trials import label_columns
-from harness.plan.checks import batches, links, versions
-from harness.plan.environment import RunEnvironment
+from harness.plan.checks import batches, links, network, versions
+from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.labels import Labels
 from harness.record.schema import DESCRIPTION, FINDINGS
 
@@ -65,4 +65,11 @@ def static_findings(plan: Mapping[str, Any], environment: RunEnvironment, labels
         for group in environment.get("groups", ())
         for finding in [*versions.judge(group["nodes"]), *links.judge(group["nodes"])]
     ]
+    of_nodes += network.judge(_widest_group(environment))
     return FINDINGS.frame([*rows, *(finding.row() for finding in dict.fromkeys(of_nodes))])
+
+
+def _widest_group(environment: RunEnvironment) -> list[NodeEnvironment]:
+    """Return the nodes of the last worker group on the most nodes: counters differ between groups."""
+    groups = [group["nodes"] for group in environment.get("groups", ())]
+    return max(reversed(groups), key=len, default=[])

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from harness.measure import topology
+from harness.measure import network, topology
 from harness.measure.topology import numa_nodes
 from harness.plan.environment import DeviceFacts, NodeEnvironment
 from harness.system import sanitize
@@ -48,6 +48,9 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
         "numa": numa_nodes(),
         "threads": torch.get_num_threads(),
         "niceness": os.nice(0),
+        "interfaces": network.interfaces(),
+        "shared_memory_bytes": network.shared_memory_bytes(),
+        "limits": network.limits(),
         "variables": sanitize.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }
 

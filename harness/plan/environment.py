@@ -34,6 +34,15 @@ class Topology(TypedDict):
     driver: str | None
 
 
+class Interface(TypedDict):
+    """A network interface of a node. ``errors``: packets with errors, and dropped ones, since the node's start."""
+
+    name: str
+    mbit_per_s: int | None
+    mtu: int
+    errors: int | None
+
+
 class NodeEnvironment(TypedDict):
     """Hardware, versions and settings of one node, captured once per worker group."""
 
@@ -56,6 +65,9 @@ class NodeEnvironment(TypedDict):
     numa: NotRequired[dict[str, str]]
     threads: int
     niceness: NotRequired[int]
+    interfaces: NotRequired[list[Interface]]
+    shared_memory_bytes: NotRequired[int | None]
+    limits: NotRequired[dict[str, int | None]]
     variables: dict[str, str]
 
 

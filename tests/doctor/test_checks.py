@@ -13,7 +13,7 @@ import pytest
 from harness.doctor import copies, divergence, gradients, loader, loss_parameters, memory, parameters, shapes, wrapper
 from harness.doctor.check import Check
 from harness.doctor.examine import CHECKS
-from harness.plan.checks import batches, catalogue, links, versions
+from harness.plan.checks import batches, catalogue, links, network, versions
 from harness.plan.checks import memory as memory_of_a_plan
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import Severity
@@ -29,7 +29,7 @@ def functions(path: Path) -> set[str]:
 
 
 def test_the_names_that_are_known_without_torch_are_those_of_the_checks() -> None:
-    without_ranks = {batches.NAME, links.NAME, memory_of_a_plan.NAME, versions.NAME}
+    without_ranks = {batches.NAME, links.NAME, memory_of_a_plan.NAME, network.NAME, versions.NAME}
     assert set(catalogue.CHECKS) == {check.name for check in CHECKS} | without_ranks
 
 

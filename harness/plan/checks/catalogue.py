@@ -24,6 +24,7 @@ CHECKS: Mapping[str, str] = {
     "loader throughput": "samples/s of the loader alone against those of the model alone",
     "collectives": "results of all-reduce and broadcast, and their speed at the sizes of the model",
     "links": "the links between the GPUs of each node, their NUMA nodes, and the IOMMU",
+    "network": "the interface of each node's ranks and its speed, shared memory, limits, niceness",
     "versions": "the same packages, driver and device libraries on every node",
 }
 """A name is that of a check in harness/doctor or in this package; a test compares them."""

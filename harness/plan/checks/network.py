@@ -1,0 +1,112 @@
+"""Network: the interface of each node's ranks, and what slows or ends them: shared memory, limits, niceness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.plan.checks.finding import Finding
+from harness.plan.environment import Interface, NodeEnvironment
+from harness.system.units import GIB
+
+NAME = "network"
+USED = {"gloo": "GLOO_SOCKET_IFNAME", "NCCL": "NCCL_SOCKET_IFNAME"}
+MUCH_FASTER = 2.0
+"""The ratio of speeds from which on another interface is the better one."""
+LEAST_SHARED_BYTES = GIB
+LEAST_FILES = 4096
+"""Ray warns below it, for servers; a rank's share is smaller."""
+
+
+def judge(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
+    """Judge the nodes of a worker group; interfaces are judged if it spans several."""
+    found = [finding for node in nodes for finding in _of_settings(node)]
+    found += _different_limits(nodes)
+    if len(nodes) > 1:
+        found += [finding for node in nodes for finding in _of_interfaces(node)]
+        found += _different_mtu(nodes)
+    return found
+
+
+def _of_settings(node: NodeEnvironment) -> Iterator[Finding]:
+    host, size, limits = node["host"], node.get("shared_memory_bytes"), node.get("limits") or {}
+    if size is not None and size < LEAST_SHARED_BYTES:
+        yield Finding(
+            NAME,
+            "warning",
+            f"{host}: {size / GIB:.2g} GiB of shared memory in /dev/shm",
+            "NCCL, loader workers and Ray's object store keep data there: they fail, or fall back to disk",
+            "start the container with --shm-size=16g, or mount memory at /dev/shm",
+        )
+    files = limits.get("open files")
+    if files is not None and files < LEAST_FILES:
+        yield Finding(
+            NAME,
+            "warning",
+            f"{host}: at most {files} open files",
+            "loader workers and Ray open more on large nodes, and fail then",
+            "ulimit -n 65536 before ray start",
+        )
+    if niceness := node.get("niceness"):
+        yield Finding(
+            NAME,
+            "warning",
+            f"{host}: ranks have niceness {niceness}",
+            "they yield to every other process of the node: slower and less regular steps",
+            "RAY_worker_niceness=0 before ray start, on every node; it has no effect on the command",
+        )
+
+
+def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
+    """Yield a note on the interface that the ranks use, and a warning if a much faster one is there."""
+    known = {each["name"]: each for each in node.get("interfaces") or ()}
+    by_interface: dict[str, list[str]] = {}
+    for library, variable in USED.items():
+        if name := node["variables"].get(variable):
+            by_interface.setdefault(name, []).append(library)
+    for name, libraries in by_interface.items():
+        if (used := known.get(name)) is None:
+            continue
+        users = f"{' and '.join(libraries)} use{'s' * (len(libraries) == 1)}"
+        yield Finding(NAME, "note", f"{node['host']}: {users} {_text(used)}", "the link of its ranks", "none")
+        speed = used["mbit_per_s"]
+        others = [each for each in known.values() if each["mbit_per_s"] and each is not used]
+        fastest = max(others, key=lambda each: each["mbit_per_s"] or 0, default=None)
+        if speed and fastest and (fastest["mbit_per_s"] or 0) >= MUCH_FASTER * speed:
+            yield Finding(
+                NAME,
+                "warning",
+                f"{node['host']}: {users} {_text(used)} beside {_text(fastest)}",
+                "collectives between nodes are as slow as the interface",
+                "give ray start --node-ip-address the other's address, or set "
+                + " and ".join(USED[library] for library in libraries),
+            )
+
+
+def _text(interface: Interface) -> str:
+    """Return 'eth0 (10000 Mbit/s, MTU 9000, 0 errors)'."""
+    speed, errors = interface["mbit_per_s"], interface["errors"]
+    parts = [f"{speed} Mbit/s" if speed else "speed unknown", f"MTU {interface['mtu']}"]
+    parts += [] if errors is None else [f"{errors} error{'s' * (errors != 1)}"]
+    return f"{interface['name']} ({', '.join(parts)})"
+
+
+def _different_limits(nodes: Sequence[NodeEnvironment]) -> Iterator[Finding]:
+    for name in sorted({name for node in nodes for name in node.get("limits") or {}}):
+        values = {node["host"]: (node.get("limits") or {}).get(name) for node in nodes if node.get("limits")}
+        if len(set(values.values())) > 1:
+            each = ", ".join(f"{'unlimited' if value is None else value} on {host}" for host, value in values.items())
+            yield _different(f"limit of {name}: {each}", "set the same ulimit on every node")
+
+
+def _different_mtu(nodes: Sequence[NodeEnvironment]) -> Iterator[Finding]:
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        used = {node["variables"].get(variable) for variable in USED.values()}
+        sizes.update((node["host"], each["mtu"]) for each in node.get("interfaces") or () if each["name"] in used)
+    if len(set(sizes.values())) > 1:
+        each = ", ".join(f"{size} on {host}" for host, size in sizes.items())
+        yield _different(f"MTU of the ranks' interfaces: {each}", "ip link set dev INTERFACE mtu SIZE on every node")
+
+
+def _different(seen: str, advice: str) -> Finding:
+    return Finding(NAME, "warning", seen, "nodes that differ: large messages or one node's ranks may fail", advice)

@@ -1,0 +1,65 @@
+"""The facts of this node's network and limits, with psutil's answers scripted."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.measure import network
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any], addresses: dict[str, Any]) -> None:
+    counted = SimpleNamespace(errin=1, errout=2, dropin=3, dropout=4)
+    answers: dict[str, Callable[..., object]] = {
+        "net_if_stats": lambda: stats,
+        "net_if_addrs": lambda: addresses,
+        "net_io_counters": lambda pernic: {"eth0": counted},
+    }
+    monkeypatch.setattr(network, "psutil", SimpleNamespace(**answers))
+
+
+def state(up: bool = True, speed: int = 10_000, mtu: int = 1500, flags: str = "up") -> Any:
+    return SimpleNamespace(isup=up, speed=speed, mtu=mtu, flags=flags)
+
+
+def test_interfaces_with_an_address_that_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    internet = [SimpleNamespace(family=socket.AF_INET, address="10.0.0.1")]
+    stats = {
+        "lo": state(flags="up,loopback"),
+        "eth0": state(),
+        "eth1": state(up=False),
+        "ib0": state(speed=0, mtu=4092),
+        "bond0": state(),
+    }
+    link_only = [SimpleNamespace(family=socket.AF_PACKET, address="00:11")]
+    addresses = {
+        "lo": internet,
+        "eth0": internet,
+        "eth1": internet,
+        "ib0": internet,
+        "bond0": link_only,
+        "gone": internet,
+    }
+    scripted(monkeypatch, stats, addresses)
+    assert network.interfaces() == [
+        {"name": "eth0", "mbit_per_s": 10_000, "mtu": 1500, "errors": 10},
+        {"name": "ib0", "mbit_per_s": None, "mtu": 4092, "errors": None},
+    ]
+
+
+def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft = {resource.RLIMIT_NOFILE: 1024, resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (soft[number], soft[number]))
+    assert network.limits() == {"open files": 1024, "locked memory": None}
+
+
+def test_this_node_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(each["name"] != "lo" and each["mtu"] > 0 for each in network.interfaces())
+    assert (network.shared_memory_bytes() or 1) > 0
+    monkeypatch.setattr(network, "SHARED_MEMORY", "/no/such/folder")
+    assert network.shared_memory_bytes() is None
