@@ -192,7 +192,7 @@ def test_a_client_without_the_token_is_refused(address: str, tmp_path: Path) -> 
         cwd=HERE.parent,
     )
     assert done.returncode == 2
-    assert "no Ray cluster answers there" in done.stderr
+    assert "the cluster refuses this process's token" in done.stderr
 
 
 LOOK = """

@@ -134,8 +134,8 @@ def machines(folder: Path, count: int = 2, **variables: str) -> Iterator[list[Ma
         yield made
     finally:
         for init in inits:
-            init.kill()  # and with it, by --kill-child, the machine's first process
-            init.wait()
+            with init:  # which closes its output
+                init.kill()  # and with it, by --kill-child, the machine's first process
         for space in spaces:
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
 

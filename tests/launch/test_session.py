@@ -50,6 +50,9 @@ def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_refused_token_is_named(kind: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = message(monkeypatch, stdout=raised(kind, text))
     assert found.startswith("--address h:6379: the cluster refuses this process's token. Set RAY_AUTH_MODE=token, and ")
+    stderr = "gcs_client.cc: Unauthenticated: RPC error: InvalidAuthToken"  # with an exception that does not say so
+    unspecific = raised("ConnectionError", "Failed to connect to Ray cluster at h:6379")
+    assert message(monkeypatch, stdout=unspecific, stderr=stderr) == found
 
 
 def test_what_a_process_printed_last_is_the_reason_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

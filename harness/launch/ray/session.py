@@ -106,6 +106,8 @@ except Exception as error:
     print(json.dumps([type(error).__name__, str(error)]))
     sys.exit(1)
 """
+REFUSED = ("Unauthenticated", "InvalidAuthToken")
+"""In what Ray's C++ code prints if the cluster refuses the token; its exception does not say so."""
 _VERSIONS = re.compile(r"Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)", re.DOTALL)
 """Of Ray's own error: the cluster's versions, and this process's."""
 
@@ -147,7 +149,7 @@ def _refusal(address: str, done: subprocess.CompletedProcess[str]) -> str:
             f"and Python {our_python}; both must be the same. Start the command, or the cluster, in an environment "
             "with the other's versions; nothing was shipped or started"
         )
-    if kind == "AuthenticationError" or "Unauthenticated" in text or "InvalidAuthToken" in text:
+    if kind == "AuthenticationError" or any(sign in text + done.stderr for sign in REFUSED):
         return (
             f"--address {address}: the cluster refuses this process's token. Set RAY_AUTH_MODE=token, and "
             "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to the cluster's; nothing was shipped or started"

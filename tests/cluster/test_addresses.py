@@ -1,0 +1,52 @@
+"""An address of a cluster that cannot be used: one line, exit code 2, and nothing is shipped or left."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.machines import ROOT, Machine, machines
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+OLDER = """
+import ray, sys
+ray.__version__ = "2.59.0"
+from ray.scripts.scripts import main
+sys.argv[1:] = ["start", "--head", "--node-ip-address=10.77.0.1", "--port=6379", "--num-cpus=1",
+    "--include-dashboard=false", "--disable-usage-stats"]
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A head that says it is of another version of Ray."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    with machines(tmp_path_factory.mktemp("older"), 1, **token) as (machine,):
+        machine.run("python", "-c", OLDER, cwd=Path("/"))
+        yield machine
+
+
+def error_of(machine: Machine, tmp_path: Path, **variables: str) -> str:
+    command = ["python", "-m", "harness.run", str(ROOT / "experiments/smoke.yaml"), "--address", "10.77.0.1:6379"]
+    before = {process.pid for process in machine.processes()}
+    output = machine.run("bash", "-c", f"{' '.join(command)}; echo code $?", cwd=tmp_path, **variables)
+    assert output.rstrip().endswith("code 2"), output
+    assert not list(tmp_path.iterdir())
+    assert {process.pid for process in machine.processes()} <= before
+    line, _ = output.rstrip().splitlines()
+    return line
+
+
+def test_another_version_of_ray_is_named(older: Machine, tmp_path: Path) -> None:
+    line = error_of(older, tmp_path)
+    assert "the cluster has Ray 2.59.0 and Python" in line and "nothing was shipped" in line
+
+
+def test_a_refused_token_is_named(older: Machine, tmp_path: Path) -> None:
+    line = error_of(older, tmp_path, RAY_AUTH_TOKEN="f" * 64)
+    assert "the cluster refuses this process's token" in line
