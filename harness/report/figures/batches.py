@@ -20,6 +20,7 @@ from harness.report.figures.common import (
     draw_lines,
     facets_of,
     hatch_point,
+    hide_repeated_labels,
     make_grid,
     not_equivalent_cells,
     strategy_legend,
@@ -57,6 +58,7 @@ def batch_sizes(results: Results) -> Drawing:
             _panel(axes, part, lost, value, ends)
             for row in rows_of(part[part["cell_id"].isin(not_equivalent) & part[value].notna()]):
                 hatch_point(axes, number(row[BATCH]), number(row[value]))
+        hide_repeated_labels(line)
         line[0].set_ylabel(f"{LABELS[value]}\n({'GiB' if value == MEMORY else rate_unit(rows)})")
     for axes, (facet, _) in zip(grid[0], facets, strict=True):
         add_title(axes, facet)
@@ -83,10 +85,10 @@ def _caption(
 ) -> str:
     left = [name for name, _ in every if name not in drawn]
     rest = f" In the table alone: {'; '.join(left[:3])}{'; ...' if len(left) > 3 else ''}." if left else ""
-    memory = "Memory: allocated on the GPU. " if rows[MEMORY].notna().any() else ""
+    memory = " Memory: allocated on the GPU." if rows[MEMORY].notna().any() else ""
     return (
         f"Each point is one cell, {captions.count(rows)}; bars are 95 % intervals of its throughput"
-        f"{captions.no_interval(rows)}; lines join cells of one strategy and device count (beside the line). "
+        f"{captions.no_interval(rows)}; lines join cells of one strategy and device count (beside the line)."
         f"{memory}{captions.failures(failed)}{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{rest}"
     )
 

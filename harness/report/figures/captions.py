@@ -77,19 +77,11 @@ def global_batches(rows: pd.DataFrame) -> str:
     return f"global batch {', '.join(map(str, batches))}"
 
 
-def memory(rows: pd.DataFrame) -> str:
-    return (
-        "allocated on the GPU"
-        if (rows["device"] == "cuda").any()
-        else "all of a worker process that is resident, libraries included"
-    )
-
-
 def failures(failed: pd.DataFrame) -> str:
     if failed.empty:
         return ""
     counts = failed.groupby("outcome").size()
-    return "Crosses: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + " (trials)."
+    return " Crosses: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + " (trials)."
 
 
 def noise(noise: pd.DataFrame) -> str:

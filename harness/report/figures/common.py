@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import matplotlib
 import pandas as pd
@@ -150,22 +150,29 @@ def panels(
         width = min(WIDTH, max(width, width / 2 + LETTER * longest))
         height = max(1.4, 0.7 + 0.26 * max(len(part) for _, part in facets))
     columns = min(len(facets), 2 if len(facets) in (2, 4) else 3, int(WIDTH / width))
-    rows = -(-len(facets) // columns)
-    figure, grid = make_grid(rows, columns, (width, height))
+    is_wide = width > PANEL[0]
+    figure, grid = make_grid(-(-len(facets) // columns), columns, (WIDTH / columns if is_wide else width, height))
     flat = [axes for line in grid for axes in line]
     for place, (axes, (name, part), ends) in enumerate(zip(flat, facets, limits, strict=False)):
         draw(axes, part, ends)
-        add_title(axes, name)
+        add_title(axes, name, "right" if is_wide else "center")
         if place + columns < len(facets):
             axes.set_xlabel("")
         if place % columns and len({*limits}) == 1:
             axes.set_ylabel("")
-        if place % columns and _labels_of(axes) == _labels_of(flat[place - place % columns]):
-            axes.tick_params(labelleft=False)
+    for line in grid:
+        hide_repeated_labels(line)
     for axes in flat[len(facets) :]:
         axes.set_axis_off()
     add_legend(figure, legend)
     return figure
+
+
+def hide_repeated_labels(line: Sequence[Axes]) -> None:
+    """Hide the labels of ticks that are those of the first panel of a line."""
+    for axes in line[1:]:
+        if _labels_of(axes) == _labels_of(line[0]):
+            axes.tick_params(labelleft=False)
 
 
 def _labels_of(axes: Axes) -> list[tuple[float, str]]:
@@ -173,9 +180,10 @@ def _labels_of(axes: Axes) -> list[tuple[float, str]]:
     return [(float(label.get_position()[1]), label.get_text()) for label in axes.get_yticklabels()]
 
 
-def add_title(axes: Axes, name: str) -> None:
+def add_title(axes: Axes, name: str, place: Literal["center", "right"] = "center") -> None:
+    """Set the title of a panel; ``right``: it extends over the labels of bars."""
     # a name with dollars is no formula; a fixed y is not searched for
-    axes.set_title(textwrap.fill(name, TITLE_WIDTH), y=1.0, parse_math=False)
+    axes.set_title(textwrap.fill(name, TITLE_WIDTH), loc=place, y=1.0, parse_math=False)
 
 
 def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
@@ -244,8 +252,8 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
             continue  # a line of one point without a marker is invisible
         strategy, apart = str(keys[0]), is_apart(rows_of(group[:1])[0])
         sns.lineplot(
-            x=group[x].astype(float),
-            y=group[y].astype(float),
+            x=group[x].astype(float).to_numpy(),  # a series would name the axes
+            y=group[y].astype(float).to_numpy(),
             ax=axes,
             color=COLOURS[strategy],
             marker=MARKERS[strategy] if marked else None,

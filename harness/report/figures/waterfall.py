@@ -126,7 +126,7 @@ def _draw(axes: Axes, part: pd.DataFrame, limits: Limits, names: Sequence[str]) 
     sums = part.assign(row=part["part"].map(_row_of)).groupby("row")["share"].sum().to_dict()
     for y, name in enumerate([*names, "ideal"]):
         text = share(sums[name]) if name in sums else "-"
-        axes.text(1.02, y, text, transform=axes.get_yaxis_transform(), verticalalignment="center")
+        axes.text(1.05, y, text, transform=axes.get_yaxis_transform(), verticalalignment="center")
     axes.set_yticks(range(len(names) + 1), [*names, EFFICIENCY])
     axes.set_ylim(len(names) + 0.6, -0.6)
     axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=0)
