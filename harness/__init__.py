@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
     from pathlib import Path
-    from typing import Any
 
     import pandas as pd
 
@@ -37,7 +36,7 @@ def load_history(folder: "str | Path") -> "pd.DataFrame":
 
 
 def run_experiment(
-    experiment: "str | os.PathLike[str] | Mapping[str, Any]",
+    experiment: "str | os.PathLike[str] | Mapping[str, object]",
     *,
     output: "str | os.PathLike[str]" = "results",
     only: "Mapping[str, PlainValue] | None" = None,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Lines
+from harness.analysis.common import Lines, Row
 from harness.plan.link_rows import LinkOperation
 from harness.record.schema import COLLECTIVES, LINKS
 
@@ -42,7 +41,7 @@ def collectives(lines: Lines) -> pd.DataFrame:
     )
 
 
-def _measured(lines: Lines) -> Iterator[dict[str, Any]]:
+def _measured(lines: Lines) -> Iterator[Row]:
     """Yield the rows of the latest measurement of each placement, with the placement and the bandwidths."""
     latest = {line["trial_id"]: line for line in lines if line.get("links")}
     for line in latest.values():

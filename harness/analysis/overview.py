@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -42,15 +42,15 @@ def _applies(name: str, cell: Row) -> bool:
     return section == cell["strategy"] or not (section in BUILTIN_TRAITS or ":" in section)
 
 
-def _column(values: Sequence[Any]) -> pd.api.extensions.ExtensionArray:
+def _column(values: Sequence[object]) -> pd.api.extensions.ExtensionArray:
     """Return values as a column of one type; of several types as their text in a file."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int, float} and float in kinds:
-        return pd.array([None if value is None else float(value) for value in values], dtype="Float64")
-    types: tuple[tuple[type, Any], ...] = ((bool, "boolean"), (int, "Int64"), (str, "string"))
+        return pd.array([float(value) if isinstance(value, int | float) else None for value in values], dtype="Float64")
+    types: tuple[tuple[type, str], ...] = ((bool, "boolean"), (int, "Int64"), (str, "string"))
     for kind, dtype in types:
         if kinds == {kind}:
-            typed: pd.api.extensions.ExtensionArray = pd.array(list(values), dtype=dtype)
+            typed: pd.api.extensions.ExtensionArray = pd.Series(list(values), dtype=dtype).array
             return typed
     texts = [value if isinstance(value, str) or value is None else json.dumps(value) for value in values]
     return pd.array(texts, dtype="string")
@@ -84,7 +84,7 @@ def _ratio_text(row: Row, name: str, prefix: str, form: str, factor: float) -> s
     if row[name] is None or pd.isna(row[name]):
         return str(row["excluded"]) if not pd.isna(row["excluded"]) else NO_RATIO
 
-    def text(value: Any) -> str:
+    def text(value: float) -> str:
         return form.format(factor * float(value))
 
     low, high = row[f"{prefix}low"], row[f"{prefix}high"]

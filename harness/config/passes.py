@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,13 +18,14 @@ Model = TypeVar("Model", bound=BaseModel)
 MOST_PASSES = 6
 STAND_INS = {"name": "x"}
 """Values of keys at the top that a file must have, while the rest is checked."""
+ABSENT = object()
 
 
 def validate(
     model: type[Model], content: Mapping[str, object], context: Mapping[str, object]
 ) -> tuple[Model | None, list[str]]:
     """Return the validated content, or None and one line a problem."""
-    given: dict[str, Any] = dict(content)
+    given: Mapping[str, object] = dict(content)
     problems: dict[str, None] = {}
     removed: set[Place] = set()
     for _ in range(MOST_PASSES):
@@ -42,35 +43,39 @@ def validate(
     return None, list(problems)
 
 
-def _without(content: Mapping[str, Any], places: list[Place]) -> tuple[dict[str, Any], set[Place]]:
+def _without(content: Mapping[str, object], places: list[Place]) -> tuple[Mapping[str, object], set[Place]]:
     """Return a copy without the innermost keys that hold these places, and the places of these keys."""
     kept = deepcopy(dict(content))
     keys = {key for place in places if (key := _innermost_key(kept, place))}
     for *above, last in keys:
-        section: Any = kept
+        section: object = kept
         for part in above:
-            section = section[part] if _holds(section, part) else {}
+            section = _child(section, part)
         if isinstance(section, dict):
             section.pop(last, None)
     kept |= {name: value for name, value in STAND_INS.items() if name not in kept}
     return kept, keys | {(name,) for name in STAND_INS if name not in content}
 
 
-def _innermost_key(content: Mapping[str, Any], place: Place) -> Place:
+def _innermost_key(content: Mapping[str, object], place: Place) -> Place:
     """Return the path of the innermost key along a place; a place has parts that the file lacks, as of one value."""
     found: Place = ()
     path: Place = ()
-    node: Any = content
+    node: object = content
     for part in place:
-        if not _holds(node, part):
+        child = _child(node, part)
+        if child is ABSENT:
             continue
-        node, path = node[part], (*path, part)
+        node, path = child, (*path, part)
         if isinstance(part, str):
             found = path
     return found
 
 
-def _holds(node: object, part: int | str) -> bool:
+def _child(node: object, part: int | str) -> object:
+    """Return the value of a mapping at a key, or of a list at a position; ABSENT if it has none there."""
     if isinstance(node, Mapping):
-        return part in node
-    return isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
+        return node.get(part, ABSENT)
+    if isinstance(node, list | tuple) and isinstance(part, int) and part < len(node):
+        return node[part]
+    return ABSENT

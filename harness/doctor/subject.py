@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from harness.train.model import init_weights_of, on_host
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
-from harness.train.workloads import Workload
+from harness.train.workloads import Datasets, Workload
 
 if TYPE_CHECKING:
     from harness.doctor.steps import Steps
@@ -42,7 +42,7 @@ class Subject:
 
     cell: Cell
     workload: Workload
-    datasets: Sequence[Any]
+    datasets: Datasets
     seed: int
     ranks: Ranks
     advance: Callable[[], None] = lambda: None

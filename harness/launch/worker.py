@@ -21,7 +21,7 @@ from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted
 from harness.measure import environment, memory, scenarios, topology
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
-from harness.plan.environment import GroupRank
+from harness.plan.environment import GroupRank, NodeEnvironment
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
 from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
 from harness.system import sanitize
@@ -173,7 +173,7 @@ def _announce(ranks: Ranks, send: Send) -> str | None:
     return _link([facts for _, facts in seen])
 
 
-def _link(environments: Sequence[Mapping[str, Any]]) -> str | None:
+def _link(environments: Sequence[NodeEnvironment]) -> str | None:
     """Return the links between the ranks' GPUs inside each node; None if there are none, or one is unknown."""
     found: list[str] = []
     for node_id in dict.fromkeys(facts["node_id"] for facts in environments):

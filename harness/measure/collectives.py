@@ -14,6 +14,7 @@ from harness.config.strategy_traits import StrategyTraits
 from harness.measure.exposure import CollectiveTime, Event, collective_times, events_of
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.window import synchronize
+from harness.plan.rows import TrialFacts
 
 FIRST_STEPS, PROFILED_STEPS = 3, 5
 """Steps before the profile, which allocate buffers and connect the ranks, and those of the profile."""
@@ -69,9 +70,7 @@ def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[Timed
         return [stepper.window("alone", ROUNDS * _count(steps), detailed=detailed)]
 
 
-def measure_communication(
-    stepper: Stepper, steps: int, *, detailed: bool
-) -> tuple[list[TimedWindow], dict[str, float]]:
+def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[TimedWindow], TrialFacts]:
     """Measure windows of a quarter of ``steps``, in turn without and with gradient exchange, and read DDP's own timers.
 
     Without exchange no rank waits for another, so the window shows the rank's own time. Parameters, buffers and
@@ -97,7 +96,7 @@ def _count(steps: int) -> int:
     return max(LEAST_STEPS, -(-steps // 4))
 
 
-def read_ddp_timers(model: nn.Module, step: Callable[[], object]) -> dict[str, float]:
+def read_ddp_timers(model: nn.Module, step: Callable[[], object]) -> TrialFacts:
     """Return medians over a few steps of DDP's own timers, in seconds; empty if DDP records none, or is not used.
 
     Communication is the span from the first bucket that is ready to the last that is reduced; the part of it after

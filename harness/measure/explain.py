@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ class Explanation:
     """Further windows of one rank, and columns that the trial's row gains; FLOPs and peaks are rank 0's."""
 
     windows: tuple[TimedWindow, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: TrialFacts = field(default_factory=TrialFacts)
 
 
 def explain(
@@ -42,7 +42,7 @@ def explain(
     Nothing is profiled here: timed trials follow in this process.
     """
     windows: list[TimedWindow] = []
-    facts: dict[str, Any] = {}
+    facts: TrialFacts = {}
     detailed = all(window.kind != "phases" for window in speed.windows)
     if cell.traits.wrapper_cost or cell.traits.explained_by == "removal":
         windows, facts = _without_exchange(cell, stepper, speed.window_steps, detailed=detailed)
@@ -55,7 +55,7 @@ def explain(
 
 def _without_exchange(
     cell: Cell, stepper: Stepper, steps: int, *, detailed: bool
-) -> tuple[list[TimedWindow], dict[str, Any]]:
+) -> tuple[list[TimedWindow], TrialFacts]:
     """Return windows of each rank's own steps, and facts; the reason if there can be no such step."""
     if cell.strategy_options.get("static_graph"):
         return [], {"explain_error": STATIC_GRAPH} if cell.devices > 1 else {}

@@ -30,7 +30,7 @@ _PRODUCTS = re.compile(
 """Names of operators that are no mere pass over their elements: counted by a formula, or missing from the count."""
 
 _ATEN = torch.ops.aten
-_ON_CPU: Mapping[Any, Formula] = {  # torch 2.11 lacks these; the arguments are those of the GPU's kernel
+_ON_CPU: Mapping[object, Formula] = {  # torch 2.11 lacks these; the arguments are those of the GPU's kernel
     _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[_ATEN._scaled_dot_product_flash_attention],
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         _ATEN._scaled_dot_product_flash_attention_backward
@@ -131,7 +131,13 @@ class _CountAudit(TorchDispatchMode):
         self.uncounted: set[str] = set()
         self.in_backward = self.repeated = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         packet = getattr(func, "overloadpacket", func)  # a higher-order operator has no overloads
         if packet in flop_registry or packet in _ON_CPU:
             # backward itself runs without grad mode; forward work that it repeats runs with it
@@ -181,7 +187,7 @@ def _without_scores(formula: Formula, *, query: int) -> Formula:
     query head (scores again, gradients of query and key), two that of a value head.
     """
 
-    def counted(*args: Any, **kwargs: Any) -> int:
+    def counted(*args: Any, **kwargs: object) -> int:
         query_size: int = args[query].shape[-1]
         value_size: int = args[query + 2].shape[-1]
         kept, all_five = 2 * query_size + 2 * value_size, 3 * query_size + 2 * value_size
@@ -193,7 +199,7 @@ def _without_scores(formula: Formula, *, query: int) -> Formula:
 def _raw(formula: Formula) -> Formula:
     """Return a formula that is given tensors, not their shapes, marked as torch marks its own."""
 
-    def counted(*args: Any, **kwargs: Any) -> int:
+    def counted(*args: object, **kwargs: object) -> int:
         return formula(*args, **kwargs)
 
     counted._get_raw = True  # type: ignore[attr-defined]

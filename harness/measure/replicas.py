@@ -14,16 +14,17 @@ from torch import Tensor, nn
 
 from harness.measure.stepper import Stepper
 from harness.measure.window import Clock, synchronize
+from harness.plan.rows import TrialFacts
 from harness.system.process import no_garbage_collection
 from harness.train.strategies.cpu_replicas import scatter
 
 ROUNDS = 2
 LEAST_STEPS = 5
 
-Loss = Callable[[nn.Module, Any], Tensor]
+Loss = Callable[[nn.Module, object], Tensor]
 
 
-def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_counter) -> dict[str, float]:
+def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_counter) -> TrialFacts:
     """Return seconds a step that the replicas' threads cost, and that the replicas lose to each other.
 
     Forward and backward of the model on a device's chunk of one batch, with no parameter copied and no gradient added
@@ -69,19 +70,19 @@ def _timed(
         return clock() - start
 
 
-def _chunks(batch: object, devices: Sequence[torch.device]) -> list[Any]:
+def _chunks(batch: Any, devices: Sequence[torch.device]) -> list[object]:
     """Return each device's chunk of a batch, as nn.DataParallel splits it."""
     if devices[0].type == "cuda":
-        split: Sequence[Any] = torch.nn.parallel.scatter(batch, list(devices))
+        split: Sequence[object] = torch.nn.parallel.scatter(batch, list(devices))
         return list(split)
     return scatter(batch, len(devices))
 
 
-def _in_threads(loss: Loss, work: Sequence[tuple[nn.Module, Any]]) -> list[Tensor]:
+def _in_threads(loss: Loss, work: Sequence[tuple[nn.Module, object]]) -> list[Tensor]:
     """Return the loss of each replica on its chunk, each computed in a thread of its own."""
     threads = torch.get_num_threads()
 
-    def forward(pair: tuple[nn.Module, Any]) -> Tensor:
+    def forward(pair: tuple[nn.Module, object]) -> Tensor:
         torch.set_num_threads(threads)
         device = next(pair[0].parameters()).device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

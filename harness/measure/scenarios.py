@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -200,7 +200,7 @@ def _throughput_result(
     speed: ThroughputMeasurement,
     windows: Sequence[TimedWindow],
     steps: StepColumns,
-    explained: Mapping[str, Any],
+    explained: TrialFacts,
     steps_s: float,
 ) -> TrialResult:
     """Assemble the result of all ranks' windows and steps."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,10 +91,13 @@ def measure_window(
 def _accumulating(step: Step, fetch: Iterator[object], copy: Copy, count: int) -> tuple[Step, Copy]:
     """Return step and copy of a window whose steps take ``count`` micro-batches, none of which is kept here."""
 
-    def boxed(batch: object) -> object:
-        return [copy(batch)]
+    box: list[object] = []
 
-    def accumulate(box: Any, mark: Mark) -> tuple[Tensor, Tensor | float]:
+    def boxed(batch: object) -> object:
+        box.append(copy(batch))
+        return box
+
+    def accumulate(_: object, mark: Mark) -> tuple[Tensor, Tensor | float]:
         return step(_micro_batches(box, fetch, copy, mark, count), mark)
 
     return accumulate, boxed

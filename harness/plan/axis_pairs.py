@@ -10,14 +10,14 @@ import json
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from typing import Generic, NamedTuple, TypeVar, get_args
 
 from harness.config.sections import PrecisionName
-from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
+from harness.config.strategy_traits import strategy_order
 from harness.plan.cell import EARLIER
-from harness.plan.comparison import CELL_AXES
+from harness.plan.comparison import CELL_AXES, beside_strategies, options_of
 
-Axes = Mapping[str, Any]
+Axes = Mapping[str, object]
 """A cell's value on each of CELL_AXES, its options among them."""
 Item = TypeVar("Item")
 
@@ -65,14 +65,14 @@ def varying_axes(cells: Sequence[Axes]) -> list[str]:
     batch = {_batch_axis(axes) for axes in cells}
     named = [axis for axis in CELL_AXES if axis not in NOT_COMPARED]
     named = [axis for axis in named if not axis.endswith("batch_size") or axis in batch]
-    options = dict.fromkeys(name for axes in cells for name in axes.get("options") or {})
+    options = dict.fromkeys(name for axes in cells for name in options_of(axes))
     return [axis for axis in (*named, *options) if len({_key(axis_value(axis, axes)) for axes in cells}) > 1]
 
 
-def axis_value(axis: str, axes: Axes) -> Any:
+def axis_value(axis: str, axes: Axes) -> object:
     """Return a cell's value on an axis or option, that of earlier versions if it lacks the option; None if unset."""
     if "." in axis:
-        return (axes.get("options") or {}).get(axis, EARLIER.get(axis))
+        return options_of(axes).get(axis, EARLIER.get(axis))
     return axes.get(axis)
 
 
@@ -104,10 +104,10 @@ def _is_compared(axis: str, axes: Axes) -> bool:
     An option of a strategy is compared among cells of that strategy.
     """
     if axis == "strategy":
-        return bool(axes["strategy"] != BASE_STRATEGY and axes["devices"] > 1)
+        return beside_strategies(axes)
     if axis.endswith("batch_size"):
         return axis == _batch_axis(axes)
-    return "." not in axis or axis in (axes.get("options") or {}) or axis_value(axis, axes) is not None
+    return "." not in axis or axis in options_of(axes) or axis_value(axis, axes) is not None
 
 
 def _held_fixed(axis: str, axes: Axes) -> str:
@@ -116,9 +116,7 @@ def _held_fixed(axis: str, axes: Axes) -> str:
     if axis == "devices":
         follow |= {"global_batch_size", "per_device_batch_size"} - {_batch_axis(axes)}
     own = f"{axes['strategy'] if axis == 'strategy' else axis}."
-    options = {
-        name: value for name, value in (axes.get("options") or {}).items() if name != axis and not name.startswith(own)
-    }
+    options = {name: value for name, value in options_of(axes).items() if name != axis and not name.startswith(own)}
     fixed = {name: _key(axes.get(name)) for name in CELL_AXES if name not in follow}
     return json.dumps([fixed, options], sort_keys=True, default=str)
 
@@ -134,13 +132,13 @@ def _key(value: object) -> Hashable:
     return value if isinstance(value, bool | int | float | str) else json.dumps(value, default=str)
 
 
-def _order(axis: str, value: Any) -> tuple[Any, ...]:
+def _order(axis: str, value: object) -> tuple[object, ...]:
     """Return a sort key: none or an option's usual value, numbers, texts; strategies and precisions by their tables.
 
     Variants are equal: they stay in the order of the cells, which is to be that of the experiment file.
     """
     if axis == "strategy":
-        return (0, strategy_order(value))
+        return (0, strategy_order(str(value)))
     if axis == "variant":
         return (0,)
     if axis == "precision" and value in PRECISIONS:

@@ -21,7 +21,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from harness.config.axes import AXES, is_option_axis
 from harness.config.strategy_traits import BASE_STRATEGY
@@ -208,34 +207,45 @@ def partner_ids(cell: Cell, *, equivalence: bool = False) -> PartnerIds:
     }
 
 
-def set_ids(axes: Mapping[str, Any]) -> SetIds:
+def set_ids(axes: Mapping[str, object]) -> SetIds:
     """Return family_id, launchers_id and strategies_id of a cell, given its value on each of CELL_AXES.
 
     Cells of a family hold the same batch fixed: the global one under strong scaling, else the per-device one.
     strategies_id is None for a cell that is compared with no other strategy: on one device, or unwrapped.
     """
     batch = axes.get("global_batch_size" if axes.get("scaling") == "strong" else "per_device_batch_size")
-    compared = axes["strategy"] != BASE_STRATEGY and axes["devices"] > 1
     return {
         "family_id": _digest(axes, DEVICE_AXES, batch),
         "launchers_id": _digest(axes, frozenset({"launcher"})),
-        "strategies_id": _digest(axes, STRATEGY_AXES, _shared_options(axes)) if compared else None,
+        "strategies_id": _digest(axes, STRATEGY_AXES, _shared_options(axes)) if beside_strategies(axes) else None,
     }
 
 
-def _shared_options(axes: Mapping[str, Any]) -> dict[str, Any]:
+def beside_strategies(axes: Mapping[str, object]) -> bool:
+    """Return whether a cell is compared with other strategies: wrapped, and on several devices."""
+    return axes["strategy"] != BASE_STRATEGY and axes["devices"] != 1
+
+
+def options_of(axes: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the options among a cell's values; empty if there are none. Raises TypeError if they are no mapping."""
+    options = axes.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options: expected a mapping, got {type(options).__name__}")
+    return options
+
+
+def _shared_options(axes: Mapping[str, object]) -> Mapping[str, object]:
     """Return every option but the strategy's own."""
-    options: Mapping[str, Any] = axes.get("options") or {}
-    return {name: value for name, value in options.items() if not name.startswith(f"{axes['strategy']}.")}
+    return {name: value for name, value in options_of(axes).items() if not name.startswith(f"{axes['strategy']}.")}
 
 
-def options_text(options: Mapping[str, Any]) -> str:
+def options_text(options: Mapping[str, object]) -> str:
     """Return options as they stand in files and in hashes: JSON with sorted keys."""
     return json.dumps(options, sort_keys=True)
 
 
-def _digest(axes: Mapping[str, Any], without: frozenset[str], *more: Any) -> str:
-    values = {**axes, "options": options_text(axes.get("options") or {})}
+def _digest(axes: Mapping[str, object], without: frozenset[str], *more: object) -> str:
+    values = {**axes, "options": options_text(options_of(axes))}
     names = [name for name in CELL_AXES if name not in without]
     shared = [values.get(name) for name in names if name not in LATER_AXES or values.get(name)]
     text = json.dumps([*shared, *more], sort_keys=True, default=str)

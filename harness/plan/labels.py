@@ -11,13 +11,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
 
 from harness.plan.cell import EARLIER, SHARED_SECTIONS, Cell
-from harness.plan.comparison import CELL_AXES, axes_of
+from harness.plan.comparison import CELL_AXES, axes_of, options_of
 from harness.plan.trial import Trial
 
-Axes = Mapping[str, Any]
+Axes = Mapping[str, object]
 """A cell's value on each of CELL_AXES, as axes_of returns it, or a row of a table that has these columns."""
 SEPARATOR = " · "
 BATCH = "per_device_batch_size"
@@ -49,7 +48,7 @@ class Labels:
         for axes in cells:
             for axis in OTHER_AXES:
                 values[axis].add(_key(_value(axes, axis)))
-            for name, value in _options(axes).items():
+            for name, value in options_of(axes).items():
                 values.setdefault(name, set()).add(_key(value))
                 owners[name] = str(axes["strategy"]) if _is_own(axes, name) else None
                 holders[name] += 1
@@ -98,16 +97,16 @@ class Labels:
         repeat = f"seed {trial.seed}" if trial.kind == "convergence" else f"block {trial.block}"
         return joined(self.of_cell(trial.cell), repeat, trial.purpose)
 
-    def _known_options(self, axes: Axes) -> dict[str, Any]:
+    def _known_options(self, axes: Axes) -> Mapping[str, object]:
         """Return the options of a cell, with the earlier values of those that other cells have and it lacks."""
         earlier = {
             name: value
             for name, value in EARLIER.items()
             if name in self._names and (_is_own(axes, name) or _section(name) in SHARED_SECTIONS)
         }
-        return {**earlier, **_options(axes)}
+        return {**earlier, **options_of(axes)}
 
-    def _differs(self, name: str, value: Any) -> bool:
+    def _differs(self, name: str, value: object) -> bool:
         return self._constant.get(name) != _key(value)
 
 
@@ -131,35 +130,29 @@ def devices_text(axes: Axes) -> str:
     if ids:
         joined = f": {link}" if link else ""
         return f"{axes['devices']} (GPU {ids}{joined})"
-    return f"{axes['devices']} on {nodes} nodes" if nodes and nodes > 1 else str(axes["devices"])
+    return f"{axes['devices']} on {nodes} nodes" if nodes not in (None, 1) else str(axes["devices"])
 
 
 def batch_text(axes: Axes) -> str:
     """Return 'batch 64/device' or 'global batch 128', whichever the scaling holds fixed."""
-    return _axis_text(BATCH, _value(axes, BATCH))
+    if axes.get("scaling") == "strong":
+        return f"global batch {axes.get('global_batch_size')}"
+    return f"batch {axes.get(BATCH)}/device"
 
 
-def _value(axes: Axes, axis: str) -> Any:
-    """Return the value on an axis; for the batch, the scaling and the size that it holds fixed."""
-    if axis != BATCH:
-        return axes.get(axis)
-    strong = axes.get("scaling") == "strong"
-    return "strong" if strong else "weak", axes.get("global_batch_size" if strong else BATCH)
+def _value(axes: Axes, axis: str) -> object:
+    """Return the value on an axis; for the batch, the text of the size that the scaling holds fixed."""
+    return batch_text(axes) if axis == BATCH else axes.get(axis)
 
 
-def _axis_text(axis: str, value: Any) -> str:
+def _axis_text(axis: str, value: object) -> str:
     if axis == BATCH:
-        scaling, size = value
-        return f"global batch {size}" if scaling == "strong" else f"batch {size}/device"
+        return str(value)
     if axis == "compile":
         return "compiled" if value else "eager"
     if value is None:
         return f"no {axis}"
     return _text(value) if isinstance(value, str) else f"{axis}={_text(value)}"
-
-
-def _options(axes: Axes) -> Mapping[str, Any]:
-    return axes.get("options") or {}
 
 
 def _is_own(axes: Axes, name: str) -> bool:
@@ -178,14 +171,14 @@ def _short_names(owners: Mapping[str, str | None]) -> dict[str, str]:
     return {name: name if taken[short] > 1 else short for name, short in last.items()}
 
 
-def _key(value: Any) -> Hashable:
+def _key(value: object) -> Hashable:
     """Return what equal values of one type have in common."""
     if value is None or isinstance(value, str | int | float):
         return type(value).__name__, value
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a value as in a YAML file: text without quotes if it then reads as text; cut if it is long."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
     if isinstance(value, str) and _PLAIN.fullmatch(value) and not _reads_as_value(value):

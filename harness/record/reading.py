@@ -72,12 +72,12 @@ def object_of(data: bytes) -> dict[str, Any]:
     return content
 
 
-def _check_objects(value: Any, name: str) -> None:
+def _check_objects(value: object, name: str) -> None:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise TypeError(f"{name}: expected a list of objects")
 
 
-def encode_json(value: Any) -> str:
+def encode_json(value: object) -> str:
     """Return a value as one line of JSON, with NaN and Infinity as in Python's json; may raise TypeError."""
     try:
         return to_json(value, inf_nan_mode="constants").decode()
@@ -85,7 +85,7 @@ def encode_json(value: Any) -> str:
         return json.dumps(value)
 
 
-def decode_json(data: bytes) -> Any:
+def decode_json(data: bytes) -> object:
     """Return the value of a JSON text, with ``?`` for each lone surrogate, which no table can hold.
 
     Raises ValueError, or RecursionError.

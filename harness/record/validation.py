@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -70,12 +69,12 @@ def check_environment(content: RunEnvironment) -> None:
     _check(_ENVIRONMENT, content)
 
 
-def check_plan(content: Mapping[str, Any]) -> None:
+def check_plan(content: Mapping[str, object]) -> None:
     """Raise ValueError if plan.json lacks what the tables take from it."""
     _check(_PLAN, content)
 
 
-def _check(adapter: TypeAdapter[Any], content: object) -> None:
+def _check(adapter: TypeAdapter[_Environment] | TypeAdapter[_Plan], content: object) -> None:
     try:
         adapter.validate_python(content)
     except ValidationError as error:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -132,9 +131,9 @@ def as_json(comparison: Comparison) -> str:
     return json.dumps(content, indent=1, allow_nan=False)
 
 
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def _rows(frame: pd.DataFrame) -> list[Mapping[str, object]]:
     return [{name: _plain(value) for name, value in row.items()} for row in records(frame)]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return [str(each) for each in value] if isinstance(value, tuple) else value

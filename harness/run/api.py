@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -25,7 +24,7 @@ IN_NO_FILE = "experiment (a dict)"
 
 
 def run_experiment(
-    experiment: str | os.PathLike[str] | Mapping[str, Any],
+    experiment: str | os.PathLike[str] | Mapping[str, object],
     *,
     output: str | os.PathLike[str] = "results",
     only: Mapping[str, PlainValue] | None = None,
@@ -38,8 +37,10 @@ def run_experiment(
 
     See ``harness.run_experiment``, which is this function.
     """
+    file, content = _source(experiment)
     request = Request(
-        **_source(experiment),
+        file=file,
+        content=content,
         address=address,
         resume=run_to_resume(None if resume is None else os.fspath(resume), absolute=False),
         output=Path(output),
@@ -77,12 +78,12 @@ class _Following:
         self._sink(event)
 
 
-def _source(experiment: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a Request that say where the experiment is."""
+def _source(experiment: str | os.PathLike[str] | Mapping[str, object]) -> tuple[Path, str | None]:
+    """Return the experiment's file and, if it is given as a dict, its text."""
     if not isinstance(experiment, Mapping):
-        return {"file": Path(experiment)}
+        return Path(experiment), None
     try:
-        return {"file": Path(IN_NO_FILE), "content": yaml.safe_dump(dict(experiment), sort_keys=False)}
+        return Path(IN_NO_FILE), yaml.safe_dump(dict(experiment), sort_keys=False)
     except yaml.YAMLError as error:
         problem = f"{' '.join(str(error).split())[:200]}; allowed: mappings, lists, text, numbers, true, false and null"
         raise ExperimentError(IN_NO_FILE, [problem]) from None

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any
 
 import pandas as pd
 from rich import box
@@ -20,6 +19,7 @@ from rich.text import Text
 
 from harness.plan.labels import Labels
 from harness.plan.planner import Plan
+from harness.plan.rows import RecordedTrial
 from harness.record.folder import RunFolder
 from harness.report.parts import Parts
 from harness.report.tables.evidence import belief_lines
@@ -148,7 +148,7 @@ class ConsoleSink:
         left = self._left.once_a_minute() if self._left and not self._live else ""
         return f"; {left}" if left else ""
 
-    def _show_errors(self, line: Mapping[str, Any]) -> None:
+    def _show_errors(self, line: RecordedTrial) -> None:
         """Show the errors of an examination while there is time to stop the run."""
         for finding in line["facts"].get("findings", []):
             if finding["severity"] == "error":
@@ -260,7 +260,7 @@ def rich_table(content: TextTable, title: str) -> Table:
     return table
 
 
-def _result(line: Mapping[str, Any]) -> str:
+def _result(line: RecordedTrial) -> str:
     from harness.analysis.trials import throughput
 
     if line["outcome"] != "ok":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.plan.planner import Plan
+from harness.plan.rows import RecordedTrial
 from harness.plan.trial import Trial, WorkerGroup
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class TrialEnded(NamedTuple):
     """A trial has an outcome; ``line`` is its recorded row, ``again`` whether it is retried."""
 
     trial: Trial
-    line: Mapping[str, Any]
+    line: RecordedTrial
     again: bool = False
 
 

@@ -9,7 +9,6 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.config.experiment import Experiment, load_experiment
 from harness.errors import ExperimentError, RunFolderError, cause_of
@@ -35,7 +34,7 @@ def module_files(experiment: Experiment, home: Path, path: list[str]) -> dict[st
     return {module: module_file(module, [str(home), *path]) for module in experiment.own_modules}
 
 
-def file_to_resume(run_folder: Path, invocations: Sequence[Mapping[str, Any]], path: list[str]) -> Path:
+def file_to_resume(run_folder: Path, invocations: Sequence[Mapping[str, object]], path: list[str]) -> Path:
     """Return the experiment file of a run, if it and the user's modules are as they were; raise RunFolderError.
 
     ``invocations``: those of the run, from its environment.json. Nothing inside the run folder is used, whoever wrote
@@ -66,7 +65,7 @@ def _facts(file: Path) -> FileFacts:
     return {"file": str(file), "sha256": _sha256(file)}
 
 
-def _unchanged(facts: Mapping[str, Any], run_folder: Path) -> tuple[Path, str]:
+def _unchanged(facts: Mapping[str, object], run_folder: Path) -> tuple[Path, str]:
     """Return a recorded file, and why it is not used; '' if it is unchanged and lies outside the run folder."""
     file = Path(str(facts.get("file")))
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from harness.plan.comparison import (
     wrapped_single_device_cell,
 )
 from harness.plan.planner import Plan, codes_of
-from harness.plan.rows import SkipCode
+from harness.plan.rows import RecordedTrial, SkipCode
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.system import sanitize
 
-Lines = Sequence[Mapping[str, Any]]
+Lines = Sequence[RecordedTrial]
 
 
 def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
@@ -132,11 +132,11 @@ class _Partners:
         return {twin} if twin else set()
 
 
-def _is_skipped(line: Mapping[str, Any], code: SkipCode) -> bool:
+def _is_skipped(line: RecordedTrial, code: SkipCode) -> bool:
     return line["outcome"] == "skipped" and line.get("skip_code") == code
 
 
-def _failed(line: Mapping[str, Any]) -> bool:
+def _failed(line: RecordedTrial) -> bool:
     """Return whether a trial would likely fail again; one that was lost, or had no time left, may yet be ok."""
     return line["outcome"] not in ("ok", "lost") and not _is_skipped(line, "time_up")
 

@@ -87,11 +87,10 @@ def plain(value: Any) -> Any:
     return _plain(value, _secret_values())
 
 
-def redact_row(trial: Mapping[str, Any]) -> dict[str, Any]:
+def redact_row(trial: Mapping[str, object]) -> dict[str, Any]:
     """Redact the free-text columns of a trial."""
     values = _secret_values()
-    texts = {name: trial[name] for name in FREE_TEXT if name in trial}
-    return {**trial, **_plain(texts, values)}
+    return {**trial, **{name: _plain(trial[name], values, name) for name in FREE_TEXT if name in trial}}
 
 
 def source(given: str, content: object) -> str:
@@ -144,7 +143,7 @@ def _assigned(found: re.Match[str]) -> str:
     return found["name"] + found["between"] + MARK if _SECRET_NAME.search(found["name"]) else found[0]
 
 
-def _plain(value: Any, values: tuple[str, ...], name: str = "") -> Any:
+def _plain(value: object, values: tuple[str, ...], name: str = "") -> object:
     if isinstance(value, str):
         return MARK if value and _SECRET_NAME.search(name) else _text(value, values)
     if isinstance(value, int | float) and not isinstance(value, bool) and _SECRET_NAME.search(name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def in_channels_last(model: nn.Module, *, weights: bool) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if weights else model
 
 
-def _images_channels_last(_: nn.Module, args: Any, kwargs: Any) -> Any:
+def _images_channels_last(_: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     def channels_last(leaf: object) -> object:
         if isinstance(leaf, torch.Tensor) and leaf.dim() == 4:
             return leaf.contiguous(memory_format=torch.channels_last)

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from harness.errors import WorkloadError
 from harness.plan.cell import Options
 
-Move = Callable[[Any], Any]
+Move = Callable[[object], object]
 
 
 def copier(device: torch.device, options: Options) -> Move:
@@ -38,12 +37,13 @@ def to_device(batch: object, device: torch.device, *, non_blocking: bool = False
     holds no tensor is returned as it is. Raises WorkloadError for any other object that holds a tensor.
     """
 
-    def move(part: Any) -> Any:
+    def move(part: object) -> object:
         if isinstance(part, Tensor):
             return part.to(device, non_blocking=non_blocking)
-        if callable(getattr(part, "to", None)):
-            kind: Any = type(part)
-            return part.to(device, **({"non_blocking": non_blocking} if _takes_non_blocking(kind) else {}))
+        to = getattr(part, "to", None)
+        if callable(to):
+            kind: type = type(part)
+            return to(device, **({"non_blocking": non_blocking} if _takes_non_blocking(kind) else {}))
         if isinstance(part, Mapping):
             return _mapping(part, move)
         if isinstance(part, tuple | list):
@@ -67,7 +67,7 @@ def _takes_non_blocking(kind: type) -> bool:
     return "non_blocking" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _mapping(part: Mapping[Any, Any], move: Move) -> Mapping[Any, Any]:
+def _mapping(part: Mapping[object, object], move: Move) -> Mapping[object, object]:
     """Return the mapping with moved values; a copy keeps the attributes of a class of the user's own."""
     moved = {key: move(value) for key, value in part.items()}
     if type(part) is dict:
@@ -83,9 +83,9 @@ def _mapping(part: Mapping[Any, Any], move: Move) -> Mapping[Any, Any]:
         return moved
 
 
-def _sequence(part: tuple[Any, ...] | list[Any], move: Move) -> object:
+def _sequence(part: tuple[object, ...] | list[object], move: Move) -> object:
     moved = [move(value) for value in part]
-    kind: Any = type(part)
+    kind: Callable[..., object] = type(part)
     if kind is list:
         return moved
     if hasattr(part, "_fields"):
@@ -96,7 +96,7 @@ def _sequence(part: tuple[Any, ...] | list[Any], move: Move) -> object:
         return tuple(moved) if isinstance(part, tuple) else moved
 
 
-def _object(part: Any, move: Move, device: torch.device) -> Any:
+def _object(part: object, move: Move, device: torch.device) -> object:
     """Return a dataclass with moved fields, or an object without tensors; raise WorkloadError for one with tensors."""
     if is_dataclass(part) and not isinstance(part, type):
         other = copy.copy(part)

@@ -61,7 +61,7 @@ def disable_auto_init() -> bool:
 
 
 def init(
-    folder: Path | None, variables: Callable[[Mapping[str, str]], AbstractContextManager[None]], **arguments: Any
+    folder: Path | None, variables: Callable[[Mapping[str, str]], AbstractContextManager[None]], **arguments: object
 ) -> None:
     """Call ray.init with a session folder of our own, if one is given.
 
@@ -112,7 +112,7 @@ def worker_group_callback() -> type:
     return base or object
 
 
-def drop_callbacks(trainer: Any, names: Sequence[str]) -> None:
+def drop_callbacks(trainer: object, names: Sequence[str]) -> None:
     """Remove the callbacks of these classes from those that Ray Train adds to a trainer.
 
     Without this name they stay: two more processes a worker group, and the time of their start.

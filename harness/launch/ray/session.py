@@ -13,20 +13,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any
 
 from harness.errors import ClusterError
 from harness.launch.ray import private
 from harness.launch.ray.job import JOB_VARIABLE
 from harness.system.signals import deferred_interrupts, sigterm_blocked
 
-Handler = Callable[[int, FrameType | None], Any] | int | None
+Handler = Callable[[int, FrameType | None], object] | int | None
 NO_AUTO_INIT = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Ray reads it when it is imported."""
 
 
 @contextlib.contextmanager
-def session(folder: Path | None = None, **arguments: Any) -> Iterator[None]:
+def session(folder: Path | None = None, **arguments: object) -> Iterator[None]:
     """Run Ray inside, started with these arguments and this session folder; raise ClusterError if it does not start."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}

@@ -39,7 +39,7 @@ class Table:
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
-    def frame(self, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    def frame(self, rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
         """Return a typed frame of these rows, with <NA> for missing values; columns unknown to the table come last."""
         return self.typed(pd.DataFrame(list(rows)))
 

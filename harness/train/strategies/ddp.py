@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.train.strategies.base import Strategy, WrapContext
 
-HOOKS: Mapping[str, Callable[..., Any] | None] = {
+HOOKS: Mapping[str, Callable[..., object] | None] = {
     "none": None,
     "bf16_compress": default_hooks.bf16_compress_hook,
     "fp16_compress": default_hooks.fp16_compress_hook,

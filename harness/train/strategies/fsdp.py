@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ class _Sharding(TypedDict):
     """Arguments of every call of fully_shard."""
 
     mesh: DeviceMesh
-    reshard_after_forward: Any
+    reshard_after_forward: bool | int | None
 
 
 class Fsdp(Strategy):
@@ -58,9 +58,10 @@ class Fsdp(Strategy):
         options = context.options
         if options.get("sync_batch_norm", False):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        reshard = options.get("reshard_after_forward")
         sharding: _Sharding = {
             "mesh": _mesh(context),
-            "reshard_after_forward": options.get("reshard_after_forward"),  # None: all but the root, as in torch
+            "reshard_after_forward": reshard if isinstance(reshard, int) else None,  # all but the root, as in torch
         }
         reduced = None if self.autocasts(options) else context.precision.reduced
         policy = _policy(reduced)
