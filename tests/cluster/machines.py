@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,14 @@ class Machine:
                     found.append(process)
             except OSError:
                 continue
+        return found
+
+    def commands(self) -> list[str]:
+        """Return the command line of every living process of the machine but its first."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.Error):  # it ended, or is a zombie
+                found.append(" ".join(process.cmdline()))
         return found
 
 

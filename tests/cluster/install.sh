@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that the tests of clusters need, as root; no service of them is started.
+set -euo pipefail
+[ "$(id -u)" = 0 ] || { echo "tests of clusters: skipped, they need root"; exit 1; }
+missing=
+for program in slurmctld slurmd srun sshd rsync ip; do
+    command -v "$program" > /dev/null || missing=yes
+done
+[ -n "$missing" ] || exit 0
+command -v apt-get > /dev/null || { echo "tests of clusters: skipped, there is no apt-get"; exit 1; }
+
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then  # it forbids that a package starts its service
+    printf '#!/bin/sh\nexit 101\n' > "$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$policy"' EXIT
+fi
+export DEBIAN_FRONTEND=noninteractive
+{ timeout 120 apt-get -q update && timeout 240 apt-get -q install -y --no-install-recommends \
+    slurmctld slurmd slurm-client openssh-server openssh-client rsync iproute2; } > /dev/null 2>&1 ||
+    { echo "tests of clusters: skipped, apt does not answer"; exit 1; }

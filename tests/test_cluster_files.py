@@ -1,0 +1,202 @@
+"""The files of experiments/clusters/ without a cluster: schemas, the operator's rules, versions, our own options."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer.main
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from harness.cli.commands import app
+from harness.config.experiment import parse_experiment
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "experiments/clusters"
+RAY_UP = [FOLDER / f"ray-up-{name}.yaml" for name in ("local", "aws")]
+SCRIPT, PAGE, KUBERAY = FOLDER / "slurm.sbatch", FOLDER / "README.md", FOLDER / "kuberay-rayjob.yaml"
+KUBERNETES = "1.30"
+"""The version of Kubernetes whose schemas the pods are checked against."""
+LONGEST_NAME = 47
+"""Of a RayJob: names of what the operator makes for it are longer, and a label has at most 63 characters."""
+
+
+def documents() -> dict[str, Any]:
+    """The documents of the manifest by kind."""
+    return {each["kind"]: each for each in yaml.safe_load_all(KUBERAY.read_text())}
+
+
+def schema_problem(cluster: dict[str, Any]) -> str:
+    """What Ray's own schema of a cluster file finds."""
+    try:
+        validate_config(prepare_config(copy.deepcopy(cluster)))
+    except jsonschema.ValidationError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize("file", RAY_UP, ids=lambda file: file.stem)
+def test_a_cluster_file_has_rays_own_schema(file: Path) -> None:
+    cluster = yaml.safe_load(file.read_text())
+    assert schema_problem(cluster) == ""
+    assert "'max_worker' was unexpected" in schema_problem({**cluster, "max_worker": 2})
+    assert "is not of type 'number'" in schema_problem({**cluster, "idle_timeout_minutes": "60"})
+    assert "'ssh_usr' was unexpected" in schema_problem({**cluster, "auth": {**cluster["auth"], "ssh_usr": "x"}})
+
+
+@pytest.mark.parametrize("file", RAY_UP, ids=lambda file: file.stem)
+def test_a_cluster_file_keeps_its_nodes_and_starts_them_with_a_token_and_without_niceness(file: Path) -> None:
+    cluster = yaml.safe_load(file.read_text())
+    types = cluster.get("available_node_types", {"all": cluster}).values()
+    assert all(each["min_workers"] == each["max_workers"] for each in types)
+    assert sum(each["min_workers"] for each in types) == cluster["max_workers"]
+    assert "~/.ray/auth_token" in cluster["file_mounts"]
+    for commands in (cluster["head_start_ray_commands"], cluster["worker_start_ray_commands"]):
+        (start,) = (command for command in commands if "ray start" in command)
+        assert "RAY_AUTH_MODE=token" in start and "RAY_worker_niceness=0" in start and "--disable-usage-stats" in start
+
+
+def operator_problems(job: dict[str, Any]) -> Iterator[str]:
+    """What the operator refuses by rules that its schema does not hold, or what would not be what a benchmark needs."""
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    if len(job["metadata"]["name"]) > LONGEST_NAME:
+        yield "name"
+    if spec.get("submissionMode") not in ("K8sJobMode", "SidecarMode", "HTTPMode", "InteractiveMode"):
+        yield "submissionMode"
+    if spec.get("submissionMode") == "SidecarMode" and {"submitterPodTemplate", "clusterSelector"} & spec.keys():
+        yield "SidecarMode has its submitter in the head's pod"
+    if spec["ttlSecondsAfterFinished"] and not spec["shutdownAfterJobFinishes"]:
+        yield "ttlSecondsAfterFinished"
+    yield from _group_problems(cluster)
+    if cluster["authOptions"]["mode"] != "token":
+        yield "token"
+
+
+def _group_problems(cluster: dict[str, Any]) -> Iterator[str]:
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        if group.get("resources") and {"num-cpus", "num-gpus", "memory"} & group["rayStartParams"].keys():
+            yield "resources and rayStartParams"
+        if not all(isinstance(value, str) for value in group["rayStartParams"].values()):
+            yield "rayStartParams are texts"
+    for group in cluster["workerGroupSpecs"]:
+        if not group["minReplicas"] == group["replicas"] == group["maxReplicas"]:
+            yield "replicas"
+
+
+SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
+    "name": lambda job: job["metadata"].update(name="x" * 48),
+    "submissionMode": lambda job: job["spec"].update(submissionMode="SideCarMode"),
+    "SidecarMode has its submitter in the head's pod": lambda job: job["spec"].update(submitterPodTemplate={}),
+    "ttlSecondsAfterFinished": lambda job: job["spec"].update(shutdownAfterJobFinishes=False),
+    "resources and rayStartParams": lambda job: _head(job).update(resources={"CPU": "0"}),
+    "rayStartParams are texts": lambda job: _head(job).update(rayStartParams={"num-cpus": 0}),
+    "replicas": lambda job: job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0].update(maxReplicas=1),
+    "token": lambda job: job["spec"]["rayClusterSpec"].update(authOptions={"mode": "disabled"}),
+}
+
+
+def _head(job: dict[str, Any]) -> dict[str, Any]:
+    head: dict[str, Any] = job["spec"]["rayClusterSpec"]["headGroupSpec"]
+    return head
+
+
+def test_the_manifest_follows_the_operators_rules() -> None:
+    assert list(operator_problems(documents()["RayJob"])) == []
+
+
+@pytest.mark.parametrize("problem", SPOILT)
+def test_a_spoilt_manifest_is_found(problem: str) -> None:
+    job = copy.deepcopy(documents()["RayJob"])
+    SPOILT[problem](job)
+    assert list(operator_problems(job)) == [problem]
+
+
+def pods(job: dict[str, Any]) -> dict[str, Any]:
+    """The pods of a RayJob, each as a manifest of its own."""
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = {"head": cluster["headGroupSpec"]} | {each["groupName"]: each for each in cluster["workerGroupSpecs"]}
+    whole = {"apiVersion": "v1", "kind": "Pod"}
+    return {
+        name: {**whole, **group["template"], "metadata": {"name": name, **group["template"].get("metadata", {})}}
+        for name, group in groups.items()
+    }
+
+
+def test_pods_claim_and_experiment_have_kubernetes_own_schema() -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    found = documents()
+    plain = {"claim": found["PersistentVolumeClaim"], "map": found["ConfigMap"], **pods(found["RayJob"])}
+    assert set(plain) == {"claim", "map", "head", "gpu"}
+    for manifest in plain.values():
+        validate.validate(manifest, KUBERNETES, strict=True)
+    spoilt = copy.deepcopy(plain["gpu"])
+    spoilt["spec"]["containers"][0]["volumeMount"] = spoilt["spec"]["containers"][0].pop("volumeMounts")
+    with pytest.raises(validate.ValidationError):
+        validate.validate(spoilt, KUBERNETES, strict=True)
+
+
+def test_every_volume_is_mounted_and_every_mount_has_its_volume() -> None:
+    for pod in pods(documents()["RayJob"]).values():
+        mounted = {mount["name"] for each in pod["spec"]["containers"] for mount in each["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
+
+
+def test_the_experiment_ends_before_the_job_is_killed() -> None:
+    found = documents()
+    content = yaml.safe_load(found["ConfigMap"]["data"]["scaling.yaml"])
+    wall = parse_experiment(content, source="scaling.yaml").limits.wall
+    assert wall and wall < found["RayJob"]["spec"]["activeDeadlineSeconds"]
+    environment = yaml.safe_load(found["RayJob"]["spec"]["runtimeEnvYAML"])
+    assert int(environment["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
+
+
+def test_versions_are_those_that_the_package_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (needed,) = (each for each in map(Requirement, project["dependencies"]) if each.name == "ray")
+    cluster = documents()["RayJob"]["spec"]["rayClusterSpec"]
+    version = Version(cluster["rayVersion"])
+    assert version in needed.specifier
+    images = re.findall(r"(?:rayproject/ray|harness):(\d+\.\d+\.\d+)", KUBERAY.read_text())
+    assert len(images) == 3 and {Version(image) for image in images} == {version}
+
+
+def unknown_options(text: str) -> set[str]:
+    """The options of each ``harness.run`` command in a text that our command line does not have."""
+    run = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    known = {option for parameter in run.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    joined = text.replace("\\\n", " ")
+    commands = re.findall(r"harness[. ]run ((?:[^\n|&;`)']|'[^'\n]*')*)", joined)
+    assert commands
+    given = {word.partition("=")[0] for command in commands for word in command.split() if word.startswith("--")}
+    return given - known
+
+
+@pytest.mark.parametrize("file", [SCRIPT, PAGE, KUBERAY], ids=lambda file: file.name)
+def test_every_option_of_our_command_exists(file: Path) -> None:
+    text = file.read_text()
+    assert unknown_options(text) == set()
+    assert unknown_options(text.replace("--resume auto", "--resum auto")) == {"--resum"}
+
+
+def test_the_batch_script_asks_for_usr1_and_requeues_for_it_alone() -> None:
+    text = SCRIPT.read_text()
+    asked = shlex.split(" ".join(line[len("#SBATCH") :] for line in text.splitlines() if line.startswith("#SBATCH")))
+    assert "--signal=B:USR1@120" in asked and "--requeue" in asked
+    assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
+    assert re.search(r'if \[ -n "\$requeue" \] && \[ \$code = 130 \]; then\n  scontrol requeue', text)
+
+
+def test_the_page_names_every_file() -> None:
+    text = PAGE.read_text()
+    assert [path.name for path in sorted(FOLDER.iterdir()) if path != PAGE and path.name not in text] == []
