@@ -6,24 +6,39 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.common import RunFolderArgument, exit_code_of
-from harness.errors import HarnessError
+from harness.cli.common import RunFolderArgument, exit_code_of, show
+from harness.errors import ExportError
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the verdict as Markdown, for a pull request.")]
+Mlflow = Annotated[
+    str | None,
+    typer.Option(
+        "--mlflow",
+        metavar="URI",
+        help="Write to an MLflow server, or a folder: one run, and below it one for each cell.",
+    ),
+]
 
 
-def export_command(run_folder: RunFolderArgument, markdown: Markdown = False) -> None:
-    """Print the verdict on RUN_FOLDER in another format, from its records; works on old runs too."""
+def export_command(run_folder: RunFolderArgument, markdown: Markdown = False, mlflow: Mlflow = None) -> None:
+    """Export RUN_FOLDER from its records to Markdown or MLflow; works on old runs too."""
 
     def work() -> int:
-        if not markdown:
-            raise HarnessError("harness export: name a format; allowed: --markdown")
+        if markdown == (mlflow is not None):
+            wrong = "give one of both" if markdown else "name a target"
+            raise ExportError(f"harness export: {wrong}; allowed: --markdown, --mlflow URI")
         from harness.analysis.results import load
-        from harness.report.markdown import verdict_lines
-        from harness.report.verdict import make_verdict
 
         results = load(run_folder)
         results.folder.check()
+        if mlflow is not None:
+            from harness.report.mlflow_export import export_to_mlflow
+
+            show(export_to_mlflow(results, mlflow))
+            return 0
+        from harness.report.markdown import verdict_lines
+        from harness.report.verdict import make_verdict
+
         for line in verdict_lines(results.experiment.name, make_verdict(results)):
             typer.echo(line)
         return 0

@@ -1,0 +1,178 @@
+"""Export to MLflow, into a file store: complete, repeatable, and one clear error for each way to fail."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from harness.analysis.results import Results, load
+from harness.cli.commands import app
+from harness.config.experiment import Experiment
+from harness.errors import ExportError
+from harness.report.mlflow_export import SETTINGS, export_to_mlflow, tracking_uri
+from tests.run_folders import make_run
+
+mlflow: Any = pytest.importorskip("mlflow")
+
+
+@pytest.fixture(autouse=True)
+def file_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+
+@pytest.fixture
+def results(tmp_path: Path, make_experiment: Callable[..., Experiment]) -> Results:
+    experiment = make_experiment({"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8})
+    return load(make_run(tmp_path / "results", experiment, lambda cell, block: 100.0 * cell.devices + block))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "my store"
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's advice to use a database
+def runs(store: Path) -> list[Any]:
+    client = mlflow.MlflowClient(tracking_uri=store.as_uri())
+    return list(client.search_runs([one.experiment_id for one in client.search_experiments()]))
+
+
+def export(results: Results, target: object, *more: str) -> Result:
+    return CliRunner().invoke(app, ["export", str(results.folder.path), "--mlflow", str(target), *more])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_has_a_child_for_each_cell(results: Results, store: Path) -> None:
+    said = export_to_mlflow(results, str(store))
+    assert said.endswith(": 2 cells")
+    (whole,) = [run for run in runs(store) if "mlflow.parentRunId" not in run.data.tags]
+    cells = [run for run in runs(store) if run.data.tags.get("mlflow.parentRunId") == whole.info.run_id]
+    assert sorted(run.info.run_name for run in cells) == ["ddp x2", "single x1"]
+    (ddp,) = [run for run in cells if run.info.run_name == "ddp x2"]
+    assert ddp.data.params["devices"] == "2" and ddp.data.metrics["speedup"] == pytest.approx(2, 0.1)
+    assert {run.info.status for run in (whole, *cells)} == {"FINISHED"}
+    client = mlflow.MlflowClient(tracking_uri=store.as_uri())
+    assert [one.path for one in client.list_artifacts(whole.info.run_id)] == ["experiment.yaml"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_second_export_duplicates_nothing(results: Results, store: Path) -> None:
+    export_to_mlflow(results, str(store))
+    before = {run.info.run_id for run in runs(store)}
+    assert export_to_mlflow(results, str(store)).endswith(": is there already, unchanged")
+    assert {run.info.run_id for run in runs(store)} == before
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_export_of_changed_results_takes_the_place_of_the_earlier_one(results: Results, store: Path) -> None:
+    export_to_mlflow(results, str(store))
+    before = {run.info.run_id for run in runs(store)}
+    results.folder.report.write_text("a report")
+    assert export_to_mlflow(results, str(store)).endswith("in place of an earlier export")
+    after = {run.info.run_id for run in runs(store)}
+    assert len(after) == len(before) and not after & before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("earlier", [False, True], ids=["the first", "a later one"])
+def test_an_export_that_fails_half_way_loses_nothing_and_can_be_repeated(
+    results: Results, store: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    if earlier:
+        export_to_mlflow(results, str(store))
+        results.folder.report.write_text("a report")
+    before = {run.info.run_id for run in runs(store)}
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(ExportError, match=r"No space left on device.*export again"):
+        patch.setattr(mlflow.MlflowClient, "log_artifact", full)
+        export_to_mlflow(results, str(store))
+    assert before < {run.info.run_id for run in runs(store)}
+    export_to_mlflow(results, str(store))
+    assert len(runs(store)) == 3
+    assert not before & {run.info.run_id for run in runs(store)}
+
+
+def test_the_environment_is_left_as_it_was(results: Results, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    before = dict(os.environ)
+    export_to_mlflow(results, str(store))
+    assert dict(os.environ) == before and set(SETTINGS) - set(before)
+
+
+def test_the_command_says_what_was_written(results: Results, store: Path) -> None:
+    result = export(results, store)
+    assert result.exit_code == 0 and result.output.count("\n") == 1
+    assert "MLflow experiment 'test'" in result.output
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["http://me:secret@host:5000", "https://me@host", "http://host/?token=abcdefgh123456", "postgresql://u:pw@db/x"],
+)
+def test_a_uri_with_credentials_is_refused_and_not_repeated(results: Results, target: str) -> None:
+    result = export(results, target)
+    assert result.exit_code == 2 and "MLFLOW_TRACKING_PASSWORD" in result.output
+    assert not any(secret in result.output for secret in ("secret", "abcdefgh123456", "pw@"))
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(results: Results, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = export(results, tmp_path / "file" / "store")
+    assert result.exit_code == 2 and result.output.count("\n") == 1
+    assert "NotADirectoryError" in result.output or "FileExistsError" in result.output
+
+
+def test_a_server_that_does_not_answer_is_one_error(results: Results) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    result = export(results, f"http://127.0.0.1:{port}")
+    assert result.exit_code == 2 and result.output.count("\n") == 1
+    assert "Connection refused" in result.output
+
+
+@pytest.mark.parametrize("target", ["htp://host", "sqlite:///x.db", "localhost:5000", ""])
+def test_another_target_is_one_error(results: Results, target: str) -> None:
+    result = export(results, target)
+    assert result.exit_code == 2 and result.output.count("\n") == 1 and "--mlflow: " in result.output
+
+
+def test_without_the_extra_it_says_what_to_install(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    result = export(results, "folder")
+    assert result.exit_code == 2 and "pip install 'mlflow-skinny>=3.17'" in result.output
+
+
+def test_a_folder_that_is_no_run_is_one_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["export", str(tmp_path), "--mlflow", str(tmp_path / "store")])
+    assert result.exit_code == 2 and "not a run folder" in result.output and not (tmp_path / "store").exists()
+
+
+def test_two_targets_are_one_error(results: Results) -> None:
+    result = export(results, "folder", "--markdown")
+    assert result.exit_code == 2 and "give one of both; allowed: --markdown, --mlflow URI" in result.output
+
+
+def test_a_run_without_a_measurement_is_one_error(
+    tmp_path: Path, store: Path, make_experiment: Callable[..., Experiment]
+) -> None:
+    run = make_run(tmp_path, make_experiment({"per_device_batch_size": 8}), lambda cell, block: None)
+    result = export(load(run), store)
+    assert result.exit_code == 2 and "nothing to export" in result.output
+
+
+def test_a_path_is_a_folder_and_a_name_of_databricks_is_none(tmp_path: Path) -> None:
+    assert tracking_uri(str(tmp_path)) == tmp_path.as_uri()
+    assert tracking_uri("databricks") == "databricks"
