@@ -181,12 +181,16 @@ REASONS = {
 
 
 def _trust(row: Row, context: Context) -> Sentence:
-    level, reasons = str(row["code"]), _texts(row["reasons"])
+    level, reasons, others = str(row["code"]), _texts(row["reasons"]), _texts(row["others"])
+    lead, settings = level.capitalize(), "the settings named above or their base"
+    if (context.results.verdict["topic"] == "trust").sum() > 1:
+        lead = f"{lead} for {context.labels_of((str(row['cell_id']), *others))}"
+        settings = "them or their bases" if others else "it or its base"
     doubts = [reason.removeprefix("doubt: ") for reason in reasons if reason.startswith("doubt: ")]
     words = [REASONS[reason].format(reach=percent(row["value"])) for reason in reasons if reason in REASONS]
-    words += [f"doubts about the settings named above or their base ({', '.join(doubts)})"] if doubts else []
+    words += [f"doubts about {settings} ({', '.join(doubts)})"] if doubts else []
     floor = "" if is_missing(row["value"]) else f"A/A test within {percent(row['value'])}, no doubts"
-    sentence = Sentence("trust", level.capitalize(), f"{'; '.join(words) or floor}.", code=level)
+    sentence = Sentence("trust", lead, f"{'; '.join(words) or floor}.", code=level)
     return _with_further_blocks(sentence, row, context)
 
 

@@ -182,6 +182,14 @@ def test_how_sure_names_reasons_and_the_command_that_adds_blocks() -> None:
     assert sentence.command == "python -m harness.run --resume results/study/1 --add-blocks 4"
 
 
+def test_trust_that_differs_names_its_settings() -> None:
+    low = {**TRUST, "reasons": ("doubt: wide spread",)}
+    high = {**TRUST, "code": "high", "cell_id": "b", "others": ("base",), "value": 0.03, "n": 0}
+    first, second = verdict_of(low, high).sentences
+    assert first.lead == "Low for ddp x8" and "doubts about it or its base (wide spread)" in first.text
+    assert second.lead == "High for fsdp x8, single x1" and not second.command
+
+
 def test_a_rule_for_blocks_takes_a_new_run() -> None:
     rule = {"throughput": {"blocks": {"at_least": 3, "at_most": 6, "halfwidth": 0.05}}}
     (sentence,) = verdict_of({**TRUST, "subject": "rule", "reasons": ("blocks",)}, experiment=rule).sentences

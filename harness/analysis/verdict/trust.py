@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import Row, by_cell, measured
+from harness.analysis.common import Row, Rows, by_cell, measured
 from harness.analysis.ratios import paired
 from harness.analysis.stats import stein_blocks
 from harness.analysis.verdict.statement import Statement, Tables
@@ -19,23 +21,44 @@ HALFWIDTH = 0.05
 """The half-width of intervals that further blocks are counted for."""
 
 
+class Rates(NamedTuple):
+    """The successful timed trials of each cell, and of the twin of each base."""
+
+    cells: Mapping[str, Rows]
+    twins: Mapping[str, Rows]
+
+
 def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the trust in the leading cells and their bases: low, medium or high, with the reasons and further blocks.
 
-    ``n``: blocks to add so that the intervals of the leaders' ratios and of the A/A test come within HALFWIDTH, at
-    least up to GOOD_BLOCKS: from their spread alone, never from a difference. ``value``: how far the A/A interval
-    reaches from 1.
+    One statement for the leading cells with the same level for the same reasons; ``others``: all of them but the first.
+    ``n``: blocks to add so that the intervals of their ratios and of the A/A tests come within HALFWIDTH, at least up
+    to GOOD_BLOCKS: from their spread alone, never from a difference. Blocks are added to the whole run, so that only
+    the statement that needs most has them. ``value``: how far the intervals of the A/A tests reach from 1.
     """
-    if not leading:
-        return []
     bases = {row["cell_id"]: row["base_id"] for row in records(tables["scaling"])}
-    noise = [
-        row for row in records(tables["noise"]) if row["cell_id"] in {bases.get(row["cell_id"]) for row in leading}
-    ]
-    noise = noise or [*records(tables["noise"])]
+    rates = Rates(by_cell(measured(tables["trials"])), by_cell(measured(tables["trials"], "twin")))
+    alike: dict[tuple[str, tuple[str, ...]], list[Statement]] = {}
+    for leader in leading:
+        statement = _trust(tables, leader, bases.get(leader["cell_id"]), rates)
+        alike.setdefault((statement.code, statement.reasons), []).append(statement)
+    found = [_joined(statements) for statements in alike.values()]
+    most = max(found, key=lambda statement: statement.n or 0, default=None)
+    return [statement if statement is most else replace(statement, n=0) for statement in found]
+
+
+def _joined(statements: Sequence[Statement]) -> Statement:
+    """Return one statement on all cells of statements with the same level and reasons."""
+    others = tuple(str(one.cell_id) for one in statements[1:])
+    reach = max((one.value for one in statements if one.value is not None), default=None)
+    return replace(statements[0], others=others, value=reach, n=max(one.n or 0 for one in statements))
+
+
+def _trust(tables: Tables, leader: Row, base_id: str | None, rates: Rates) -> Statement:
+    noise = [row for row in records(tables["noise"]) if row["cell_id"] == base_id]
     reach = max((_reach(row) for row in noise if not pd.isna(row["low"])), default=None)
-    blocks = min(int(row["blocks"]) for row in leading)
-    low = [*_doubts(tables, leading, bases), *_unknown(tables, leading)]
+    blocks = int(leader["blocks"])
+    low = [*_doubts(tables, leader, base_id), *_unknown(tables, leader)]
     if reach is not None and reach > LOW_NOISE:
         low.append("noise")
     if blocks < FEWEST_BLOCKS:
@@ -45,46 +68,40 @@ def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     not_high = [] if reach is not None and reach <= HIGH_NOISE else ["noise" if reach is not None else "no A/A test"]
     not_high += ["blocks"] if blocks < GOOD_BLOCKS else []
     level = "low" if low else "medium" if not_high else "high"
-    return [
-        Statement(
-            "trust",
-            level,
-            "noise",
-            leading[0]["cell_id"],
-            value=reach,
-            n=0 if level == "high" else _further_blocks(tables, leading, bases, blocks),
-            subject="fixed" if tables.fixed_blocks else "rule",
-            reasons=tuple(dict.fromkeys(low or not_high)),
-        )
-    ]
+    return Statement(
+        "trust",
+        level,
+        "noise",
+        leader["cell_id"],
+        value=reach,
+        n=0 if level == "high" else _further_blocks(leader, base_id, rates, blocks),
+        subject="fixed" if tables.fixed_blocks else "rule",
+        reasons=tuple(dict.fromkeys(low or not_high)),
+    )
 
 
 def _reach(row: Row) -> float:
     return max(abs(float(row["low"]) - 1.0), abs(float(row["high"]) - 1.0))
 
 
-def _doubts(tables: Tables, leading: Sequence[Row], bases: dict[str, str]) -> list[str]:
+def _doubts(tables: Tables, leader: Row, base_id: str | None) -> list[str]:
     """Return the names of the doubts on a leading cell or its base."""
-    concerned = {row["cell_id"] for row in leading} | {bases.get(row["cell_id"]) for row in leading}
-    rows = [row for row in records(tables["cells"]) if row["cell_id"] in concerned]
+    rows = [row for row in records(tables["cells"]) if row["cell_id"] in (leader["cell_id"], base_id)]
     return [f"doubt: {doubt.name}" for row in rows for doubt in row["doubts"]]
 
 
-def _unknown(tables: Tables, leading: Sequence[Row]) -> list[str]:
+def _unknown(tables: Tables, leader: Row) -> list[str]:
     """Return a reason if it is not known whether a leading cell trains as one device does."""
-    concerned = {row["cell_id"] for row in leading}
-    rows = records(tables["scaling"])
-    return ["equivalence"] if any(r["equivalence"] == "unknown" for r in rows if r["cell_id"] in concerned) else []
+    rows = [row for row in records(tables["scaling"]) if row["cell_id"] == leader["cell_id"]]
+    return ["equivalence"] if any(row["equivalence"] == "unknown" for row in rows) else []
 
 
-def _further_blocks(tables: Tables, leading: Sequence[Row], bases: dict[str, str], blocks: int) -> int:
-    cells, twins = by_cell(measured(tables["trials"])), by_cell(measured(tables["trials"], "twin"))
-    pairs = [(cells.get(row["cell_id"]), cells.get(bases.get(row["cell_id"], ""))) for row in leading]
-    pairs += [(twin, cells.get(cell_id)) for cell_id, twin in twins.items()]
+def _further_blocks(leader: Row, base_id: str | None, rates: Rates, blocks: int) -> int:
+    base = rates.cells.get(base_id or "")
     needed = [GOOD_BLOCKS]
-    for one, other in pairs:
-        if one and other and one is not other:
-            speeds, others, _ = paired(one, other, None)
-            ratios = [speed / base for speed, base in zip(speeds, others, strict=True)]
+    for one in (rates.cells.get(leader["cell_id"]), rates.twins.get(base_id or "")):
+        if one and base and one is not base:
+            speeds, others, _ = paired(one, base, None)
+            ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
             needed += [stein_blocks(ratios, HALFWIDTH)] if len(ratios) > 1 else []
     return max(0, max(needed) - blocks)

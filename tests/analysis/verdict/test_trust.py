@@ -105,5 +105,49 @@ def test_it_says_whether_blocks_can_be_added() -> None:
     assert verdict_on(blocks=2, fixed=False).subject == "rule"
 
 
+def trust_in_two(noises: dict[str, tuple[float, float]], rates: dict[str, tuple[float, ...]]) -> list[Statement]:
+    """Return the statements on a leading cell of each of two models, ``a`` and ``b``, each with a base of its own."""
+    models = {"a": "resnet8", "b": "resnet14"}
+    axes = {cell: {**AXES, "model": model} for cell, model in models.items()}
+    given: dict[str, list[dict[str, Any]]] = {
+        "scaling": [{**axes[cell], "cell_id": cell, "base_id": f"base {cell}"} for cell in models],
+        "noise": [
+            {**axes[cell], "cell_id": f"base {cell}", "low": low, "high": high, "excludes_one": False}
+            for cell, (low, high) in noises.items()
+        ],
+        "trials": [
+            {**axes[cell], **_trial(name, block, rate)}
+            for cell, speeds in rates.items()
+            for block, speed in enumerate(speeds)
+            for name, rate in ((cell, speed), (f"base {cell}", 100.0))
+        ],
+    }
+    tables = Tables({name: READ[name].frame(rows) for name, rows in given.items()})
+    return trust(tables, [{**LEADER, **axes[cell], "cell_id": cell, "blocks": 3} for cell in models])
+
+
+def test_a_noisy_base_lowers_the_trust_in_its_own_model_alone() -> None:
+    quiet, noisy = trust_in_two({"a": (0.97, 1.03), "b": (0.70, 1.30)}, {})
+    assert (quiet.cell_id, quiet.code, quiet.reasons) == ("a", "medium", ("blocks",))
+    assert (noisy.cell_id, noisy.code, noisy.reasons) == ("b", "low", ("noise",))
+    assert quiet.value == pytest.approx(0.03) and noisy.value == pytest.approx(0.30)
+
+
+def test_a_base_without_an_a_a_test_has_none_of_another_model() -> None:
+    known, unknown = trust_in_two({"a": (0.97, 1.03)}, {})
+    assert known.value is not None and unknown.value is None and unknown.reasons == ("no A/A test", "blocks")
+
+
+def test_cells_with_the_same_trust_are_one_statement() -> None:
+    (both,) = trust_in_two({"a": (0.97, 1.03), "b": (0.96, 1.01)}, {})
+    assert (both.cell_id, both.others) == ("a", ("b",)) and both.value == pytest.approx(0.04)
+
+
+def test_blocks_are_asked_for_once_by_the_cell_that_needs_most() -> None:
+    rates = {"a": (100.0, 108.0, 93.0), "b": (100.0, 120.0, 83.0)}
+    first, second = trust_in_two({"a": (0.97, 1.03), "b": (0.70, 1.30)}, rates)
+    assert first.n == 0 and second.n is not None and second.n > 2
+
+
 def test_without_a_leading_cell_there_is_nothing_to_trust() -> None:
     assert trust(Tables({}), []) == []
