@@ -29,6 +29,7 @@ from harness.analysis.trials import cells, labels_of, outcomes, peak_estimates, 
 from harness.analysis.verdict import READ, Tables, verdict
 from harness.analysis.waterfall import waterfall
 from harness.config.experiment import Experiment
+from harness.errors import HarnessError
 from harness.plan.environment import RunEnvironment
 from harness.plan.feasibility import IMPOSSIBLE
 from harness.plan.rows import RecordedTrial
@@ -131,6 +132,17 @@ class Results:
         return self.rule["at_least"] if self.rule else None
 
 
+def attempt(results: Results, name: str) -> pd.DataFrame | None:
+    """Return a table; None if it fails by an error of the harness, which the report names with its traceback."""
+    try:
+        table: pd.DataFrame = getattr(results, name)
+    except HarnessError:
+        raise
+    except Exception:
+        return None
+    return table
+
+
 def _trials(results: Results) -> pd.DataFrame:
     frame = trials(results.lines, results.step_times)
     return frame.assign(doubts=doubts(frame, results.step_times, results.windows, results.ranks, results.environment))
@@ -153,7 +165,7 @@ def _findings(results: Results) -> pd.DataFrame:
 
 
 def _verdict(results: Results) -> pd.DataFrame:
-    return verdict(Tables({name: getattr(results, name) for name in READ}, fixed_blocks=results.rule is None))
+    return verdict(Tables({name: attempt(results, name) for name in READ}, fixed_blocks=results.rule is None))
 
 
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.results import Results
+import pandas as pd
+
+from harness.analysis.results import Results, attempt
 from harness.analysis.verdict.rules import EFFICIENT, ENOUGH
 from harness.analysis.verdict.trust import HALFWIDTH
 from harness.config.values import PlainValue
+from harness.record.schema import empty_table
 from harness.report.advice import MACHINE, options_to_try
 from harness.report.labels import rate_unit
 from harness.report.row import Row, Scalar, is_missing, number, rows_of
@@ -76,6 +79,11 @@ class Context:
     cells: Mapping[str, Row]
     options: Mapping[str, Mapping[str, PlainValue]]
 
+    def table(self, name: str) -> pd.DataFrame:
+        """Return a table of the run; without rows if it failed by an error of the harness."""
+        found = attempt(self.results, name)
+        return empty_table(name) if found is None else found
+
     def label(self, cell_id: Scalar) -> str:
         return str(self.cells[str(cell_id)]["label"])
 
@@ -96,7 +104,7 @@ def context_of(results: Results) -> Context:
 def _fastest(row: Row, context: Context) -> Sentence:
     rate = with_ends(speed, row["value"], row["low"], row["high"])
     blocks = plural(int(number(row["n"])), "block")
-    text = f"{rate} {rate_unit(context.results.leaders)} over {blocks}{_speedup(row, context)}."
+    text = f"{rate} {rate_unit(context.table("leaders"))} over {blocks}{_speedup(row, context)}."
     tied, untested = _texts(row["others"]), _texts(row["reasons"])
     where = f"on {plural(int(number(row['devices'])), 'device')}"
     if row["code"] == "smallest batch":
@@ -112,7 +120,7 @@ def _fastest(row: Row, context: Context) -> Sentence:
 
 def _speedup(row: Row, context: Context) -> str:
     """Return ', 1.23 times single x1', whether that is a clear gain, or nothing for a base."""
-    found = context.results.scaling
+    found = context.table("scaling")
     for ratio in rows_of(found[found["cell_id"] == row["cell_id"]]):
         if ratio["cell_id"] != ratio["base_id"] and not is_missing(ratio["speedup"]):
             gain = with_ends(times, ratio["speedup"], ratio["low"], ratio["high"])
@@ -218,7 +226,7 @@ def _texts(value: Scalar) -> list[str]:
 
 def _cost(blocks: int, context: Context) -> str:
     """Return ' (about 25 min)': the wall time of so many blocks, by that of the run's own."""
-    ledger, trials = context.results.ledger, context.results.trials
+    ledger, trials = context.table("ledger"), context.table("trials")
     groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
     spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
     return f" (about {duration(spent / groups['block'].nunique() * blocks)})" if spent > 0 and len(groups) else ""
@@ -239,6 +247,9 @@ def _equivalence(row: Row, context: Context) -> Sentence:
 
 def _failed(row: Row, context: Context) -> Sentence:
     why = "; ".join(_texts(row["reasons"])[:1])
+    if row["code"] == "tables":
+        tables = f"{'Table' if row['n'] == 1 else 'Tables'} {', '.join(_texts(row['reasons']))}"
+        return Sentence("failed", tables, "failed by an error of the harness; the sentences that need it are left out.")
     if row["code"] == "preflight":
         where = "" if is_missing(row["cell_id"]) else f" ({context.label(row['cell_id'])})"
         return Sentence("failed", f"Preflight, {row['subject']}", f"{why}{where}.")
@@ -255,17 +266,18 @@ def _open(row: Row, context: Context) -> Sentence:
     return Sentence("open", cells, "this machine has too few; the same file runs on a larger one.")
 
 
-def further(results: Results) -> list[Sentence]:
+def further(context: Context) -> list[Sentence]:
     """Return the sentences that follow from no statement: nothing measured, no claim about speed, wide intervals."""
     found = []
-    if not (results.trials["outcome"] == "ok").any():
+    leaders = attempt(context.results, "leaders")
+    if not (context.table("trials")["outcome"] == "ok").any():
         found.append(
             Sentence("failed", "Nothing was measured", "every trial failed or was skipped.", evidence="outcomes")
         )
-    elif len(results.cells) and results.leaders.empty:
+    elif len(context.table("cells")) and leaders is not None and leaders.empty:
         text = "every measured cell is emulated, oversubscribed or not equivalent to one device."
         found.append(Sentence("fastest", "No claim about speed", text, evidence="scaling"))
-    if wide := imprecise({name: getattr(results, name) for name in INTERVALS}):
+    if wide := imprecise({name: context.table(name) for name in INTERVALS}):
         found.append(Sentence("open", "Wide intervals", wide, evidence="scaling"))
     return found
 

@@ -63,7 +63,7 @@ def make_verdict(results: Results) -> Verdict:
     proposal = _proposal(statements, context)
     if proposal:
         sentences.append(_next_sentence(proposal, results))
-    return Verdict((*_said_once(sentences), *further(results)), proposal.file if proposal else NOTHING_NEXT)
+    return Verdict((*_said_once(sentences), *further(context)), proposal.file if proposal else NOTHING_NEXT)
 
 
 def _said_once(sentences: Iterable[Sentence]) -> Iterator[Sentence]:

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 import harness
-from harness.analysis.results import TABLES, Results
+from harness.analysis.results import TABLES, Results, load
 from harness.cli.common import FAILED, exit_code_of
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
@@ -35,6 +35,7 @@ from harness.report.sections import DETAILS, Section, make_pages
 from harness.report.tables.cost import unexplained_table
 from harness.report.tables.evidence import belief_lines
 from harness.report.tables.text import Heading, Line, TextTable
+from harness.report.verdict import make_verdict
 from tests.conftest import laptop
 from tests.records import rank_row
 
@@ -416,16 +417,29 @@ def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypa
     monkeypatch.setitem(TABLES, "noise", broken)  # type: ignore[arg-type]
     monkeypatch.setattr(html, "FIGURES", {"twins": of_twins, "throughput": throughput_by_devices})
     with pytest.raises(
-        IncompleteReport, match=r"the table noise, the table verdict, the figure twins, .*the section Noise floor"
+        IncompleteReport, match=r"the table noise, the figure twins, .*the section Noise floor"
     ) as raised:
         write_report(run_folder.path)
     assert str(raised.value).count("KeyError") == 1  # one cause
     assert raised.value.results.noise.empty and "low" in raised.value.results.noise
-    assert {path.stem for path in run_folder.tables.iterdir()} == {*TABLES} - {"noise", "verdict"}
+    assert {path.stem for path in run_folder.tables.iterdir()} == {*TABLES} - {"noise"}
     assert sorted(path.name for path in run_folder.figures.iterdir()) == ["throughput.png", "throughput.svg"]
     page = run_folder.report.read_text()
     assert '<h3 id="noise">Noise floor</h3>\n<p class="bad">the section Noise floor failed' in page
     assert "This report lacks parts" in page and "Throughput and scaling" in page
+    verdict = page[page.index('id="verdict"') : page.index("</section>")]
+    assert "What to use" in verdict and "How sure" not in verdict and "Table noise</b>: failed by" in verdict
+
+
+@pytest.mark.parametrize("table", ["scaling", "leaders", "cells", "waterfall", "ledger", "convergence", "findings"])
+def test_the_verdict_goes_without_any_one_table(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    monkeypatch.setitem(TABLES, table, broken)  # type: ignore[arg-type]
+    found = make_verdict(load(run_folder.path))
+    assert ("What to use" in found.by_heading) == (table != "leaders")
+    named = [sentence.lead for sentence in found.sentences if sentence.lead.startswith("Table")]
+    assert len(named) == (table != "ledger") and all(table in lead for lead in named)
 
 
 def test_an_error_in_a_section_or_on_the_first_screen_costs_that(

@@ -231,6 +231,10 @@ def test_high_trust_needs_no_more_blocks() -> None:
             "Preflight, loader: slow.",
         ),
         (
+            {"topic": "failed", "code": "tables", "n": 1, "reasons": ("noise",), "evidence": ""},
+            "Table noise: failed by an error of the harness; the sentences that need it are left out.",
+        ),
+        (
             {"topic": "open", "code": "too few devices", "n": 2, "subject": "16, 32"},
             "2 cells on 16, 32 devices: this machine has too few; the same file runs on a larger one.",
         ),

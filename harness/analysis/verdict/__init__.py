@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
 import pandas as pd
 
+from harness.analysis.common import Row
 from harness.analysis.verdict import rules
-from harness.analysis.verdict.statement import READ, Statement, Tables
+from harness.analysis.verdict.statement import READ, Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import trust
 from harness.record.frames import records
 from harness.record.schema import VERDICT
@@ -16,21 +18,28 @@ __all__ = ["READ", "Statement", "Tables", "statements", "verdict"]
 
 
 def statements(tables: Tables) -> list[Statement]:
-    """Return the statements of the verdict, in the order in which they are read."""
-    fastest = rules.fastest(tables)
+    """Return the statements of the verdict, in the order in which they are read.
+
+    A table that failed costs the statements that need it; the last statement names such tables.
+    """
+    failed: dict[str, None] = {}
+
+    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Row]) -> list[Statement]:
+        try:
+            return [*rule(tables, *leading)]
+        except TableFailed as error:
+            failed[error.name] = None
+            return []
+
+    fastest = follow(rules.fastest)
     chosen = {statement.cell_id for statement in fastest}
-    leading = [row for row in records(tables["leaders"]) if row["cell_id"] in chosen]
-    return [
-        *fastest,
-        *rules.training(tables),
-        *rules.scaling_limit(tables, leading),
-        *rules.largest_loss(tables, leading),
-        *rules.data_wait(tables, leading),
-        *trust(tables, leading),
-        *rules.equivalence(tables),
-        *rules.failures(tables),
-        *rules.open_questions(tables),
-    ]
+    leading = [row for row in records(tables["leaders"]) if row["cell_id"] in chosen] if chosen else []
+    found = [*fastest, *follow(rules.training)]
+    for rule in (rules.scaling_limit, rules.largest_loss, rules.data_wait, trust):
+        found += follow(rule, leading)
+    for rule in (rules.equivalence, rules.failures, rules.open_questions):
+        found += follow(rule)
+    return [*found, *([Statement("failed", "tables", "", n=len(failed), reasons=tuple(failed))] if failed else [])]
 
 
 def verdict(tables: Tables) -> pd.DataFrame:

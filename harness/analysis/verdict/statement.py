@@ -41,18 +41,29 @@ READ: Mapping[str, Table] = {
 """The tables that the rules read."""
 
 
+class TableFailed(Exception):
+    """A rule needs a table that failed by an error of the harness. ``name``: that of the table."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a run by name; one that is not given is empty.
+    """The tables of a run by name; one that is not given is empty, and one that is None raises TableFailed.
 
     ``fixed_blocks``: whether the experiment file gives the number of blocks, so that blocks can be added.
     """
 
-    given: Mapping[str, pd.DataFrame]
+    given: Mapping[str, pd.DataFrame | None]
     fixed_blocks: bool = True
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        return self.given[name] if name in self.given else READ[name].frame([])
+        table = self.given.get(name, READ[name].frame([]))
+        if table is None:
+            raise TableFailed(name)
+        return table
 
 
 @dataclass(frozen=True)

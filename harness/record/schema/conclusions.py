@@ -38,9 +38,9 @@ VERDICT = Table(
         _c("value", "Float64", "its number: throughput, efficiency, share of the step, seconds, reach of the A/A test"),
         _c("low", "Float64", "lower end of the number's 95 % confidence interval, or its least over seeds"),
         _c("high", "Float64", "upper end of the number's 95 % confidence interval, or its largest over seeds"),
-        _c("n", "Int64", "number of blocks, seeds, checks or trials; of trust the blocks to add"),
+        _c("n", "Int64", "number of blocks, seeds, checks, trials or tables; of trust the blocks to add"),
         _c("subject", "string", "part of the step, target, outcome or check"),
-        _c("reasons", "list", "reasons, such as doubts; of the fastest the cells with too few blocks in common"),
+        _c("reasons", "list", "reasons, such as doubts, or failed tables; of the fastest the cells with too few blocks in common"),
         _c("evidence", "string", "section of the report that shows the numbers"),
     ),
 )

@@ -89,6 +89,13 @@ def test_without_a_measurement_nothing_is_recommended() -> None:
     assert statements(Tables({})) == []
 
 
+def test_a_table_that_failed_costs_what_needs_it_and_is_named_last() -> None:
+    given: dict[str, pd.DataFrame | None] = {"leaders": table("leaders", leader("a", 100)), "scaling": None}
+    *found, last = statements(Tables({**given, "missing": None, "equivalence": table("equivalence")}))
+    assert [statement.topic for statement in found] == ["fastest"]
+    assert (last.topic, last.code, last.reasons, last.n) == ("failed", "tables", ("scaling", "missing"), 2)
+
+
 # -- scaling --------------------------------------------------------------------------------------------------------
 
 
