@@ -180,8 +180,8 @@ def _training(row: Row, context: Context) -> Sentence:
 
 
 REASONS = {
-    "differs": "the A/A test, the base against itself, excludes 1 (by chance 1 in 20 does)",
-    "noise": "the A/A test, the base against itself, differs by up to {reach}",
+    "differs": "the A/A test excludes 1 (by chance 1 in 20 does)",
+    "noise": "the A/A test differs by up to {reach}",
     "no A/A test": "no A/A test, so the noise floor is unknown",
     "blocks": "few blocks",
     "equivalence": "no verdict on whether it trains as one device does",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.results import Results
 from harness.report.advice import next_experiment, options_to_try
+from harness.report.glossary import explained
 from harness.report.row import Row, number, rows_of
 from harness.report.sentences import MOST, PHRASES, TOPICS, Context, Sentence, context_of, further
 
@@ -33,9 +34,12 @@ class Verdict:
 
     @property
     def by_heading(self) -> dict[str, list[Sentence]]:
-        """The sentences by heading, in the order of the page."""
-        found = {heading: [one for one in self.sentences if one.heading == heading] for heading in TOPICS.values()}
-        return {heading: sentences for heading, sentences in found.items() if sentences}
+        """The sentences by heading, in the order of the page, with words explained where they are used first."""
+        order = [*TOPICS]
+        found: dict[str, list[Sentence]] = {}
+        for sentence in explained(sorted(self.sentences, key=lambda one: order.index(one.topic))):
+            found.setdefault(sentence.heading, []).append(sentence)
+        return found
 
 
 NO_VERDICT = Verdict(())

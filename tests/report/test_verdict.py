@@ -176,7 +176,7 @@ def test_how_sure_names_reasons_and_the_command_that_adds_blocks() -> None:
     (sentence,) = verdict_of({**TRUST, "reasons": ("noise", "doubt: wide spread")}).sentences
     assert sentence.lead == "Low" and sentence.is_bad
     assert sentence.text.startswith(
-        "the A/A test, the base against itself, differs by up to 23 %; doubts about the settings"
+        "the A/A test differs by up to 23 %; doubts about the settings"
     )
     assert "(wide spread). Intervals within 5 % need about 4 more blocks" in sentence.text
     assert sentence.command == "python -m harness.run --resume results/study/1 --add-blocks 4"
