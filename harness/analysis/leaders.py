@@ -8,8 +8,8 @@ import pandas as pd
 
 from harness.analysis.common import Row, Rows, Rule, by_cell, ends, measured, order
 from harness.analysis.equivalence import Verdicts
-from harness.analysis.ratios import paired
-from harness.analysis.stats import geometric_mean, holm, paired_ratio, ratio_p_value
+from harness.analysis.ratios import pair_p_value, paired
+from harness.analysis.stats import geometric_mean, holm, paired_ratio
 from harness.record.schema import DESCRIPTION, LEADERS
 
 SIGNIFICANCE = 0.05
@@ -43,7 +43,7 @@ def _group(cells: Sequence[Rows], rule: Rule | None) -> list[Row]:
     speeds = [geometric_mean([float(row["throughput_per_s"]) for row in cell]) for cell in cells]
     leader = max(range(len(cells)), key=lambda at: speeds[at].value)
     pairs = [paired(cell, cells[leader], rule) for cell in cells]
-    p_values = _adjusted([None if at == leader else _p_value(*pair) for at, pair in enumerate(pairs)])
+    p_values = _adjusted([None if at == leader else pair_p_value(*pair) for at, pair in enumerate(pairs)])
     return [
         {
             **{axis: cell[0][axis] for axis in ("cell_id", "unit", *DESCRIPTION)},
@@ -66,13 +66,6 @@ def _ratio_columns(
         return {"ratio": 1.0 if is_leader else None, "blocks": len(speeds)}
     estimate = paired_ratio(speeds, others, pilot=pilot)
     return {"ratio": estimate.value, **ends(estimate)}
-
-
-def _p_value(speeds: Sequence[float], others: Sequence[float], pilot: Sequence[bool] | None) -> float | None:
-    """Return the p-value of the hypothesis that both are equally fast; None with too few blocks in common."""
-    ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
-    first = [ratio for ratio, is_first in zip(ratios, pilot, strict=True) if is_first] if pilot else None
-    return ratio_p_value(ratios, pilot=first) if ratios else None
 
 
 def _adjusted(p_values: Sequence[float | None]) -> list[float | None]:

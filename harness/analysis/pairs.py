@@ -9,12 +9,12 @@ import pandas as pd
 from harness.analysis.common import Rows, Rule, Values, by_cell, ends, measured, order
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
-from harness.analysis.ratios import doubts_of, meets, paired
+from harness.analysis.ratios import doubts_of, meets, pair_p_value, paired
 from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio
 from harness.plan.axis_pairs import SIZES, axis_pairs
 from harness.record.schema import DESCRIPTION, NOISE, PARITY, VERSUS
 
-RATIO = ("ratio", *ENDS, "excludes_one", "precise")
+RATIO = ("ratio", *ENDS, "excludes_one", "p_value", "precise")
 
 
 def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
@@ -86,6 +86,7 @@ def _ratio(group: Rows, other: Rows, rule: Rule | None, checked: Verdicts | None
         "ratio": ratio.value,
     }
     columns |= {**ends(ratio), "excludes_one": excludes_one(ratio), "precise": meets(ratio, rule)}
+    columns["p_value"] = pair_p_value(speeds, others, pilot)
     verdict = verdict_columns(checked, [rows[0]["check_id"] for rows in (group, other)])
     return columns | (dict.fromkeys(RATIO) if verdict["excluded"] else {}) | verdict
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from harness.analysis.common import Rows, Rule, Values, bases_of, by_cell, ends, measured, order
 from harness.analysis.doubts import CountedDoubt, tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
-from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio
+from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio, ratio_p_value
 from harness.analysis.usual_doubts import unusual, usual_doubts
 from harness.record.schema import DESCRIPTION, SCALING
 
@@ -70,6 +70,13 @@ def paired(group: Rows, base: Rows, rule: Rule | None) -> tuple[list[float], lis
     speeds = [float(row["throughput_per_s"]) for row in both]
     others = [bases[row["block"], row["invocation"]] for row in both]
     return speeds, others, [row["block"] < rule["at_least"] for row in both] if rule else None
+
+
+def pair_p_value(speeds: Sequence[float], others: Sequence[float], pilot: Sequence[bool] | None) -> float | None:
+    """Return the p-value of the hypothesis that both cells of ``paired`` are equally fast; None with too few blocks."""
+    ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
+    first = [ratio for ratio, is_first in zip(ratios, pilot, strict=True) if is_first] if pilot else None
+    return ratio_p_value(ratios, pilot=first) if ratios else None
 
 
 def _against(group: Rows, base: Rows, rule: Rule | None) -> Values | None:

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from harness.analysis.results import Results, attempt
+from harness.analysis.verdict.choices import FASTER, SLOWER
 from harness.analysis.verdict.rules import EFFICIENT, ENOUGH
 from harness.analysis.verdict.trust import HALFWIDTH
 from harness.config.values import PlainValue
+from harness.plan.labels import joined
 from harness.record.schema import empty_table
 from harness.report.advice import MACHINE, options_to_try
 from harness.report.labels import rate_unit
 from harness.report.row import Row, Scalar, is_missing, number, rows_of
 from harness.report.tables.evidence import INTERVALS, imprecise
+from harness.report.tables.ratios import pair_label, pair_setting
 from harness.report.tables.text import decimal, duration, percent, plural, speed, with_ends
 
 MOST = 4
@@ -24,6 +27,7 @@ MOST_BLOCKS = 100
 """The most further blocks that are proposed."""
 TOPICS: Mapping[str, str] = {
     "fastest": "What to use",
+    "choice": "Options compared",
     "trust": "How sure",
     "scaling": "How far it scales",
     "loss": "Why not better",
@@ -104,7 +108,7 @@ def context_of(results: Results) -> Context:
 def _fastest(row: Row, context: Context) -> Sentence:
     rate = with_ends(speed, row["value"], row["low"], row["high"])
     blocks = plural(int(number(row["n"])), "block")
-    text = f"{rate} {rate_unit(context.table("leaders"))} over {blocks}{_speedup(row, context)}."
+    text = f"{rate} {rate_unit(context.table('leaders'))} over {blocks}{_speedup(row, context)}."
     tied, untested = _texts(row["others"]), _texts(row["reasons"])
     where = f"on {plural(int(number(row['devices'])), 'device')}"
     if row["code"] == "smallest batch":
@@ -128,6 +132,16 @@ def _speedup(row: Row, context: Context) -> str:
             doubt = "" if clear else " (no clear difference)"
             return f", {gain} times {ratio['base_strategy']} x{ratio['base_devices']}{doubt}"
     return ""
+
+
+def _choice(row: Row, context: Context) -> Sentence:
+    versus = context.table("versus")
+    pairs = versus[(versus["cell_id"] == row["cell_id"]) & versus["other_id"].isin(_texts(row["others"]))]
+    lead = next((joined(pair_label(pair), pair_setting(pair)) for pair in rows_of(pairs)), str(row["subject"]))
+    ratio = with_ends(times, row["value"], row["low"], row["high"])
+    blocks = plural(int(number(row["n"])), "block")
+    found = f"the first is {row['code']}" if row["code"] in (FASTER, SLOWER) else row["code"]
+    return Sentence("choice", lead, f"{ratio} times the throughput over {blocks}: {found}.")
 
 
 def _scaling(row: Row, context: Context) -> Sentence:
@@ -284,6 +298,7 @@ def further(context: Context) -> list[Sentence]:
 
 PHRASES: Mapping[str, Callable[[Row, Context], Sentence]] = {
     "fastest": _fastest,
+    "choice": _choice,
     "training": _training,
     "scaling": _scaling,
     "loss": _loss,

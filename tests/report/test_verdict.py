@@ -106,6 +106,21 @@ def test_a_speedup_that_may_be_none_is_no_clear_difference() -> None:
         assert "times single x1 (no clear difference)." in text
 
 
+CHOICE = {"topic": "choice", "code": "faster", "cell_id": "a", "others": ("b",), "value": 1.2, "n": 5}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("slower", "the first is slower"), ("no clear difference", "no clear difference")]
+)
+def test_options_are_compared_by_name(code: str, expected: str) -> None:
+    statement = {**CHOICE, "code": code, "low": 1.1, "high": 1.3, "subject": "ddp.bucket_cap_mb 25 / 1"}
+    said = f"1.20 (1.10 to 1.30) times the throughput over 5 blocks: {expected}."
+    assert text_of(statement) == f"ddp.bucket_cap_mb 25 / 1: {said}"
+    labels = {"label": "ddp x8 · bucket_cap_mb=25", "other_label": "ddp x8 · bucket_cap_mb=1"}
+    versus = [{**CELL, **labels, "cell_id": "a", "other_id": "b", "axis": "ddp.bucket_cap_mb"}]
+    assert text_of(statement, versus=versus) == f"ddp x8 · bucket_cap_mb=25 / 1: {said}"
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -175,9 +190,7 @@ TRUST = {"topic": "trust", "code": "low", "cell_id": "a", "value": 0.23, "n": 4,
 def test_how_sure_names_reasons_and_the_command_that_adds_blocks() -> None:
     (sentence,) = verdict_of({**TRUST, "reasons": ("noise", "doubt: wide spread")}).sentences
     assert sentence.lead == "Low" and sentence.is_bad
-    assert sentence.text.startswith(
-        "the A/A test differs by up to 23 %; doubts about the settings"
-    )
+    assert sentence.text.startswith("the A/A test differs by up to 23 %; doubts about the settings")
     assert "(wide spread). Intervals within 5 % need about 4 more blocks" in sentence.text
     assert sentence.command == "python -m harness.run --resume results/study/1 --add-blocks 4"
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.analysis.common import Row
 from harness.analysis.verdict import rules
+from harness.analysis.verdict.choices import choices
 from harness.analysis.verdict.statement import READ, Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import trust
 from harness.record.frames import records
@@ -34,7 +35,7 @@ def statements(tables: Tables) -> list[Statement]:
     fastest = follow(rules.fastest)
     chosen = {statement.cell_id for statement in fastest}
     leading = [row for row in records(tables["leaders"]) if row["cell_id"] in chosen] if chosen else []
-    found = [*fastest, *follow(rules.training)]
+    found = [*fastest, *follow(choices, leading), *follow(rules.training)]
     for rule in (rules.scaling_limit, rules.largest_loss, rules.data_wait, trust):
         found += follow(rule, leading)
     for rule in (rules.equivalence, rules.failures, rules.open_questions):

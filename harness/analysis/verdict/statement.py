@@ -18,6 +18,7 @@ from harness.record.schema import (
     PHASES,
     SCALING,
     TRIALS,
+    VERSUS,
     WATERFALL,
     Table,
 )
@@ -36,6 +37,7 @@ READ: Mapping[str, Table] = {
         CONVERGENCE,
         FINDINGS,
         MISSING,
+        VERSUS,
     )
 }
 """The tables that the rules read."""

@@ -39,5 +39,6 @@ def paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]:
         _c("ratio", "Float64", f"{ratio}, geometric mean over blocks"),
         *INTERVAL,
         _c("excludes_one", "boolean", "true if the interval does not contain 1; of equal cells 1 in 20 by chance"),
+        _c("p_value", "Float64", "two-sided t test of the mean log ratio, not adjusted; `<NA>` below 3 blocks"),
         PRECISE,
     )

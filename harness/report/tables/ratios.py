@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.plan.axis_pairs import SIZES
+from harness.analysis.verdict.choices import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
 from harness.report.labels import cell_label, rate_unit, setting_without
 from harness.report.row import Row, is_apart, is_missing, is_true, rows_of
@@ -101,7 +101,7 @@ def main_axes(versus: pd.DataFrame) -> pd.DataFrame:
 
     A file that varies a choice, such as a bucket size or a precision, asks about it; strategies stand in most files.
     """
-    choices = versus[~versus["axis"].isin([*SIZES, "strategy"])]
+    choices = versus[~versus["axis"].isin(NO_CHOICES)]
     strategies = versus[versus["axis"] == "strategy"]
     return next((rows for rows in (choices, strategies) if len(rows)), versus)
 
