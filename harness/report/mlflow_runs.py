@@ -16,7 +16,7 @@ from typing import NamedTuple
 from harness.analysis.results import Results
 from harness.plan.comparison import CELL_AXES
 from harness.report.markdown import verdict_lines
-from harness.report.row import Row, Scalar, is_missing, number, rows_of
+from harness.report.row import Row, Scalar, is_missing, number, rows_of, texts
 from harness.report.sentences import Context, context_of
 from harness.report.verdict import make_verdict
 
@@ -159,18 +159,16 @@ def _named(results: Results) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in rows_of(results.verdict):
         if row["topic"] == "fastest":
-            others = row["others"] if isinstance(row["others"], tuple) else ()
-            found |= {str(cell_id): "cannot be told apart from what to use" for cell_id in others}
+            found |= dict.fromkeys(texts(row["others"]), "cannot be told apart from what to use")
             found[str(row["cell_id"])] = "what to use"
     return found
 
 
 def _ratio_tags(row: Row, context: Context) -> dict[str, str]:
     """Return the base of a cell's ratios, its doubts, and whether it trains as one device does."""
-    doubts = row["doubts"] if isinstance(row["doubts"], tuple) else ()
     return {
         "base": context.label(row["base_id"]),
-        "doubts": "; ".join(map(str, doubts)),
+        "doubts": "; ".join(texts(row["doubts"])),
         "equivalence": "" if is_missing(row["equivalence"]) else str(row["equivalence"]),
     }
 

@@ -35,6 +35,11 @@ def number(value: Scalar) -> float:
     return float("nan") if value is None or pd.isna(value) else float(value)
 
 
+def texts(value: Scalar) -> list[str]:
+    """Return a list of a row as texts; without any if it is missing."""
+    return [str(one) for one in value] if isinstance(value, tuple) else []
+
+
 def is_unverified(row: Row) -> bool:
     """Return whether the check whether the row's cells train as one device does has no verdict."""
     return row.get("equivalence") == "unknown"

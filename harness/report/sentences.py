@@ -16,7 +16,7 @@ from harness.plan.labels import joined
 from harness.record.schema import empty_table
 from harness.report.advice import MACHINE, options_to_try
 from harness.report.labels import rate_unit
-from harness.report.row import Row, Scalar, is_missing, number, rows_of
+from harness.report.row import Row, Scalar, is_missing, number, rows_of, texts
 from harness.report.tables.evidence import INTERVALS, imprecise
 from harness.report.tables.ratios import pair_label, pair_setting
 from harness.report.tables.text import decimal, duration, percent, plural, speed, with_ends
@@ -109,7 +109,7 @@ def _fastest(row: Row, context: Context) -> Sentence:
     rate = with_ends(speed, row["value"], row["low"], row["high"])
     blocks = plural(int(number(row["n"])), "block")
     text = f"{rate} {rate_unit(context.table('leaders'))} over {blocks}{_speedup(row, context)}."
-    tied, untested = _texts(row["others"]), _texts(row["reasons"])
+    tied, untested = texts(row["others"]), texts(row["reasons"])
     where = f"on {plural(int(number(row['devices'])), 'device')}"
     if row["code"] == "smallest batch":
         text += f" The smallest batch with {percent(ENOUGH)} of the highest throughput {where}."
@@ -136,7 +136,7 @@ def _speedup(row: Row, context: Context) -> str:
 
 def _choice(row: Row, context: Context) -> Sentence:
     versus = context.table("versus")
-    pairs = versus[(versus["cell_id"] == row["cell_id"]) & versus["other_id"].isin(_texts(row["others"]))]
+    pairs = versus[(versus["cell_id"] == row["cell_id"]) & versus["other_id"].isin(texts(row["others"]))]
     lead = next((joined(pair_label(pair), pair_setting(pair)) for pair in rows_of(pairs)), str(row["subject"]))
     ratio = with_ends(times, row["value"], row["low"], row["high"])
     blocks = plural(int(number(row["n"])), "block")
@@ -188,7 +188,7 @@ def _training(row: Row, context: Context) -> Sentence:
         return Sentence("training", label, f"no training reached {target} with every seed.")
     span = f" ({seconds(row['low'])} to {seconds(row['high'])} over {seeds} seeds)" if seeds > 1 else ""
     text = f"shortest median time to {target}: {seconds(row['value'])}{span}."
-    if overlapping := _texts(row["others"]):
+    if overlapping := texts(row["others"]):
         text += f" Not clearly before {context.labels_of(overlapping)}, whose times overlap with its own."
     return Sentence("training", label, text)
 
@@ -203,7 +203,7 @@ REASONS = {
 
 
 def _trust(row: Row, context: Context) -> Sentence:
-    level, reasons, others = str(row["code"]), _texts(row["reasons"]), _texts(row["others"])
+    level, reasons, others = str(row["code"]), texts(row["reasons"]), texts(row["others"])
     lead, settings = level.capitalize(), "the settings named above or their base"
     if (context.results.verdict["topic"] == "trust").sum() > 1:
         lead = f"{lead} for {context.labels_of((str(row['cell_id']), *others))}"
@@ -233,11 +233,6 @@ def _with_further_blocks(sentence: Sentence, row: Row, context: Context) -> Sent
     return replace(sentence, text=f"{text} in a new run with", options=(rule,))
 
 
-def _texts(value: Scalar) -> list[str]:
-    """Return a list of a row as texts."""
-    return [str(one) for one in value] if isinstance(value, tuple) else []
-
-
 def _cost(blocks: int, context: Context) -> str:
     """Return ' (about 25 min)': the wall time of so many blocks, by that of the run's own."""
     ledger, trials = context.table("ledger"), context.table("trials")
@@ -260,14 +255,14 @@ def _equivalence(row: Row, context: Context) -> Sentence:
 
 
 def _failed(row: Row, context: Context) -> Sentence:
-    why = "; ".join(_texts(row["reasons"])[:1])
+    why = "; ".join(texts(row["reasons"])[:1])
     if row["code"] == "tables":
-        tables = f"{'Table' if row['n'] == 1 else 'Tables'} {', '.join(_texts(row['reasons']))}"
+        tables = f"{'Table' if row['n'] == 1 else 'Tables'} {', '.join(texts(row['reasons']))}"
         return Sentence("failed", tables, "failed by an error of the harness; the sentences that need it are left out.")
     if row["code"] == "preflight":
         where = "" if is_missing(row["cell_id"]) else f" ({context.label(row['cell_id'])})"
         return Sentence("failed", f"Preflight, {row['subject']}", f"{why}{where}.")
-    labels = context.labels_of((str(row["cell_id"]), *_texts(row["others"])))
+    labels = context.labels_of((str(row["cell_id"]), *texts(row["others"])))
     return Sentence("failed", str(row["subject"]), f"{plural(int(number(row['n'])), 'trial')} of {labels}: {why}.")
 
 

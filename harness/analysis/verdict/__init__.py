@@ -36,10 +36,10 @@ def statements(tables: Tables) -> list[Statement]:
     chosen = {statement.cell_id for statement in fastest}
     leading = [row for row in records(tables["leaders"]) if row["cell_id"] in chosen] if chosen else []
     found = [*fastest, *follow(choices, leading), *follow(rules.training)]
-    for rule in (rules.scaling_limit, rules.largest_loss, rules.data_wait, trust):
-        found += follow(rule, leading)
-    for rule in (rules.equivalence, rules.failures, rules.open_questions):
-        found += follow(rule)
+    for of_leading in (rules.scaling_limit, rules.largest_loss, rules.data_wait, trust):
+        found += follow(of_leading, leading)
+    for of_run in (rules.equivalence, rules.failures, rules.open_questions):
+        found += follow(of_run)
     return [*found, *([Statement("failed", "tables", "", n=len(failed), reasons=tuple(failed))] if failed else [])]
 
 
