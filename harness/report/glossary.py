@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from harness.report.sentences import Sentence
+from harness.report.sentence import Sentence
 
 WORDS: Mapping[str, tuple[re.Pattern[str], str]] = {
     "block": (re.compile(r"\d+ (?:more )?blocks?\b"), "repetitions of the whole grid"),

@@ -17,7 +17,7 @@ from harness.analysis.results import Results
 from harness.plan.comparison import CELL_AXES
 from harness.report.markdown import verdict_lines
 from harness.report.row import Row, Scalar, is_missing, number, rows_of, texts
-from harness.report.sentences import Context, context_of
+from harness.report.sentence import Context, context_of
 from harness.report.verdict import make_verdict
 
 SPEED = {

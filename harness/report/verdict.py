@@ -9,7 +9,8 @@ from harness.analysis.results import Results
 from harness.report.advice import next_experiment, options_to_try
 from harness.report.glossary import explained
 from harness.report.row import Row, number, rows_of
-from harness.report.sentences import MOST, PHRASES, TOPICS, Context, Sentence, context_of, further
+from harness.report.sentence import MOST, TOPICS, Context, Sentence, context_of
+from harness.report.sentences import PHRASES, further
 
 NEXT_FILE = "next.yaml"
 NOTHING_NEXT = "# The verdict proposes no option to compare.\n"

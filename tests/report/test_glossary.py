@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.analysis.results import load
 from harness.report.glossary import WORDS, explained
-from harness.report.sentences import Sentence
+from harness.report.sentence import Sentence
 from harness.report.verdict import make_verdict
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from harness.cli.commands import app
 from harness.report.markdown import plain, verdict_lines
-from harness.report.sentences import Sentence
+from harness.report.sentence import Sentence
 from harness.report.verdict import Verdict
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"

@@ -13,7 +13,8 @@ import yaml
 from harness.analysis.verdict import READ
 from harness.config.experiment import parse_experiment
 from harness.record.schema import DERIVED, TRIALS, VERDICT
-from harness.report.sentences import MOST, PHRASES, TOPICS
+from harness.report.sentence import MOST, TOPICS
+from harness.report.sentences import PHRASES
 from harness.report.tables.text import NO_BREAK
 from harness.report.verdict import Verdict, make_verdict
 

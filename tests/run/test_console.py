@@ -15,7 +15,7 @@ from harness.analysis.ratios import scaling
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.record.schema import EQUIVALENCE
-from harness.report.sentences import Sentence
+from harness.report.sentence import Sentence
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict
 from harness.run.console import ConsoleSink, rich_table
