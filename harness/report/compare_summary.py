@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.analysis.compare import FASTER, SLOWER, WITHIN_NOISE, Comparison
 from harness.analysis.gate import FAILS, PASSES, UNDECIDED
-from harness.report.row import is_apart, is_true, rows_of
+from harness.report.row import Row, is_apart, is_true, number, rows_of
 from harness.report.tables.compare import labels_of, ratio_text, run_state
 from harness.report.tables.text import plural, words
 
@@ -41,6 +41,19 @@ def _changes(comparison: Comparison) -> Iterator[str]:
             yield f"{run} against A: no change is claimed. Every difference is within the noise between runs."
         elif within:
             yield f"{run} against A: {within} of {plural(len(rows), 'cell')} within the noise between runs."
+        yield from _adjusted_away(comparison, rows)
+
+
+def _adjusted_away(comparison: Comparison, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield why cells are within noise though the intervals that are shown exclude 1."""
+    some = [row for row in rows if row["change"] == WITHIN_NOISE and not number(row["low"]) <= 1 <= number(row["high"])]
+    if some:
+        tested = int(comparison.cells["p_adjusted"].notna().sum())
+        yield (
+            f"Intervals of {len(some)} of them exclude 1 taken alone, but not after Holm's adjustment over "
+            f"{plural(tested, 'cell')}: of many cells some differ by chance. More earlier runs narrow them; "
+            "--only names the cells that a question is about."
+        )
 
 
 def _noise(comparison: Comparison) -> Iterator[str]:

@@ -62,6 +62,22 @@ def test_a_slow_down_is_named_with_its_page(runs: dict[str, Path]) -> None:
     assert max(map(len, tables)) <= 80
 
 
+@pytest.mark.parametrize("ratio", [0.96, 1.0], ids=["adjusted away", "equal"])
+def test_cells_that_holm_s_adjustment_leaves_within_noise_are_explained(
+    make_experiment: Make, tmp_path: Path, ratio: float
+) -> None:
+    grid = {"model": "resnet8", "strategy": "single", "per_device_batch_size": [8, 16]}
+    experiment = make_experiment(grid, throughput={"blocks": 1})
+    factors = (0.99, 1.0, 1.01, 1.0, 1.0, ratio)
+    *_, first, later = (make_run(tmp_path, experiment, rate(x), started_at=1.7e9 + n) for n, x in enumerate(factors))
+    output = call("compare", first, later).stdout
+    assert output.count("B / A · A in samples/s") == 1 and "single x1 · batch 8/device" in output  # one table
+    text = " ".join(output.split())
+    assert "no change is claimed" in text
+    said = "Intervals of 2 of them exclude 1 taken alone, but not after Holm's adjustment over 2 cells"
+    assert (said in text) == (ratio < 1)
+
+
 @pytest.mark.parametrize(
     ("which", "options", "code"),
     [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from harness.analysis.compare import FASTER, SLOWER, Comparison
 from harness.analysis.gate import FAILS
-from harness.plan.labels import Labels
+from harness.plan.labels import Labels, joined
 from harness.report.labels import rate_unit
 from harness.report.row import Row, Scalar, is_apart, is_missing, is_true, number, rows_of
 from harness.report.tables.ratios import ratio
@@ -89,14 +89,19 @@ def run_lines(comparison: Comparison) -> list[str]:
 
 
 def cell_tables(comparison: Comparison) -> list[tuple[str, TextTable]]:
-    """Return the cells of each later run, for a terminal, in parts of one setting, each with its title."""
-    labels = labels_of(comparison)
+    """Return the cells of each later run, for a terminal, in parts of one setting, each with its title.
+
+    Settings of one cell each are no parts: the label of the cell names the setting.
+    """
+    labels, rows = labels_of(comparison), rows_of(comparison.cells)
+    settings = [labels.parts(row)[1] for row in rows]
+    if len({*settings}) * (len(comparison.runs) - 1) >= len(rows):
+        settings = [""] * len(rows)
     parts: dict[str, list[Row]] = {}
-    for row in rows_of(comparison.cells):
-        setting = labels.parts(row)[1]
-        about = [part for part in (f"{row['run']} / A", setting, words(row["by"])) if part]
-        parts.setdefault(" · ".join(about), []).append({**row, "label": _within(labels.of(row), setting)})
-    return [(title, make_table(_columns(comparison, wide=False), rows, kind)) for title, rows in parts.items()]
+    for row, setting in zip(rows, settings, strict=True):
+        title = joined(f"{row['run']} / A", setting, words(row["by"]), f"A in {rate_unit(comparison.cells)}")
+        parts.setdefault(title, []).append({**row, "label": _within(labels.of(row), setting)})
+    return [(title, make_table(_columns(comparison, wide=False), part, kind)) for title, part in parts.items()]
 
 
 def cell_table(comparison: Comparison) -> TextTable:
