@@ -129,7 +129,7 @@ def _trust(row: Row, context: Context) -> Sentence:
         settings = "them or their bases" if others else "it or its base"
     doubts = [reason.removeprefix("doubt: ") for reason in reasons if reason.startswith("doubt: ")]
     words = [REASONS[reason].format(reach=percent(row["value"])) for reason in reasons if reason in REASONS]
-    words += [f"doubts about {settings} ({', '.join(doubts)})"] if doubts else []
+    words += [f"doubts about {settings}: {', '.join(doubts)}"] if doubts else []
     floor = "" if is_missing(row["value"]) else f"A/A test within {percent(row['value'])}, no doubts"
     sentence = Sentence("trust", lead, f"{'; '.join(words) or floor}.", code=level)
     return _with_further_blocks(sentence, row, context)

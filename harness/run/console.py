@@ -224,7 +224,7 @@ def verdict_grid(verdict: Verdict) -> Table:
     """Return the verdict as a table of two columns, headings and sentences; its commands are named by number."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
-    grid.add_column()
+    grid.add_column(overflow="fold")  # a path is longer than a line
     numbers = iter(range(1, len(verdict.commands) + 1))
     for heading, sentences in verdict.by_heading.items():
         for at, one in enumerate(sentences):

@@ -28,10 +28,10 @@ def test_a_label_is_left_as_it_is() -> None:
 
 
 def test_a_word_that_an_explanation_names_is_not_explained_again() -> None:
-    (found,) = texts(Sentence("trust", "Low", "the A/A test differs by 9 %; doubts about its base (drift)."))
+    (found,) = texts(Sentence("trust", "Low", "the A/A test differs by 9 %; doubts about its base: drift."))
     assert found == (
         "the A/A test (the base, which ratios are against, measured twice) differs by 9 %; "
-        "doubts (reasons to distrust a number) about its base (drift)."
+        "doubts (reasons to distrust a number) about its base: drift."
     )
 
 

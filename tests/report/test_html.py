@@ -227,7 +227,10 @@ def test_the_report_of_an_incomplete_run_names_missing_trials(
     cut_short = results.missing.set_index("trial_id").loc[second.id, "reason"]
     assert cut_short.startswith("cut short" if running else "not started")
     html = folder.report.read_text()
-    assert "<b>11 planned trials</b>: without a result." in html and ">error</b>: 1 trial of ddp x2" in html
+    assert (
+        "<b>11 planned trials (one cell in one block each)</b>: without a result." in html
+        and ">error</b>: 1 trial of ddp x2" in html
+    )
     assert "Trials without a result" in html and reason in html
     assert "single x1" in html and "1 to 3" in html  # which cell, in which blocks
     assert "Invocation 0 differs from the one before: torch 2.14.0 -&gt; 2.15.0." in html

@@ -192,7 +192,7 @@ def test_how_sure_names_reasons_and_the_command_that_adds_blocks() -> None:
     (sentence,) = verdict_of({**TRUST, "reasons": ("noise", "doubt: wide spread")}).sentences
     assert sentence.lead == "Low" and sentence.is_bad
     assert sentence.text.startswith("the A/A test differs by up to 23 %; doubts about the settings")
-    assert "(wide spread). Intervals within 5 % need about 4 more blocks" in sentence.text
+    assert "base: wide spread. Intervals within 5 % need about 4 more blocks" in sentence.text
     assert sentence.command == "python -m harness.run --resume results/study/1 --add-blocks 4"
 
 
@@ -200,7 +200,7 @@ def test_trust_that_differs_names_its_settings() -> None:
     low = {**TRUST, "reasons": ("doubt: wide spread",)}
     high = {**TRUST, "code": "high", "cell_id": "b", "others": ("base",), "value": 0.03, "n": 0}
     first, second = verdict_of(low, high).sentences
-    assert first.lead == "Low for ddp x8" and "doubts about it or its base (wide spread)" in first.text
+    assert first.lead == "Low for ddp x8" and "doubts about it or its base: wide spread" in first.text
     assert second.lead == "High for fsdp x8, single x1" and not second.command
 
 

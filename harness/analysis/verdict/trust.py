@@ -11,6 +11,7 @@ import pandas as pd
 from harness.analysis.common import Row, Rows, by_cell, measured
 from harness.analysis.ratios import paired
 from harness.analysis.stats import stein_blocks
+from harness.analysis.verdict.choices import NO_CHOICES
 from harness.analysis.verdict.statement import Statement, Tables
 from harness.record.frames import records
 
@@ -22,22 +23,25 @@ HALFWIDTH = 0.05
 
 
 class Rates(NamedTuple):
-    """The successful timed trials of each cell, and of the twin of each base."""
+    """The successful timed trials of each cell, and of the twin of each base; the cells that differ in a choice."""
 
     cells: Mapping[str, Rows]
     twins: Mapping[str, Rows]
+    choices: Sequence[tuple[str, str]]
 
 
 def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the trust in the leading cells and their bases: low, medium or high, with the reasons and further blocks.
 
     One statement for the leading cells with the same level for the same reasons; ``others``: all of them but the first.
-    ``n``: blocks to add so that the intervals of their ratios and of the A/A tests come within HALFWIDTH, at least up
-    to GOOD_BLOCKS: from their spread alone, never from a difference. Blocks are added to the whole run, so that only
-    the statement that needs most has them. ``value``: how far the intervals of the A/A tests reach from 1.
+    ``n``: blocks to add so that the intervals of their ratios, to the base and to the other value of a choice, and of
+    the A/A tests come within HALFWIDTH, at least up to GOOD_BLOCKS: from their spread alone, never from a difference.
+    Blocks are added to the whole run, so that only the statement that needs most has them. ``value``: how far the
+    intervals of the A/A tests reach from 1.
     """
     bases = {row["cell_id"]: row["base_id"] for row in records(tables["scaling"])}
-    rates = Rates(by_cell(measured(tables["trials"])), by_cell(measured(tables["trials"], "twin")))
+    pairs = [(row["cell_id"], row["other_id"]) for row in records(tables["versus"]) if row["axis"] not in NO_CHOICES]
+    rates = Rates(by_cell(measured(tables["trials"])), by_cell(measured(tables["trials"], "twin")), pairs)
     alike: dict[tuple[str, tuple[str, ...]], list[Statement]] = {}
     for leader in leading:
         statement = _trust(tables, leader, bases.get(leader["cell_id"]), rates)
@@ -97,11 +101,13 @@ def _unknown(tables: Tables, leader: Row) -> list[str]:
 
 
 def _further_blocks(leader: Row, base_id: str | None, rates: Rates, blocks: int) -> int:
-    base = rates.cells.get(base_id or "")
+    cells, base, own = rates.cells, rates.cells.get(base_id or ""), leader["cell_id"]
+    pairs = [(cells.get(own), base), (rates.twins.get(base_id or ""), base)]
+    pairs += [(cells.get(one), cells.get(other)) for one, other in rates.choices if own in (one, other)]
     needed = [GOOD_BLOCKS]
-    for one in (rates.cells.get(leader["cell_id"]), rates.twins.get(base_id or "")):
-        if one and base and one is not base:
-            speeds, others, _ = paired(one, base, None)
+    for first, second in pairs:
+        if first and second and first is not second:
+            speeds, others, _ = paired(first, second, None)
             ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
             needed += [stein_blocks(ratios, HALFWIDTH)] if len(ratios) > 1 else []
     return max(0, max(needed) - blocks)

@@ -100,6 +100,27 @@ def test_at_least_five_blocks_are_asked_for() -> None:
     assert verdict_on(blocks=3, rates=(100.0, 100.1, 99.9)).n == 2
 
 
+def test_a_choice_asks_for_blocks_too() -> None:
+    """The base of a file that varies only an option is the leading cell itself: its ratio is that of the option."""
+    trials = [
+        {**AXES, **_trial(cell, block, rate)}
+        for block, speed in enumerate((100.0, 120.0, 83.0, 105.0))
+        for cell, rate in (("a", speed), ("b", 100.0))
+    ]
+    pair = {**AXES, "cell_id": "b", "other_id": "a"}
+    asked = {}
+    for axis in ("ddp.bucket_cap_mb", "devices"):
+        given = {
+            "trials": trials,
+            "versus": [{**pair, "axis": axis}],
+            "scaling": [{**AXES, "cell_id": "a", "base_id": "a"}],
+        }
+        tables = Tables({name: READ[name].frame(rows) for name, rows in given.items()})
+        (statement,) = trust(tables, [{**LEADER, "blocks": 4}])
+        asked[axis] = statement.n or 0
+    assert asked["devices"] == 1 and asked["ddp.bucket_cap_mb"] > 10
+
+
 def test_it_says_whether_blocks_can_be_added() -> None:
     assert verdict_on(blocks=2).subject == "fixed"
     assert verdict_on(blocks=2, fixed=False).subject == "rule"
