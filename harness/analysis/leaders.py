@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pandas as pd
@@ -12,6 +13,8 @@ from harness.analysis.ratios import pair_p_value, paired
 from harness.analysis.stats import geometric_mean, holm, paired_ratio
 from harness.record.schema import DESCRIPTION, LEADERS
 
+Pair = tuple[Sequence[float], Sequence[float], Sequence[bool] | None]
+"""The throughputs of two cells by block, and which blocks were the pilot of a rule."""
 SIGNIFICANCE = 0.05
 GROUP_AXES = ("workload", "data", "model", "precision", "device", "devices", "global_batch_size")
 """The question that settings answer alike: they train the same, on the same number of devices, at the same batch."""
@@ -20,15 +23,25 @@ GROUP_AXES = ("workload", "data", "model", "precision", "device", "devices", "gl
 def leaders(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return each setting against the fastest of its group, paired by block.
 
+    The fastest by geometric mean or, where a setting that is not in all of its blocks is clearly faster in those that
+    it is in, that one.
     ``tied``: the two-sided t test of their log ratio, adjusted by Holm 1979 over the group, is not significant at 5 %;
     <NA> below three blocks in common. Left out: what makes no claim about speed (emulated, oversubscribed), cells that
     are not equivalent to one device (``checked``: the verdicts of equivalence checks), and the control under torchrun.
     """
     groups: dict[tuple[object, ...], list[Rows]] = {}
     for cell in by_cell(_claims(measured(trials), checked or {})).values():
-        groups.setdefault(tuple(cell[0][axis] for axis in GROUP_AXES), []).append(cell)
+        key = (*(cell[0][axis] for axis in GROUP_AXES), own_work(cell[0]))
+        groups.setdefault(key, []).append(cell)
     rows = [row for cells in groups.values() for row in _group(cells, rule)]
     return LEADERS.frame(sorted(rows, key=order))
+
+
+def own_work(row: Row) -> str:
+    """Return the options of the workload as text: settings that differ in them do other work."""
+    options = row["options"] or {}
+    own = {name: value for name, value in options.items() if name.startswith("workload.")}
+    return json.dumps(own, sort_keys=True, default=str)
 
 
 def _claims(trials: pd.DataFrame, checked: Verdicts) -> pd.DataFrame:
@@ -39,11 +52,18 @@ def _claims(trials: pd.DataFrame, checked: Verdicts) -> pd.DataFrame:
 
 
 def _group(cells: Sequence[Rows], rule: Rule | None) -> list[Row]:
-    """Return the rows of one group, whose fastest setting by geometric mean leads."""
+    """Return the rows of one group."""
     speeds = [geometric_mean([float(row["throughput_per_s"]) for row in cell]) for cell in cells]
     leader = max(range(len(cells)), key=lambda at: speeds[at].value)
-    pairs = [paired(cell, cells[leader], rule) for cell in cells]
-    p_values = _adjusted([None if at == leader else pair_p_value(*pair) for at, pair in enumerate(pairs)])
+    before: set[int] = set()
+    while True:
+        pairs = [paired(cell, cells[leader], rule) for cell in cells]
+        p_values = _adjusted([None if at == leader else pair_p_value(*pair) for at, pair in enumerate(pairs)])
+        before.add(leader)
+        faster = [at for at, pair in enumerate(pairs) if at not in before and _is_faster(pair, p_values[at])]
+        if not faster:
+            break
+        leader = max(faster, key=lambda at: speeds[at].value)
     return [
         {
             **{axis: cell[0][axis] for axis in ("cell_id", "unit", *DESCRIPTION)},
@@ -57,6 +77,11 @@ def _group(cells: Sequence[Rows], rule: Rule | None) -> list[Row]:
         }
         for at, (cell, speed, pair, p_value) in enumerate(zip(cells, speeds, pairs, p_values, strict=True))
     ]
+
+
+def _is_faster(pair: Pair, p_value: float | None) -> bool:
+    """Return whether the first of a pair is clearly faster than the second, in the blocks that have both."""
+    return p_value is not None and p_value < SIGNIFICANCE and paired_ratio(pair[0], pair[1]).value > 1
 
 
 def _ratio_columns(

@@ -61,8 +61,12 @@ def options_to_try(part: str, row: Row, experiment: Experiment) -> list[Option]:
 def _applies(option: Option, row: Row) -> bool:
     """Return whether the cell's strategy and batch have the option."""
     section = option.axis.partition(".")[0]
+    traits, options = BUILTIN_TRAITS.get(str(row["strategy"])), row.get("options")
     if option is ACCUMULATION:
-        return number(row["per_device_batch_size"]) % MICRO_BATCHES == 0
+        static = isinstance(options, Mapping) and options.get("ddp.static_graph")
+        return number(row["per_device_batch_size"]) % MICRO_BATCHES == 0 and not static
+    if option is COMPILE:
+        return traits is None or traits.compiles
     return section not in BUILTIN_TRAITS or section == row["strategy"]
 
 

@@ -16,6 +16,7 @@ MOST = 4
 """The most sentences of one topic, and the most cells that a sentence names; the others are in tables/verdict.csv."""
 TOPICS: Mapping[str, str] = {
     "fastest": "What to use",
+    "fewer": "On fewer devices",
     "choice": "Options compared",
     "trust": "How sure",
     "scaling": "How far it scales",
@@ -76,7 +77,9 @@ class Context:
         return empty_table(name) if found is None else found
 
     def label(self, cell_id: Scalar) -> str:
-        return str(self.cells[str(cell_id)]["label"])
+        """Return the label of a cell; its id if it has no trial, as one that no machine can run."""
+        row = self.cells.get(str(cell_id))
+        return str(row["label"] if row else cell_id)
 
     def labels_of(self, ids: Sequence[str]) -> str:
         """Return the labels of several cells, the first MOST by name."""

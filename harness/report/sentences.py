@@ -34,7 +34,7 @@ def _fastest(row: Row, context: Context) -> Sentence:
         text += f" The smallest batch with {percent(ENOUGH)} of the highest throughput {where}."
     if tied:
         text += f" Cannot be told apart from it: {context.labels_of(tied)}."
-    elif row["code"] != "alone" and not untested:
+    elif is_missing(row["subject"]) and not untested:
         text += f" Faster than the other settings {where} at that batch."
     if untested:
         text += f" Too few blocks to compare it with {context.labels_of(untested)}."
@@ -48,9 +48,18 @@ def _speedup(row: Row, context: Context) -> str:
         if ratio["cell_id"] != ratio["base_id"] and not is_missing(ratio["speedup"]):
             gain = with_ends(times, ratio["speedup"], ratio["low"], ratio["high"])
             clear = not is_missing(ratio["low"]) and not number(ratio["low"]) <= 1 <= number(ratio["high"])
+            slower = "slower: " if clear and number(ratio["speedup"]) < 1 else ""
             doubt = "" if clear else " (no clear difference)"
-            return f", {gain} times {ratio['base_strategy']} x{ratio['base_devices']}{doubt}"
+            return f", {slower}{gain} times {ratio['base_strategy']} x{ratio['base_devices']}{doubt}"
     return ""
+
+
+def _fewer(row: Row, context: Context) -> Sentence:
+    rate = with_ends(speed, row["value"], row["low"], row["high"])
+    text = f"{rate} {rate_unit(context.table('leaders'))}{_speedup(row, context)}."
+    if tied := texts(row["others"]):
+        text += f" Cannot be told apart from it: {context.labels_of(tied)}."
+    return Sentence("fewer", context.label(row["cell_id"]), text)
 
 
 def _choice(row: Row, context: Context) -> Sentence:
@@ -179,7 +188,7 @@ def _failed(row: Row, context: Context) -> Sentence:
         tables = f"{'Table' if row['n'] == 1 else 'Tables'} {', '.join(texts(row['reasons']))}"
         return Sentence("failed", tables, "failed by an error of the harness; the sentences that need it are left out.")
     if row["code"] == "preflight":
-        where = "" if is_missing(row["cell_id"]) else f" ({context.label(row['cell_id'])})"
+        where = f" ({context.label(row['cell_id'])})" if row["cell_id"] in context.cells else ""
         return Sentence("failed", f"Preflight, {row['subject']}", f"{why}{where}.")
     labels = context.labels_of((str(row["cell_id"]), *texts(row["others"])))
     return Sentence("failed", str(row["subject"]), f"{plural(int(number(row['n'])), 'trial')} of {labels}: {why}.")
@@ -190,8 +199,14 @@ def _open(row: Row, context: Context) -> Sentence:
     if row["code"] == "missing":
         command = f"python -m harness.run --resume {context.results.folder.path}"
         return Sentence("open", plural(count, "planned trial"), "without a result. To measure them:", command=command)
-    cells = f"{plural(count, 'cell')} on {row['subject']} devices"
-    return Sentence("open", cells, "this machine has too few; the same file runs on a larger one.")
+    if row["code"] == "too_few_devices":
+        cells = f"{plural(count, 'cell')} on {row['subject']} devices"
+        return Sentence("open", cells, "this machine has too few; the same file runs on a larger one.")
+    why = "; ".join(texts(row["reasons"]))
+    if row["code"] == "time_up":
+        command = f"python -m harness.run --resume {context.results.folder.path}"
+        return Sentence("open", plural(count, "cell"), f"{why}. To measure the rest:", command=command)
+    return Sentence("open", plural(count, "cell"), f"{why}.")
 
 
 def further(context: Context) -> list[Sentence]:
@@ -212,6 +227,7 @@ def further(context: Context) -> list[Sentence]:
 
 PHRASES: Mapping[str, Callable[[Row, Context], Sentence]] = {
     "fastest": _fastest,
+    "fewer": _fewer,
     "choice": _choice,
     "training": _training,
     "scaling": _scaling,

@@ -51,8 +51,7 @@ def test_a_rank_without_an_energy_reading_leaves_the_cell_without_energy() -> No
     unknown = {"energy_j": None, "samples_per_joule": None}
     found = gpus_of([trial("ddp2", {}, {}, block=0), trial("ddp2", {}, unknown, block=1)])
     assert found["samples_per_joule"].isna().all() and found["power_w"].notna().all()
-    (row,) = gpu_table(found).rows
-    assert row.cells[-2:] == ("-", "2")
+    assert "samples per joule" not in [heading.title for heading in gpu_table(found).columns]  # it would be empty
 
 
 def test_a_rank_without_readings_leaves_sums_over_ranks_missing() -> None:

@@ -51,6 +51,19 @@ def test_many_settings_raise_the_bar() -> None:
     assert among["b"]["tied"] is True and among["b"]["p_value"] > alone["b"]["p_value"]
 
 
+def test_a_setting_that_is_faster_in_the_blocks_that_both_have_leads() -> None:
+    """Its mean is lower, since it alone was measured in three slow blocks."""
+    found = rows_by_cell([*setting("a", [200, 200, 200]), *setting("b", [210, 211, 209.5, 100, 100, 100])])
+    assert {row["leader_id"] for row in found.values()} == {"b"}
+    assert found["a"]["ratio"] < 1 and found["a"]["tied"] is False
+
+
+def test_settings_whose_workloads_differ_are_not_compared() -> None:
+    cells = [setting(name, [rate] * 3, options={"workload.width": rate}) for name, rate in (("a", 100), ("b", 50))]
+    found = rows_by_cell([one for cell in cells for one in cell])
+    assert found["a"]["leader_id"] == "a" and found["b"]["leader_id"] == "b"
+
+
 def test_two_blocks_decide_nothing() -> None:
     found = rows_by_cell([*setting("a", [100, 100]), *setting("b", [50, 50])])
     assert found["b"]["ratio"] == pytest.approx(0.5) and pd.isna(found["b"]["tied"])

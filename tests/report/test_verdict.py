@@ -79,7 +79,7 @@ INTERVAL = {"low": 900.0, "high": 1100.0}
             "ddp x8: 1,000 (900 to 1,100) samples/s over 5 blocks. "
             "Faster than the other settings on 8 devices at that batch.",
         ),
-        ({"code": "alone"}, "ddp x8: 1,000 samples/s over 5 blocks."),
+        ({"subject": "alone"}, "ddp x8: 1,000 samples/s over 5 blocks."),
         ({"others": ("b",)}, "ddp x8: 1,000 samples/s over 5 blocks. Cannot be told apart from it: fsdp x8."),
         ({"reasons": ("b",)}, "ddp x8: 1,000 samples/s over 5 blocks. Too few blocks to compare it with fsdp x8."),
         (
@@ -98,6 +98,12 @@ def test_what_to_use_has_its_speedup() -> None:
     ratio = {**CELL, "cell_id": "a", "base_id": "base", "base_strategy": "single", "base_devices": 1}
     scaling = [{**ratio, "speedup": 7.0, "low": 6.5, "high": 7.5}]
     assert ", 7.00 (6.50 to 7.50) times single x1." in text_of(FASTEST, scaling=scaling)
+
+
+def test_a_leading_cell_that_is_slower_than_one_device_is_said_to_be() -> None:
+    ratio = {**CELL, "cell_id": "a", "base_id": "base", "base_strategy": "single", "base_devices": 1}
+    text = text_of(FASTEST, scaling=[{**ratio, "speedup": 0.7, "low": 0.68, "high": 0.72}])
+    assert ", slower: 0.70 (0.68 to 0.72) times single x1." in text
 
 
 def test_a_speedup_that_may_be_none_is_no_clear_difference() -> None:
@@ -249,8 +255,20 @@ def test_high_trust_needs_no_more_blocks() -> None:
             "Table noise: failed by an error of the harness; the sentences that need it are left out.",
         ),
         (
-            {"topic": "open", "code": "too few devices", "n": 2, "subject": "16, 32"},
+            {"topic": "open", "code": "too_few_devices", "n": 2, "subject": "16, 32"},
             "2 cells on 16, 32 devices: this machine has too few; the same file runs on a larger one.",
+        ),
+        (
+            {"topic": "open", "code": "out_of_memory", "n": 2, "subject": "8", "reasons": ("batch 64 is too large",)},
+            "2 cells: batch 64 is too large.",
+        ),
+        (
+            {"topic": "fewer", "code": "fastest", "cell_id": "a", "value": 500.0, "others": ("b",)},
+            "ddp x8: 500 samples/s. Cannot be told apart from it: fsdp x8.",
+        ),
+        (
+            {"topic": "failed", "code": "preflight", "cell_id": "no trial", "subject": "loader", "reasons": ("slow",)},
+            "Preflight, loader: slow.",
         ),
         (
             {"topic": "data", "code": "waits", "cell_id": "a", "value": 0.6},

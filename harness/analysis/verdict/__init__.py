@@ -35,7 +35,7 @@ def statements(tables: Tables) -> list[Statement]:
     fastest = follow(rules.fastest)
     chosen = {statement.cell_id for statement in fastest}
     leading = [row for row in records(tables["leaders"]) if row["cell_id"] in chosen] if chosen else []
-    found = [*fastest, *follow(choices, leading), *follow(rules.training)]
+    found = [*fastest, *follow(rules.fewer_devices), *follow(choices, leading), *follow(rules.training)]
     for of_leading in (rules.scaling_limit, rules.largest_loss, rules.data_wait, trust):
         found += follow(of_leading, leading)
     for of_run in (rules.equivalence, rules.failures, rules.open_questions):

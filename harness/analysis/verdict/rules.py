@@ -6,57 +6,75 @@ A rule is a function of the tables and of the leading cells. It returns nothing 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from statistics import median
 
 import pandas as pd
 
 from harness.analysis.common import Row
+from harness.analysis.leaders import own_work
 from harness.analysis.verdict.statement import Statement, Tables
+from harness.plan.feasibility import IMPOSSIBLE
 from harness.record.frames import records
 
 EFFICIENT = 0.80
 """The efficiency above which devices count as well used."""
 ENOUGH = 0.95
 """The share of the best throughput that a smaller batch must reach to be preferred."""
+ANSWERED = {*IMPOSSIBLE, "precise", "not_measured"}
+"""The reasons to skip that leave no question open: no machine can run it, it is precise, or its trial has failed."""
 WAITS = 0.10
 """The share of a step spent waiting for data from which it is named, whatever the number of devices."""
+PLACES = ("nodes", "device_ids")
 COMPARED_AXES = ("workload", "data", "model", "precision", "device")
 
 
 def fastest(tables: Tables) -> list[Statement]:
-    """State the setting to use for each model, data set and precision, on the most devices that were measured.
+    """State the setting to use for each model, data set and precision, on the most devices that were measured."""
+    return [_fastest("fastest", most) for _, most in _by_devices(tables)]
+
+
+def fewer_devices(tables: Tables) -> list[Statement]:
+    """State the same for each smaller number of devices, above one, on which several settings were measured."""
+    smaller = [cells for fewer, _ in _by_devices(tables) for cells in fewer if cells[0]["devices"] > 1]
+    return [_fastest("fewer", cells) for cells in smaller if len(cells) > 1]
+
+
+def _by_devices(tables: Tables) -> list[tuple[list[list[Row]], list[Row]]]:
+    """Return, for each model, data set and precision, the rows on fewer devices, by their number, and on the most."""
+    found: dict[tuple[object, ...], dict[int, list[Row]]] = {}
+    for row in records(tables["leaders"]):
+        by_number = found.setdefault((*(row[axis] for axis in COMPARED_AXES), own_work(row)), {})
+        by_number.setdefault(int(row["devices"]), []).append(row)
+    sizes = [[cells for _, cells in sorted(by_number.items())] for by_number in found.values()]
+    return [(cells[:-1], cells[-1]) for cells in sizes]
+
+
+def _fastest(topic: str, cells: Sequence[Row]) -> Statement:
+    """Return the fastest setting on a number of devices.
 
     Among the fastest settings of all batches: the smallest per-device batch within ENOUGH of the highest throughput.
     ``others``: the settings of that batch that cannot be told apart from it; ``reasons``: those that were not tested,
-    since they have fewer than three blocks in common with it.
+    since they have fewer than three blocks in common with it; ``subject``: set if there is no other of that batch.
     """
-    found = []
-    for _, rows in groupby(records(tables["leaders"]), key=lambda row: [row[axis] for axis in COMPARED_AXES]):
-        cells = list(rows)
-        most = max(int(row["devices"]) for row in cells)
-        cells = [row for row in cells if row["devices"] == most]
-        leading = [row for row in cells if row["cell_id"] == row["leader_id"]]
-        best = max(leading, key=lambda row: row["throughput_per_s"])
-        enough = [row for row in leading if row["throughput_per_s"] >= ENOUGH * best["throughput_per_s"]]
-        chosen = min(enough, key=lambda row: (row["per_device_batch_size"], -row["throughput_per_s"]))
-        beside = [row for row in cells if row["leader_id"] == chosen["cell_id"] and row["cell_id"] != chosen["cell_id"]]
-        found.append(
-            Statement(
-                "fastest",
-                "smallest batch" if chosen is not best else "alone" if len(cells) == 1 else "fastest",
-                "leaders",
-                chosen["cell_id"],
-                others=tuple(str(row["cell_id"]) for row in beside if row["tied"]),
-                devices=most,
-                value=chosen["throughput_per_s"],
-                low=chosen["throughput_low"],
-                high=chosen["throughput_high"],
-                n=chosen["blocks"],
-                reasons=tuple(str(row["cell_id"]) for row in beside if row["tied"] is None),
-            )
-        )
-    return found
+    leading = [row for row in cells if row["cell_id"] == row["leader_id"]]
+    best = max(leading, key=lambda row: row["throughput_per_s"])
+    enough = [row for row in leading if row["throughput_per_s"] >= ENOUGH * best["throughput_per_s"]]
+    chosen = min(enough, key=lambda row: (row["per_device_batch_size"], -row["throughput_per_s"]))
+    beside = [row for row in cells if row["leader_id"] == chosen["cell_id"] and row["cell_id"] != chosen["cell_id"]]
+    return Statement(
+        topic,
+        "smallest batch" if chosen is not best else "fastest",
+        "leaders",
+        chosen["cell_id"],
+        others=tuple(str(row["cell_id"]) for row in beside if row["tied"]),
+        devices=int(chosen["devices"]),
+        value=chosen["throughput_per_s"],
+        low=chosen["throughput_low"],
+        high=chosen["throughput_high"],
+        n=chosen["blocks"],
+        subject=None if beside else "alone",
+        reasons=tuple(str(row["cell_id"]) for row in beside if row["tied"] is None),
+    )
 
 
 def scaling_limit(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
@@ -72,7 +90,7 @@ def scaling_limit(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
             by_family.setdefault(families.get(row["cell_id"]), []).append(row)
     found = []
     for leader in leading:
-        rows = by_family.get(families.get(leader["cell_id"]), [])
+        rows = _one_each(by_family.get(families.get(leader["cell_id"]), []), leader)
         if not rows:
             continue
         codes = [_efficiency_code(row) for row in rows]
@@ -93,6 +111,14 @@ def scaling_limit(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
             )
         )
     return found
+
+
+def _one_each(rows: Sequence[Row], leader: Row) -> list[Row]:
+    """Return one row for each number of devices: on the leader's nodes and GPUs if there is one, or on fewest nodes."""
+    found: dict[int, Row] = {}
+    for row in sorted(rows, key=lambda row: (*(row[axis] != leader[axis] for axis in PLACES), int(row["nodes"]))):
+        found.setdefault(int(row["devices"]), row)
+    return [found[devices] for devices in sorted(found)]
 
 
 def _efficiency_code(row: Row) -> str:
@@ -157,11 +183,12 @@ def training(tables: Tables) -> list[Statement]:
         for row in records(tables["convergence"])
         if pd.isna(row["excluded"]) and not row["emulated"] and not row["oversubscribed"]
     ]
+    groups: dict[tuple[object, ...], dict[str, list[Row]]] = {}
+    for row in rows:
+        key = (*(row[axis] for axis in (*COMPARED_AXES, "global_batch_size")), own_work(row))
+        groups.setdefault(key, {}).setdefault(str(row["cell_id"]), []).append(row)
     found = []
-    for _, alike in groupby(rows, key=lambda row: [row[axis] for axis in (*COMPARED_AXES, "global_batch_size")]):
-        seeds: dict[str, list[Row]] = {}
-        for row in alike:
-            seeds.setdefault(str(row["cell_id"]), []).append(row)
+    for seeds in groups.values():
         times = {cell_id: _times(group) for cell_id, group in seeds.items()}
         known = {cell_id: values for cell_id, values in times.items() if values}
         first = min(known, key=lambda cell_id: median(known[cell_id]), default=None)
@@ -221,14 +248,14 @@ def equivalence(tables: Tables) -> Iterator[Statement]:
 
 
 def failures(tables: Tables) -> Iterator[Statement]:
-    """State the trials that failed, by outcome, and the doctor's errors."""
+    """State the trials that failed, by outcome and reason, and the doctor's errors."""
     last = tables["trials"].drop_duplicates("trial_id", keep="last")
     bad = last[~last["outcome"].isin(["ok", "skipped"])]
-    for outcome, rows in bad.groupby("outcome", sort=False):
+    for (outcome, _), rows in bad.groupby(["outcome", "reason"], sort=False, dropna=False):
         cells = tuple(dict.fromkeys(rows["cell_id"].astype(str)))
-        reason = str(rows["reason"].iloc[0])
+        subject, reasons = str(outcome), tuple(map(str, rows["reason"].dropna().unique()))
         yield Statement(
-            "failed", "trials", "failed", cells[0], cells[1:], n=len(rows), subject=str(outcome), reasons=(reason,)
+            "failed", "trials", "failed", cells[0], cells[1:], n=len(rows), subject=subject, reasons=reasons
         )
     errors = tables["findings"][tables["findings"]["severity"] == "error"]
     for check, rows in errors.groupby("check", sort=False):
@@ -243,14 +270,14 @@ def open_questions(tables: Tables) -> Iterator[Statement]:
     if len(tables["missing"]):
         yield Statement("open", "missing", "missing", n=len(tables["missing"]))
     last = tables["trials"].drop_duplicates("trial_id", keep="last")
-    skipped = last[(last["outcome"] == "skipped") & (last["skip_code"] == "too_few_devices")]
-    if len(skipped):
-        counts = sorted({int(value) for value in skipped["devices"]})
+    skipped = last[(last["outcome"] == "skipped") & ~last["skip_code"].isin(ANSWERED)]
+    for code, rows in skipped.groupby("skip_code", sort=False):
+        counts = sorted({int(value) for value in rows["devices"]})
         yield Statement(
             "open",
-            "too few devices",
+            str(code),
             "outcomes",
-            n=skipped["cell_id"].nunique(),
+            n=rows["cell_id"].nunique(),
             subject=", ".join(map(str, counts)),
-            reasons=(str(skipped["reason"].iloc[0]),),
+            reasons=(str(rows["reason"].iloc[0]),),
         )

@@ -13,6 +13,7 @@ from harness.analysis.ratios import paired
 from harness.analysis.stats import stein_blocks
 from harness.analysis.verdict.choices import NO_CHOICES
 from harness.analysis.verdict.statement import Statement, Tables
+from harness.config.strategy_traits import BASE_STRATEGY
 from harness.record.frames import records
 
 LOW_NOISE, HIGH_NOISE = 0.15, 0.05
@@ -67,10 +68,9 @@ def _trust(tables: Tables, leader: Row, base_id: str | None, rates: Rates) -> St
         low.append("noise")
     if blocks < FEWEST_BLOCKS:
         low.append("blocks")
-    if any(row["excludes_one"] for row in noise):
-        low.append("differs")
     not_high = [] if reach is not None and reach <= HIGH_NOISE else ["noise" if reach is not None else "no A/A test"]
     not_high += ["blocks"] if blocks < GOOD_BLOCKS else []
+    not_high += ["differs"] if any(row["excludes_one"] for row in noise) else []
     level = "low" if low else "medium" if not_high else "high"
     return Statement(
         "trust",
@@ -95,9 +95,11 @@ def _doubts(tables: Tables, leader: Row, base_id: str | None) -> list[str]:
 
 
 def _unknown(tables: Tables, leader: Row) -> list[str]:
-    """Return a reason if it is not known whether a leading cell trains as one device does."""
+    """Return a reason if it is not known, or was not checked, whether a leading cell trains as one device does."""
+    if leader["strategy"] == BASE_STRATEGY:
+        return []
     rows = [row for row in records(tables["scaling"]) if row["cell_id"] == leader["cell_id"]]
-    return ["equivalence"] if any(row["equivalence"] == "unknown" for row in rows) else []
+    return ["equivalence"] if any(row["equivalence"] in (None, "unknown") for row in rows) else []
 
 
 def _further_blocks(leader: Row, base_id: str | None, rates: Rates, blocks: int) -> int:

@@ -72,12 +72,31 @@ def test_those_that_cannot_be_told_apart_are_named_and_untested_ones_apart() -> 
     assert found.others == ("b",) and found.reasons == ("c",)
 
 
-@pytest.mark.parametrize(("small", "chosen", "code"), [(96, "small", "smallest batch"), (94, "large", "alone")])
+@pytest.mark.parametrize(("small", "chosen", "code"), [(96, "small", "smallest batch"), (94, "large", "fastest")])
 def test_a_smaller_batch_is_preferred_if_it_gives_95_percent(small: float, chosen: str, code: str) -> None:
     rows = [leader("large", 100, per_device_batch_size=64, global_batch_size=512), leader("small", small)]
     found = one(rules.fastest(tables(leaders=rows)))
-    assert found.cell_id == chosen
-    assert found.code == (code if chosen == "small" else "fastest")
+    assert (found.cell_id, found.code) == (chosen, code)
+    assert found.subject == "alone"  # at that batch there is nothing that it could be faster than
+
+
+def test_the_same_is_said_of_fewer_devices_on_which_there_was_a_choice() -> None:
+    on_four = {"devices": 4, "global_batch_size": 128}
+    rows = [
+        leader("a", 100),
+        leader("b", 60, **on_four),
+        leader("c", 50, leader_id="b", tied=False, **on_four),
+        leader("d", 30, devices=2, global_batch_size=64),
+        *(leader(name, rate, leader_id="e", devices=1) for name, rate in (("e", 10), ("f", 9))),
+    ]
+    found = one(rules.fewer_devices(tables(leaders=rows)))
+    assert (found.topic, found.cell_id, found.devices, found.subject) == ("fewer", "b", 4, None)
+
+
+def test_networks_of_different_width_do_not_compete() -> None:
+    widths = [{"options": {"workload.width": width}} for width in (8, 64)]
+    found = rules.fastest(tables(leaders=[leader("a", 200, **widths[0]), leader("b", 100, **widths[1])]))
+    assert [statement.cell_id for statement in found] == ["a", "b"]
 
 
 def test_each_model_has_a_statement_of_its_own() -> None:
@@ -113,7 +132,7 @@ def scaling_of(*efficiencies: tuple[int, float, float | None, float | None]) -> 
         for devices, value, low, high in efficiencies
     ]
     trials = [{"cell_id": row["cell_id"], "family_id": "ddp"} for row in rows]
-    last = {"cell_id": f"x{efficiencies[-1][0]}"}
+    last = {**AXES, "cell_id": f"x{efficiencies[-1][0]}", "device_ids": None}
     return rules.scaling_limit(tables(scaling=rows, trials=trials), [last])
 
 
@@ -133,6 +152,17 @@ def test_efficiency_is_above_80_percent_only_if_its_interval_is(
 ) -> None:
     found = one(scaling_of(*efficiencies))
     assert (found.code, found.devices, found.subject) == (code, devices, until)
+
+
+def test_efficiency_is_that_on_the_nodes_of_the_leading_cell() -> None:
+    ends = {"base_devices": 1, "devices": 4, "blocks": 5}
+    spread = {**ends, "cell_id": "two", "nodes": 2, "efficiency": 0.6, "efficiency_low": 0.5, "efficiency_high": 0.7}
+    inside = {**ends, "cell_id": "one", "nodes": 1, "efficiency": 0.9, "efficiency_low": 0.85, "efficiency_high": 0.95}
+    trials = [{"cell_id": cell_id, "family_id": "ddp"} for cell_id in ("one", "two")]
+    given = tables(scaling=[spread, inside], trials=trials)
+    for nodes, cell_id, code in ((1, "one", "above"), (2, "two", "below")):
+        found = one(rules.scaling_limit(given, [{**AXES, "cell_id": cell_id, "nodes": nodes, "device_ids": None}]))
+        assert (found.cell_id, found.code, found.subject) == (cell_id, code, None)
 
 
 def test_a_cell_on_one_device_says_nothing_about_scaling() -> None:
@@ -200,6 +230,13 @@ def test_overlapping_times_are_named() -> None:
     assert one(rules.training(tables(convergence=rows))).others == ("slow",)
 
 
+def test_trainings_at_the_same_global_batch_are_compared_whatever_their_order_in_the_table() -> None:
+    small, large = {"global_batch_size": 32}, {"global_batch_size": 64}
+    rows = [seed("a", 8, **small), seed("b", 4, **large), seed("c", 7, **small), seed("d", 3, **large)]
+    found = rules.training(tables(convergence=rows))
+    assert [(statement.cell_id, statement.value) for statement in found] == [("c", 7), ("d", 3)]
+
+
 def test_a_cell_with_a_seed_that_missed_is_not_the_first() -> None:
     rows = [seed("fast", 1), seed("fast", None), seed("slow", 10)]
     assert one(rules.training(tables(convergence=rows))).cell_id == "slow"
@@ -255,6 +292,16 @@ def test_failures_are_counted_by_outcome_and_the_last_attempt_counts() -> None:
     assert found.reasons == ("because of oom",)
 
 
+def test_each_cause_of_a_failure_is_stated() -> None:
+    rows = [trial("a1", "error", reason="bad shape"), trial("b1", "error", reason="NCCL"), trial("c1", "error")]
+    found = list(rules.failures(tables(trials=rows)))
+    assert [(one.cell_id, one.reasons) for one in found] == [
+        ("a", ("bad shape",)),
+        ("b", ("NCCL",)),
+        ("c", ("because of error",)),
+    ]
+
+
 def test_errors_of_the_doctor_are_failures_and_warnings_are_not() -> None:
     rows = [{"check": "loader", "severity": level, "seen": "slow"} for level in ("error", "warning", "note")]
     found = one(list(rules.failures(tables(findings=rows))))
@@ -273,7 +320,20 @@ def test_devices_that_the_machine_lacks_are_open_and_other_skips_are_not() -> No
         trial("c1", "skipped", skip_code="precise", devices=2),
     ]
     found = one(list(rules.open_questions(tables(trials=rows))))
-    assert (found.code, found.n, found.subject) == ("too few devices", 2, "4, 8")
+    assert (found.code, found.n, found.subject) == ("too_few_devices", 2, "4, 8")
+
+
+def test_what_a_limit_left_out_is_open_and_what_no_machine_can_run_is_not() -> None:
+    rows = [
+        trial("a1", "skipped", skip_code="time_up", devices=8),
+        trial("b1", "skipped", skip_code="out_of_memory", devices=8),
+        trial("c1", "skipped", skip_code="strategy_devices", devices=2),
+    ]
+    found = list(rules.open_questions(tables(trials=rows)))
+    assert [(one.code, one.n, one.reasons) for one in found] == [
+        ("time_up", 1, ("because of skipped",)),
+        ("out_of_memory", 1, ("because of skipped",)),
+    ]
 
 
 @pytest.mark.parametrize("rule", [rules.equivalence, rules.failures, rules.open_questions])

@@ -71,13 +71,14 @@ def test_high_needs_a_quiet_base_five_blocks_no_doubt_and_a_verdict_on_equivalen
         ({"noise": (0.90, 1.02)}, "medium", "noise"),
         ({"noise": (0.84, 1.02)}, "low", "noise"),
         ({"noise": (0.97, 1.16)}, "low", "noise"),
-        ({"noise": (0.97, 0.99), "excludes_one": True}, "low", "differs"),
+        ({"noise": (0.97, 0.99), "excludes_one": True}, "medium", "differs"),
         ({"noise": None}, "medium", "no A/A test"),
         ({"blocks": 4}, "medium", "blocks"),
         ({"blocks": 2}, "low", "blocks"),
         ({"doubted": "a"}, "low", "doubt: wide spread"),
         ({"doubted": "base"}, "low", "doubt: wide spread"),
         ({"equivalence": "unknown"}, "low", "equivalence"),
+        ({"equivalence": None}, "low", "equivalence"),
     ],
 )
 def test_one_fault_lowers_it_and_is_named(change: dict[str, Any], level: str, reason: str) -> None:
@@ -131,7 +132,9 @@ def trust_in_two(noises: dict[str, tuple[float, float]], rates: dict[str, tuple[
     models = {"a": "resnet8", "b": "resnet14"}
     axes = {cell: {**AXES, "model": model} for cell, model in models.items()}
     given: dict[str, list[dict[str, Any]]] = {
-        "scaling": [{**axes[cell], "cell_id": cell, "base_id": f"base {cell}"} for cell in models],
+        "scaling": [
+            {**axes[cell], "cell_id": cell, "base_id": f"base {cell}", "equivalence": "equivalent"} for cell in models
+        ],
         "noise": [
             {**axes[cell], "cell_id": f"base {cell}", "low": low, "high": high, "excludes_one": False}
             for cell, (low, high) in noises.items()
