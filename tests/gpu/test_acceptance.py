@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -130,9 +131,9 @@ def test_the_table_has_80_columns_and_the_files_hold_every_claim(tmp_path: Path)
 
 def test_known_good_versions_meet_the_bounds_and_name_all_that_they_need() -> None:
     known = modules.known_good(modules.KNOWN_GOOD.read_text())
-    pyproject = modules.PYPROJECT.read_text()
+    dependencies = "\n".join(tomllib.loads(modules.PYPROJECT.read_text())["project"]["dependencies"])
     for name in modules.required():
-        (bound,) = re.findall(rf'"{name}(?:\[\w+\])?>=([\d.]+)"', pyproject, re.IGNORECASE)
+        (bound,) = re.findall(rf"^{name}(?:\[\w+\])?>=([\d.]+)$", dependencies, re.IGNORECASE | re.MULTILINE)
         numbers = [tuple(map(int, re.findall(r"\d+", version))) for version in (known[name].version, bound)]
         assert numbers[0] >= numbers[1], f"{name}: {known[name].version} is below {bound}"
     assert {needed for each in known.values() for needed in each.needs} <= known.keys()
