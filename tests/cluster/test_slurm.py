@@ -59,11 +59,15 @@ def lines(home: Path) -> int:
     return sum(file.read_text().count("\n") for file in home.glob("results/batch/*/trials.jsonl"))
 
 
-def left_over(cluster: Slurm) -> list[str]:
-    """What a job left on the nodes: processes of Ray or of the harness, and Ray's folders."""
+def processes(cluster: Slurm) -> list[str]:
+    """What runs on the nodes of Ray or of the harness."""
     commands = [command for node in cluster.nodes for command in node.commands()]
-    processes = [command[:80] for command in commands if re.search("raylet|gcs_server|ray start|harness", command)]
-    return processes + [str(path) for node in cluster.nodes for path in (node.folder / "ray").glob("ray-*")]
+    return [command[:80] for command in commands if re.search("raylet|gcs_server|ray start|harness", command)]
+
+
+def folders(cluster: Slurm, job: str) -> list[Path]:
+    """Ray's folders of a job on the nodes."""
+    return [path for node in cluster.nodes for path in (node.folder / "ray").glob(f"ray-{job}")]
 
 
 def test_a_job_that_is_interrupted_is_queued_again_and_completed(cluster: Slurm, tmp_path: Path) -> None:
@@ -84,7 +88,8 @@ def test_a_job_that_is_interrupted_is_queued_again_and_completed(cluster: Slurm,
     assert set(results.trials["nodes"]) == {1, 2} and results.trials["emulated_compute"].all()
     assert [each["ended"] for each in results.environment["invocations"]] == ["interrupted", "finished"]
     assert "the newest unfinished run: it was interrupted" in " ".join(output.split())
-    wait_for(lambda: not left_over(cluster), 20, lambda: left_over(cluster))
+    wait_for(lambda: not processes(cluster), 20, lambda: processes(cluster))
+    assert folders(cluster, job) == []
 
 
 @pytest.mark.parametrize(("by", "state"), [((), "CANCELLED"), (("--signal=TERM", "--batch"), "FAILED")])
@@ -102,4 +107,5 @@ def test_a_job_that_its_user_ends_is_not_queued_again(
     (folder,) = (tmp_path / "results/batch").iterdir()
     assert set(harness.load(folder).trials["outcome"]) <= {"ok", "lost"}
     assert (folder / "report.html").is_file() or not by
-    wait_for(lambda: not left_over(cluster), 20, lambda: left_over(cluster))
+    wait_for(lambda: not processes(cluster), 20, lambda: processes(cluster))
+    assert folders(cluster, job) == [] or not by  # scancel may kill the step before it removes them
