@@ -51,8 +51,7 @@ def _adjusted_away(comparison: Comparison, rows: Sequence[Row]) -> Iterator[str]
         tested = int(comparison.cells["p_adjusted"].notna().sum())
         yield (
             f"Intervals of {len(some)} of them exclude 1 taken alone, but not after Holm's adjustment over "
-            f"{plural(tested, 'cell')}: of many cells some differ by chance. More earlier runs narrow them; "
-            "--only names the cells that a question is about."
+            f"{plural(tested, 'cell')}: of many cells some differ by chance. More earlier runs narrow them."
         )
 
 
