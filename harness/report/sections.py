@@ -95,7 +95,7 @@ SCALING = (
         "scaling",
         lambda results: scaling_table(results.scaling),
         lambda results: f"{summary.scaling_words(results.scaling)} {usual_words(results.trials)}".strip(),
-        empty=lambda results: "No throughput was measured.",
+        empty=lambda results: "No throughput was measured." if results.experiment.throughput else "",
     ),
     Section(
         "Fastest settings",

@@ -25,7 +25,7 @@ def size(results: Results) -> str:
     parts = [
         *(unfinished if len(results.missing) else []),
         f"trials: {counts(sorted(last['outcome'].tolist()))}",
-        plural(len(results.cells), "cell") + " measured",
+        *([plural(len(results.cells), "cell") + " measured"] if results.experiment.throughput else []),
     ]
     wall = sum(float(invocation.get("wall_s") or 0) for invocation in results.environment.get("invocations", []))
     if wall:

@@ -589,3 +589,15 @@ def test_positive_nice_values_and_their_differences_are_reported() -> None:
     groups = [{"nodes": [NODE | {"niceness": nice}]} for nice in (0, 15)]
     assert environment.difference({"groups": groups}).startswith("Worker groups saw different hardware or software on")
     assert environment.difference({"groups": groups[:1] * 2}) == ""
+
+
+def test_a_run_without_throughput_has_no_section_on_it(make_experiment: Make, tmp_path: Path) -> None:
+    convergence = {"epochs": 2, "seeds": [0], "target": {"metric": "val_accuracy", "at_least": 0.95}}
+    pages = {}
+    for name, throughput in (("trained", None), ("timed", {"blocks": 1})):
+        plan = make_plan(make_experiment(throughput=throughput, convergence=convergence), laptop())
+        folder = RunFolder.create(tmp_path / name, plan.experiment, plan, "x")
+        write_report(folder.path)
+        pages[name] = folder.report.read_text()
+    assert "Throughput and scaling" in pages["timed"] and "0 cells measured" in pages["timed"]
+    assert "Throughput and scaling" not in pages["trained"] and "cells measured" not in pages["trained"]
