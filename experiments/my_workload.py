@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 
 class Regression:
@@ -17,7 +17,7 @@ class Regression:
     def datasets(self):  # training and validation, indexed by integers
         x = torch.randn(5000, 8, generator=torch.Generator().manual_seed(0))
         data = TensorDataset(x, x.sin().sum(dim=1, keepdim=True))
-        return data, data
+        return Subset(data, range(4500)), Subset(data, range(4500, 5000))
 
     def loss(self, model, batch):  # the sum over the batch, and the number of samples or tokens in it
         x, y = batch

@@ -19,6 +19,9 @@ from harness.record.frames import records
 WIDE_SPREAD = 0.10
 DRIFT = 1.05
 FOREIGN_CORES = 0.25
+WAITS = 0.5
+TOO_EFFICIENT = 1.5
+"""An efficiency beyond this is no result of caches, whose effect is smaller, or of noise."""
 
 
 class Doubt(NamedTuple):
@@ -55,6 +58,18 @@ def _stalled(trial: Evidence) -> bool:
 
 def _slow_rank(trial: Evidence) -> bool:
     return trial.slow_rank is not None
+
+
+def _waits(trial: Evidence) -> bool:
+    return trial.wait_fraction is not None and trial.wait_fraction > WAITS
+
+
+def _too_efficient(trial: Evidence, base: Evidence) -> bool:
+    return bool(
+        trial.per_device_per_s
+        and base.per_device_per_s
+        and trial.per_device_per_s > TOO_EFFICIENT * base.per_device_per_s
+    )
 
 
 def _foreign_load(trial: Evidence) -> bool:
@@ -98,6 +113,17 @@ def _both_known(trial: Evidence, base: Evidence) -> bool:
 
 
 DOUBTS: Mapping[str, Doubt] = {
+    "impossible efficiency": Doubt(
+        f"the throughput of a device is more than {TOO_EFFICIENT:g} times the base's, which neither caches nor noise "
+        "explain: a base that waits for data or shares its cores, a weight of loss() that counts too much, or steps "
+        "that leave out work",
+        beside=_too_efficient,
+    ),
+    "waits for data": Doubt(
+        f"the step waits for data for more than {100 * WAITS:.0f} % of its time: a ratio is one of loaders, not of "
+        "strategies",
+        own=_waits,
+    ),
     "inline": Doubt(
         "the trial ran in the command's own process (--inline), where a debugger may have stopped it; no ratio uses it",
         own=_inline,
@@ -156,6 +182,8 @@ DOUBTS: Mapping[str, Doubt] = {
     ),
 }
 """Doubts in the order in which a trial lists them; 'slow rank' is followed by the rank's number."""
+LOUD = ("impossible efficiency", "waits for data")
+"""Doubts that stand beside an efficiency in words, and mark each cell that has them, however many have."""
 
 
 def doubts(

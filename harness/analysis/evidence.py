@@ -46,6 +46,7 @@ class Evidence:
     SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison. ``drift``: the highest
     rate of the timed windows over the lowest. ``skipped_updates``: timed steps whose update fp16's loss scale skipped.
     ``stalled``: whether a timed step of a rank stalled.
+    ``wait_fraction``: the share of the timed steps spent waiting for data.
     """
 
     steady: bool | None
@@ -57,6 +58,8 @@ class Evidence:
     drift: float | None = None
     skipped_updates: int = 0
     stalled: bool = False
+    wait_fraction: float | None = None
+    per_device_per_s: float | None = None
 
     def values(self, name: str) -> set[Any]:
         """Return the known values of a column over the trial's ranks."""
@@ -88,9 +91,15 @@ def gather_evidence(
             drift=drift.get(key_of(row)),
             skipped_updates=0 if pd.isna(row["skipped_updates"]) else int(row["skipped_updates"]),
             stalled=key_of(row) in times.stalled,
+            wait_fraction=None if pd.isna(row["wait_fraction"]) else float(row["wait_fraction"]),
+            per_device_per_s=_per_device(row),
         )
         for row in records(trials)
     }
+
+
+def _per_device(row: Row) -> float | None:
+    return None if pd.isna(row["throughput_per_s"]) else float(row["throughput_per_s"]) / int(row["devices"])
 
 
 def key_of(row: Row) -> Key:

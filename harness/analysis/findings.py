@@ -12,31 +12,50 @@ from harness.analysis.trials import label_columns
 from harness.plan.checks import batches, links, network, versions
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.labels import Labels
+from harness.plan.rows import FindingRow
 from harness.record.schema import DESCRIPTION, FINDINGS
 
 FAILED = {
     "check": "execution",
-    "severity": "error",
     "means": "failure of the doctor's trial itself; the cells that it represents are likely to fail too",
-    "advice": "read the log of the trial, and run the workload as `single` on one device first",
+    "advice": "run the workload as `single` on one device first",
+}
+HUNG = {
+    "means": "a rank that waits for others, which never come: a collective that not every rank calls, or a step longer "
+    "than limits.trial; every trial of these cells would hang",
+    "advice": "let every rank call the same collectives in the same order, or raise limits.trial",
 }
 
 
 def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
     """Return the findings of the latest attempt of each doctor trial.
 
-    A trial that failed has the finding FAILED, unless it reported an error before.
+    A trial that failed has the finding FAILED, unless it reported an error before, or the failure of a check.
     """
     latest = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor"}
     cells = trials.drop_duplicates("trial_id", keep="last").set_index("trial_id")
     rows = []
     for trial_id, line in latest.items():
         of_trial = list(line["facts"].get("findings", []))
-        if line["outcome"] not in ("ok", "skipped") and not any(f["severity"] == "error" for f in of_trial):
-            of_trial.append({**FAILED, "seen": str(line["reason"])})
+        named = any(found["severity"] == "error" or found["check"] == FAILED["check"] for found in of_trial)
+        if line["outcome"] not in ("ok", "skipped") and not named:
+            of_trial.append(_failed(line))
         axes = {axis: cells.loc[trial_id, axis] for axis in ("cell_id", *DESCRIPTION)}
         rows += [{"trial_id": trial_id, **axes, **finding} for finding in of_trial]
     return FINDINGS.frame(rows)
+
+
+def _failed(line: Mapping[str, Any]) -> FindingRow:
+    """Return the finding of a doctor trial that failed; its advice names the log."""
+    texts = HUNG if line["outcome"] == "timeout" else FAILED
+    log = f"; log: {line['log']}" if line["log"] else ""
+    return {
+        "check": FAILED["check"],
+        "severity": "error",
+        "seen": line["reason"],
+        "means": texts["means"],
+        "advice": texts["advice"] + log,
+    }
 
 
 def figures(lines: Lines) -> dict[str, Mapping[str, str]]:

@@ -8,7 +8,7 @@ from math import comb
 
 import pandas as pd
 
-from harness.analysis.doubts import CountedDoubt, kind_of
+from harness.analysis.doubts import LOUD, CountedDoubt, kind_of
 
 USUAL = 0.5
 """A doubt is usual if more than this share of the run's timed trials have it: it says little about any one cell."""
@@ -27,7 +27,11 @@ def usual_doubts(trials: pd.DataFrame) -> dict[str, Share]:
     """Return the usual doubts of a run by name, without ranks; the most frequent first."""
     counted = timed(trials)
     counts = Counter(kind for names in counted["doubts"] for kind in {*map(kind_of, names)})
-    return {kind: (count, len(counted)) for kind, count in counts.most_common() if count > USUAL * len(counted)}
+    return {
+        kind: (count, len(counted))
+        for kind, count in counts.most_common()
+        if count > USUAL * len(counted) and kind not in LOUD
+    }
 
 
 def unusual(doubts: Sequence[CountedDoubt], usual: Mapping[str, Share]) -> tuple[CountedDoubt, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 from typing import Generic, TypeVar
 
 from harness.doctor.steps import Steps
@@ -13,6 +15,8 @@ from harness.plan.checks.finding import Finding
 from harness.plan.rows import MemoryFacts
 
 T = TypeVar("T")
+PACKAGE, LIBRARY = str(Path(__file__).parents[1]), "/lib/python"
+"""The folder of the harness, and a part of the path of every library's file."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,17 @@ class Check(Generic[T]):
 
 
 def describe_error(error: BaseException, most: int = 300) -> str:
-    """Return an exception's type and the first ``most`` characters of its message, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
+    """Return an exception's type and the first ``most`` characters of its message, on one line, with its place.
+
+    The place is the last line of the user's own code on the way to the error, if there is one.
+    """
+    frames = [frame for frame in extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
+    place = f" [{frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno}]" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}{place}"
+
+
+def _is_the_users(file: str) -> bool:
+    return not file.startswith((f"{PACKAGE}/", "<")) and LIBRARY not in file
 
 
 def any_error(findings: Sequence[Finding]) -> bool:

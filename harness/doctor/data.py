@@ -68,6 +68,21 @@ def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
     return []
 
 
+def empty(samples: int) -> list[Finding]:
+    """Return a finding if there is no training sample: no other check has anything to look at."""
+    if samples:
+        return []
+    return [
+        Finding(
+            NAME,
+            "error",
+            "size of the training set: 0 samples",
+            "no step can be taken",
+            "return a training set with samples from datasets(); check its path, split and filters",
+        )
+    ]
+
+
 def _sampler(seen: Sequence[Samples], cell: Cell) -> Iterator[Finding]:
     for sampler in seen[0].samplers[:1]:
         given, holds = seen[0].count, sampler.holds

@@ -87,7 +87,7 @@ def observe(subject: Subject) -> Placement:
     by_name = ""
     with _module_stack(model) as where, DeviceMismatchMode(where) as watch:
         try:
-            subject.workload.loss(model, batch)
+            subject.loss(model, batch)
         except Exception as error:  # many operators cannot run on "meta": the mismatch before the error counts
             by_name = _by_name(error)
     if watch.found is None:

@@ -6,57 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.doctor import (
-    batches,
-    collectives,
-    copies,
-    data,
-    devices,
-    divergence,
-    gradients,
-    loader,
-    loss_parameters,
-    memory,
-    parameters,
-    randomness,
-    shapes,
-    state,
-    steps,
-    threads,
-    transfer,
-    wrapper,
-)
+from harness.doctor import data, memory, parameters, steps
+from harness.doctor.all_checks import CHECKS
 from harness.doctor.check import Case, Check, any_error, describe_error
-from harness.doctor.gate import SKIP_RULES, skip_rules
+from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
+from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
 from harness.measure.scenarios import TrialContext
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import MemoryFacts, TrialFacts
-from harness.plan.trial import TrialResult
+from harness.plan.trial import SkipTrial, TrialResult
 
-EXECUTION = "execution"
-CHECKS: tuple[Check[Any], ...] = (
-    transfer.CHECK,
-    devices.CHECK,
-    randomness.CHECK,
-    loss_parameters.CHECK,
-    state.CHECK,
-    shapes.CHECK,
-    data.CHECK,
-    memory.CHECK,
-    batches.CHECK,
-    copies.CHECK,
-    # judged after the real steps:
-    wrapper.CHECK,
-    parameters.CHECK,
-    randomness.STREAMS,
-    threads.CHECK,
-    divergence.CHECK,
-    gradients.CHECK,
-    loader.CHECK,
-    collectives.CHECK,
-)
-"""Every check, in the order in which they are observed and judged."""
 Seen = Mapping[str, Sequence[Any]]
 """The observations of all ranks by the name of the check."""
 
@@ -109,7 +69,9 @@ def run_doctor_trial(context: TrialContext) -> TrialResult:
 
 
 def examine(subject: Subject) -> DoctorReport:
-    """Run every check. Raises DoctorTrialFailed if the real steps, or a check after them, raise."""
+    """Run every check. Raises DoctorTrialFailed if the real steps raise, or a check after them that needs all ranks."""
+    if empty := data.empty(subject.training_samples):
+        return DoctorReport(empty)
     sizes = memory.survey(subject)
     subject = replace(subject, memory=sizes, whole_model_fits=memory.fits_on_one_device(sizes, subject.cell))
     found = DoctorReport(memory=sizes)
@@ -134,11 +96,33 @@ def examine(subject: Subject) -> DoctorReport:
     if found.memory and subject.whole_model_fits and not affordable.whole_model_fits:
         left_out = [check.name for check in CHECKS if check.needs_whole_model and check.after_steps]
         found.findings.append(memory.without_reference(found.memory, affordable.cell, left_out))
+    _judge_with_steps(affordable, found, seen)
+    return found
+
+
+def _judge_with_steps(subject: Subject, found: DoctorReport, seen: Seen) -> None:
+    """Take real steps, then make the checks after them. Raises DoctorTrialFailed if one of both raises."""
     try:
-        _take_steps_and_judge(affordable, found, seen)
+        stepped = _with_steps(subject, found)
+    except Exception as error:
+        if not _no_memory(error):
+            found.findings.append(_steps_raised(error))
+        raise DoctorTrialFailed(error, found) from error
+    try:
+        if stepped:
+            _judge_after_steps(stepped, found, seen)
     except Exception as error:
         raise DoctorTrialFailed(error, found) from error
-    return found
+
+
+def _no_memory(error: Exception) -> bool:
+    """Return whether the steps need memory that is not there: the trials of each batch find out for themselves."""
+    return isinstance(error, SkipTrial | MemoryError) or "out of memory" in str(error).lower()
+
+
+def _steps_raised(error: Exception) -> Finding:
+    means, advice = "an error of the workload: every trial of these cells would fail", "see the log of the trial"
+    return Finding(EXECUTION, "error", f"{describe_error(error)}, in the first steps", means, advice)
 
 
 @dataclass(frozen=True)
@@ -176,7 +160,10 @@ def _judge_before_steps(found: DoctorReport, seen: Seen, case: Case) -> bool:
     stops = False
     for check in CHECKS:
         if check.name in seen and not check.after_steps:
-            findings = check.judge(seen[check.name], case)
+            try:
+                findings = check.judge(seen[check.name], case)
+            except Exception as error:  # the same on every rank, which judge the same observations
+                findings = [_check_raised(check, error)]
             found.findings += findings
             stops = stops or (check.stops and any_error(findings))
     return stops
@@ -205,22 +192,41 @@ def _failed_alone(failed: dict[str, str], *, real_steps_fail: bool) -> list[Find
     return [Finding(EXECUTION, "warning", f"{text}, in the checks: {', '.join(failed)}", means, advice)]
 
 
-def _take_steps_and_judge(subject: Subject, found: DoctorReport, seen: Seen) -> None:
-    """Take real steps in the wrapper, which the later checks share; then make these checks."""
-    unchanged = _unchanged_without_wrapper(subject)
-    if any_error(unchanged):
+def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:
+    """Take real steps in the wrapper, which the later checks share; None if one device finds that they are no use."""
+    alone = _steps_alone(subject)
+    if alone and any_error(unchanged := parameters.unchanged(alone, subject.cell)):
         found.findings += unchanged  # in the wrapper it would fail with a less clear error
-        return
+        return None
     own = steps.observe(subject.fresh())
     if subject.whole_model_fits and memory.global_batch_fits(subject.memory, subject.cell):
         steps.add_single_device_losses(subject.fresh(), own)
-    subject = replace(subject, steps=tuple(subject.ranks.gather(own)))
+    return replace(subject, steps=tuple(subject.ranks.gather(own)))
+
+
+def _judge_after_steps(subject: Subject, found: DoctorReport, seen: Seen) -> None:
     for check in CHECKS:
-        if check.after_steps:
-            _judge_after_steps(check, subject, found, seen)
+        try:
+            if check.after_steps:
+                _judge_one(check, subject, found, seen)
+        except Exception as error:
+            found.findings.append(_check_raised(check, error))
+            if subject.ranks.world_size > 1:  # the other ranks may wait for this one in a collective
+                raise
 
 
-def _judge_after_steps(check: Check[Any], subject: Subject, found: DoctorReport, seen: Seen) -> None:
+def _check_raised(check: Check[Any], error: Exception) -> Finding:
+    """Return the finding of a check of the doctor that raised: no finding about the workload."""
+    return Finding(
+        EXECUTION,
+        "warning",
+        f"{describe_error(error)}, in the check: {check.name}",
+        "the check has no result: the cells are measured without it",
+        "nothing to do if the trials run; else report the error with the workload",
+    )
+
+
+def _judge_one(check: Check[Any], subject: Subject, found: DoctorReport, seen: Seen) -> None:
     ranks, case = subject.ranks, Case(subject.cell, subject.steps)
     # the same answer on all ranks: else some would wait for the others in a collective
     redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))
@@ -242,9 +248,8 @@ def _judge_after_steps(check: Check[Any], subject: Subject, found: DoctorReport,
         found.figures |= check.figures(values, case)
 
 
-def _unchanged_without_wrapper(subject: Subject) -> Sequence[Finding]:
-    """Return findings on parameters that one device does not change: ddp would only report an unfinished reduction."""
+def _steps_alone(subject: Subject) -> Sequence[Steps]:
+    """Return each rank's steps on its own part of the batch; none if there is one rank, or no memory for it."""
     if subject.ranks.world_size == 1 or not subject.whole_model_fits:
-        return []
-    own = steps.observe_own_part(subject.fresh())
-    return parameters.unchanged(subject.ranks.gather(own), subject.cell)
+        return ()
+    return subject.ranks.gather(steps.observe_own_part(subject.fresh()))

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
 from harness.plan.rows import FindingRow, MemoryFacts, TrialFacts
-from harness.plan.trial import SkipReason
+from harness.plan.trial import SkipReason, TrialResult
 
+EXECUTION = "execution"
+"""The name of findings on the examination itself: what raised or hung in it."""
 SKIP_RULES = "skip rules"
 """The key of ``TrialContext.cache`` under which a process keeps the rules for its later trials."""
 
@@ -38,6 +40,17 @@ class SkipRule:
 def errors(facts: TrialFacts) -> Sequence[FindingRow]:
     """Return the errors among the findings of a doctor trial."""
     return [finding for finding in facts.get("findings", ()) if finding["severity"] == "error"]
+
+
+def failed_rules(examined: Cell, result: TrialResult) -> list[SkipRule]:
+    """Return the rule that follows from a doctor trial that hung, or in which the workload could not be built.
+
+    What raises later has a finding: an error if the user's code did, a warning if a check of the doctor did.
+    """
+    built = "findings" in result.facts
+    if result.outcome != "timeout" and (result.outcome != "error" or built):
+        return []
+    return [SkipRule(examined.workload_key, SkipReason("doctor", f"preflight: {EXECUTION}: {result.reason}"))]
 
 
 def skip_rules(examined: Cell, facts: TrialFacts) -> list[SkipRule]:

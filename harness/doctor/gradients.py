@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from harness.doctor import divergence
 from harness.doctor.check import Case, Check, any_error
+from harness.doctor.process_group import group_of_one
 from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing
 from harness.plan.cell import Cell
@@ -55,7 +56,8 @@ def observe(subject: Subject) -> Products:
     if not subject.ranks.first:
         return Products()
     try:
-        expected, _ = _gradients(subject.single_device_training(frozen), subject.stream(1, whole=True)[0])
+        with group_of_one():
+            expected, _ = _gradients(subject.single_device_training(frozen), subject.stream(1, whole=True)[0])
     except (torch.OutOfMemoryError, SkipTrial):  # the global batch does not fit on one device: no comparison
         return Products()
     subject.advance()
@@ -103,7 +105,7 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
                 "sum over the devices instead of a mean, or the reverse: the effective learning rate depends on the "
                 "number of devices",
                 "loss() must return the sum over its batch and the weight of the batch (samples or tokens), both "
-                "unscaled",
+                "unscaled: no mean, no factor of dist.get_world_size()",
             )
         ]
     differ = sorted(products, key=lambda name: relative(*products[name]), reverse=True)

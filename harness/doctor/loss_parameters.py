@@ -17,7 +17,7 @@ def observe(subject: Subject) -> list[str]:
     """Return names or shapes of the parameters in the loss's graph that are not in model.parameters()."""
     model = subject.bare_model()
     hidden = hidden_tensors(model)
-    loss, _ = subject.workload.loss(model, subject.first_samples(SMALL))
+    loss, _ = subject.loss(model, subject.first_samples(SMALL))
     own = {id(parameter) for parameter in model.parameters()}
     foreign = [leaf for leaf in _leaves(loss) if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
     return [name_of(leaf, hidden) or f"shape {tuple(leaf.shape)}, created in forward" for leaf in foreign]

@@ -206,7 +206,7 @@ def _kept(subject: Subject, model: nn.Module, samples: int, precision: str, *, c
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss, _ = subject.workload.loss(wrapped, batch)
+        loss, _ = subject.loss(wrapped, batch)
         total = sum(kept.values())
         del loss
     return total

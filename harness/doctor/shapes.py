@@ -41,7 +41,7 @@ def observe(subject: Subject) -> Outputs:
         lambda module, args, kwargs, output: calls.append((args, kwargs, output)), with_kwargs=True
     )
     with torch.no_grad():
-        subject.workload.loss(model, batch)
+        subject.loss(model, batch)
         hook.remove()
         if not calls:
             return Outputs()

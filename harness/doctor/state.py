@@ -27,7 +27,7 @@ def observe(subject: Subject) -> dict[str, bool]:
     before = _state(model)
     with torch.no_grad():
         for _ in range(2):
-            subject.workload.loss(model, batch)
+            subject.loss(model, batch)
     after = _state(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     names = sorted(name for name in before.keys() | after.keys() if not _same(before.get(name), after.get(name)))

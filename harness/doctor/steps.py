@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from harness.doctor.digest import digest_of
+from harness.doctor.process_group import group_of_one
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
 from harness.plan.trial import SkipTrial
@@ -31,6 +32,10 @@ class Steps:
     losses: list[float] = field(default_factory=list)
     """Sum of the losses of this rank's part of the batch, by step."""
     weights: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    """Samples of this rank's part of the batch, by step."""
+    unit: str = "samples"
+    """The unit of the weights."""
     single_device_losses: list[float] = field(default_factory=list)
     """Mean loss of the same global batches on one device, on rank 0."""
     unchanged: dict[str, str] = field(default_factory=dict)
@@ -65,7 +70,8 @@ def observe_own_part(subject: Subject) -> Steps:
 def _observed(subject: Subject, training: Training) -> Steps:
     training.set_first_rate()
     training.expect_few_steps()
-    seen = Steps(wrapped_by_itself=_own_wrapper(training), lr=float(training.optimizer.param_groups[0]["lr"]))
+    rate = float(training.optimizer.param_groups[0]["lr"])
+    seen = Steps(wrapped_by_itself=_own_wrapper(training), lr=rate, unit=training.unit)
     seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     batches = subject.stream(STEPS)
     inner = training.unwrapped
@@ -82,6 +88,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
         times.append(time.perf_counter() - start)
         seen.losses.append(float(loss))
         seen.weights.append(float(weight))
+        seen.samples.append(share.samples)
         _note_gradients(inner, with_gradient)
         subject.advance()
     for hook in hooks:
@@ -105,13 +112,14 @@ def add_single_device_losses(subject: Subject, seen: Steps) -> None:
     if not subject.ranks.first or (subject.ranks.world_size == 1 and subject.replicas == 1):
         return
     try:
-        training = subject.single_device_training()
-        training.set_first_rate()
-        training.expect_few_steps()
-        for share, batch in subject.stream(STEPS, whole=True):
-            loss, weight = training.step(batch, share)
-            seen.single_device_losses.append(float(loss) / max(float(weight), 1.0))
-            subject.advance()
+        with group_of_one():
+            training = subject.single_device_training()
+            training.set_first_rate()
+            training.expect_few_steps()
+            for share, batch in subject.stream(STEPS, whole=True):
+                loss, weight = training.step(batch, share)
+                seen.single_device_losses.append(float(loss) / max(float(weight), 1.0))
+                subject.advance()
     except (torch.OutOfMemoryError, SkipTrial):  # the global batch does not fit on one device: no comparison
         seen.single_device_losses.clear()
 

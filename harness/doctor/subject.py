@@ -10,13 +10,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.plan.cell import Cell
 from harness.plan.checks.memory import at_smaller_batch
 from harness.plan.comparison import base_cell
 from harness.plan.rows import MemoryFacts
 from harness.train.loader import Share, batches, endless_shares
+from harness.train.loss_value import as_loss
 from harness.train.model import init_weights_of, on_host
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -90,6 +91,10 @@ class Subject:
     def bare_model(self) -> nn.Module:
         """Build the workload's model from the seed, on the device, without a wrapper."""
         return self.on_device(self.built_model())
+
+    def loss(self, model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
+        """Return the sum and weight of the workload's loss; raise WorkloadError if it returns anything else."""
+        return as_loss(self.workload.loss(model, batch))
 
     def on_device(self, model: nn.Module) -> nn.Module:
         """Move a model to the device; one that is built on the meta device is initialised first, on the host."""

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from harness.launch.watchdog import Watchdog
@@ -66,11 +67,21 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
     if rank is None:
         return replace(row, facts=facts)
     printed = watchdog.printed(rank)
+    if row.outcome == "lost" and (last := last_line(printed)):
+        row = replace(row, reason=f"{row.reason}; last line of the user's code: {last}")
     was_killed = (row.outcome == "lost" and not _ended_otherwise(row.reason, printed)) or LOADER_KILLED in row.reason
     if was_killed and watchdog.killed_for_memory(rank):
         row = replace(row, outcome="oom", reason=f"the host ran out of memory: {row.reason}")
     detail = f"{row.detail}\n\nlast output of rank {rank}:\n{printed}" if printed else row.detail
     return replace(row, facts=facts, detail=detail)
+
+
+def last_line(printed: str) -> str:
+    """Return the innermost line of the user's code in the output of Python's fault handler; empty if there is none."""
+    _, found, after = printed.rpartition(FATAL)
+    frames = [Frame(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(after)] if found else []
+    own = (f for f in frames if LIBRARY not in f.file and not f.file.startswith((f"{PACKAGE}/", "<")))
+    return str(next(own, ""))
 
 
 def _ended_otherwise(reason: str, printed: str) -> bool:
@@ -97,6 +108,8 @@ def from_hang(trial_ids: Sequence[str], stacks: Mapping[int, str]) -> Iterator[T
     rank, place = held_up_by(stacks) or (None, None)
     if place:
         reason += f"; rank {rank} in {place}"
+    elif waits := waiting_places(stacks):
+        reason += f"; {waits}"
     texts = (f"rank {number}:\n{stack or 'no stack received'}" for number, stack in sorted(stacks.items()))
     detail = f"{reason}\n\n" + "\n\n".join(texts)
     for trial_id in trial_ids:
@@ -156,10 +169,20 @@ def _classify(error: BaseException | None) -> TrialResult:
     rank, cause = next(iter((ended or named).items()))
     kind = type(cause).__name__
     if ended:
-        return TrialResult("", "lost", died(rank, kind), error_type=kind, error_rank=rank, detail=detail)
+        return TrialResult("", "lost", died(rank, _how(cause)), error_type=kind, error_rank=rank, detail=detail)
     outcome: Outcome = "oom" if kind in OUT_OF_MEMORY else "error"
     reason = f"{kind} on rank {rank}: {' '.join(str(cause).split())[:300]}"
     return TrialResult("", outcome, reason, error_type=kind, error_rank=rank, detail=detail)
+
+
+def _how(cause: BaseException) -> str:
+    """Return the exit code or signal that Ray reports of a dead worker, else the type of its error."""
+    text = str(cause)
+    if code := re.search(r"exit code (-?\d+)", text):
+        return f"exit code {code[1]}"
+    if signal := re.search(r"\bSIG[A-Z]{3,6}\b(?= received|$)", text):
+        return signal[0]
+    return type(cause).__name__
 
 
 def _ended(error: BaseException | None) -> dict[int, BaseException]:
@@ -191,6 +214,8 @@ _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py")
 """Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
 LIBRARY, OURS = "/lib/python", "/harness/"
+PACKAGE = str(Path(__file__).parents[1])
+"""The folder of the package on this machine; a node's own copy may be elsewhere."""
 TRAINS = "run_group"
 """The function in the stack of every rank's training thread."""
 
@@ -213,6 +238,19 @@ def training_thread(stack: str) -> list[Frame]:
         if any(frame.name == TRAINS for frame in frames):
             return frames
     return []
+
+
+def waiting_places(stacks: Mapping[int, str]) -> str:
+    """Return 'waiting for other ranks: rank 0 in loss (own.py:12)': a place in the user's code if there is one."""
+    places: dict[str, list[int]] = {}
+    for rank, stack in sorted(stacks.items()):
+        frames = training_thread(stack)
+        if frames and any(part in frames[0].file for part in WAITING):
+            callers = [frame for frame in frames if not any(part in frame.file for part in (*WAITING, LIBRARY))]
+            own = [frame for frame in callers if not frame.file.startswith(f"{PACKAGE}/")]
+            places.setdefault(str((own or callers or frames)[0]), []).append(rank)
+    each = [f"rank {', '.join(map(str, ranks))} in {place}" for place, ranks in list(places.items())[:3]]
+    return f"waiting for other ranks: {'; '.join(each)}" if each else ""
 
 
 def held_up_by(stacks: Mapping[int, str]) -> tuple[int, Frame | None] | None:

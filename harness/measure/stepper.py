@@ -101,7 +101,7 @@ class Stepper:
         self.spent_s += window.duration_s
         weight = sum(float(weight) for weight in window.weights)
         if training.unit == "samples":
-            _check_weight(weight, share.samples * steps)
+            _check_weight(weight, share.samples, steps)
         return TimedWindow(kind, window, weight)
 
 
@@ -114,12 +114,12 @@ def _full_share(dataset: SizedDataset, cell: Cell, ranks: Ranks) -> Share:
     return Share((), samples, cell.global_batch_size)
 
 
-def _check_weight(weight: float, expected: int) -> None:
+def _check_weight(weight: float, samples: int, steps: int) -> None:
     """Raise WorkloadError if the weight is not the number of samples, as unit "samples" promises."""
-    if weight != expected:
+    if weight != samples * steps:
         raise WorkloadError(
-            f"loss() gave a weight of {weight:g} for {expected} samples; with unit 'samples' the weight "
-            "is the length of the batch (unit 'tokens' lets it vary)"
+            f"loss() gave a weight of {weight:g} for {steps} batches of {samples} samples, in all {samples * steps}; "
+            "with unit 'samples' the weight is the length of the batch (unit 'tokens' lets it vary)"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
@@ -82,7 +83,8 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
 def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     """Return the examinations: each strategy with each model on its most devices, and each number of devices once.
 
-    With variants, of each of them.
+    With variants, of each of them. If the cells of a strategy and a model differ in a number of their optimizer, such
+    as the learning rate, those with its smallest and its largest value stand for the others.
 
     Each is the first trial of its worker group. Groups are in random order, so that trials of the same kind in other
     groups of the block may come before it.
@@ -93,15 +95,39 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     trials = [trial for trial in trials if trial.kind != "diagnostic"]
     cells = sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
     largest = sorted(cells, key=lambda cell: (-cell.devices, -cell.global_batch_size))
-    chosen: dict[tuple[object, ...], Cell] = {}
+    extremes = [pair for kind in _by_workload(largest) for pair in _extremes(kind)]
+    chosen: dict[tuple[object, ...], Cell] = {("extreme", cell.id): cell for cell in extremes}
+    swept = {cell.workload_key for cell in extremes}
     for cell in largest:
-        chosen.setdefault(cell.workload_key, cell)
+        if cell.workload_key not in swept:
+            chosen.setdefault(cell.workload_key, cell)
     for cell in sorted(cells, key=lambda cell: cell.global_batch_size):  # the smallest batch of a device count suffices
         size = (cell.strategy, cell.devices, cell.variant)
         if not any(size == (other.strategy, other.devices, other.variant) for other in chosen.values()):
             chosen[size] = cell
     first = min((trial.block for trial in trials), default=0)
     return [Trial(cell, "diagnostic", first, seed, added=True, purpose="doctor") for cell in chosen.values()]
+
+
+def _by_workload(cells: Iterable[Cell]) -> list[list[Cell]]:
+    kinds: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        kinds.setdefault(cell.workload_key, []).append(cell)
+    return list(kinds.values())
+
+
+def _extremes(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the first cells with the smallest and the largest value of each number of the optimizer that varies."""
+    found: list[Cell] = []
+    for name in dict.fromkeys(name for cell in cells for name in cell.optimizer):
+        values = {cell: value for cell in cells if _is_number(value := cell.optimizer.get(name))}
+        if len(set(values.values())) > 1:
+            found += [min(values, key=values.__getitem__), max(values, key=values.__getitem__)]
+    return found
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def seconds_of_links(settings: Throughput, device: str) -> float:

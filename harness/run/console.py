@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
 
@@ -18,12 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.plan.labels import Labels
-from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
 from harness.record.folder import RunFolder
 from harness.report.parts import Parts
 from harness.report.tables.evidence import belief_lines
-from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
 from harness.report.tables.links import links_tables
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.scaling import scaling_by_setting
@@ -41,6 +38,7 @@ from harness.run.events import (
     TrialEnded,
     TrialStarting,
 )
+from harness.run.finding_text import doctor_lines, finding_lines
 from harness.run.plan_text import plan_lines, plan_table
 from harness.run.time_left import TimeLeft
 from harness.system.sanitize import escape_control
@@ -162,6 +160,7 @@ class ConsoleSink:
             "tables of ratios": self._show_pairs,
             "count of trials": self._show_trials,
             "evidence": self._show_evidence,
+            "findings": self._show_findings,
             "verdict": self._show_verdict,
         }
         for name, show in shown.items():
@@ -194,6 +193,10 @@ class ConsoleSink:
     def _show_evidence(self, event: Reported) -> None:
         for text in belief_lines(event.tables):
             self._say(text)
+
+    def _show_findings(self, event: Reported) -> None:
+        for text in finding_lines(event.tables["findings"]):
+            self._console.print(text, highlight=False, soft_wrap=True)
 
     def _show_verdict(self, event: Reported) -> None:
         self._console.print("", verdict_grid(event.verdict))
@@ -273,23 +276,3 @@ def _result(line: RecordedTrial) -> str:
     if line["kind"] != "convergence":
         return f"{speed(throughput(line['windows']))} {line['unit']}/s"
     return f"trained in {line['steps_s']:.1f} s"
-
-
-SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-
-
-def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
-    """Return the doctor's measurements and findings as text: observation, meaning, advice."""
-    labels = {trial.id: plan.labels.of_cell(trial.cell) for trial in plan.trials if trial.id in figures}
-    examined = sum(trial.purpose == "doctor" for trial in plan.trials)
-    lines = [Text("")]
-    for trial_id, values in figures.items():
-        measured = "; ".join(f"{name} {value}" for name, value in values.items())
-        lines.append(Text(f"{labels.get(trial_id, trial_id)}: {measured}", style="dim"))
-    for group in group_findings(findings):
-        first = group.iloc[0]
-        head = Text.assemble((f"{first['severity']:<8}", SEVERITY_COLOURS[first["severity"]]), f"{first['check']}: ")
-        lines += [Text(""), head.append(escape_control(finding_location(group)), style="bold")]
-        for title, text in (("observed", seen_text(group)), ("meaning", first["means"]), ("action", first["advice"])):
-            lines.append(Text(f"  {title:<8}  {escape_control(str(text))}"))
-    return [*lines, Text(""), Text(summary_line(findings, examined), style="bold")]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
 
 from harness.analysis.findings import figures
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
 from harness.plan.checks import versions
-from harness.plan.planner import only_doctor_trials, without_doctor_trials
+from harness.plan.planner import Plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
-from harness.run.events import DoctorFinished, Emit, RunStarted
+from harness.run.events import DoctorFinished, Emit, Note, RunStarted
 from harness.run.execution import Execution
 from harness.run.launchers import launcher_for, start_ray
 from harness.run.pipeline import run
@@ -42,13 +47,31 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
             return ILL
         sweep()
         folder = RunFolder.create(stack.enter_context(Scratch()), experiment, plan, "")
-        with start_ray(ray_cluster, plan) as ready, ExitStack() as launched:
-            execution = Execution(plan, folder, launcher_for(plan, ready, home, launched), emit)
-            emit(RunStarted(None, whole, execution.groups, 0))
-            execution.run()
-        results = Results(folder)
-        emit(DoctorFinished(results.findings, figures(results.lines), whole))
-    return ILL if results.findings["severity"].eq("error").any() else HEALTHY
+        try:
+            with start_ray(ray_cluster, plan) as ready, ExitStack() as launched:
+                execution = Execution(plan, folder, launcher_for(plan, ready, home, launched), emit)
+                emit(RunStarted(None, whole, execution.groups, 0))
+                execution.run()
+        except KeyboardInterrupt:
+            emit(Note("Interrupted. The findings of the cells that were examined before:"))
+            _report(folder, whole, emit)
+            raise
+        findings = _report(folder, whole, emit)
+    return ILL if findings["severity"].eq("error").any() else HEALTHY
+
+
+def _report(folder: RunFolder, whole: Plan, emit: Emit) -> pd.DataFrame:
+    """Report the findings and return them; the logs that they name are kept, though the folder is not."""
+    results = Results(folder)
+    found = results.findings
+    logs = [line["log"] for line in results.lines if line["log"]]
+    if logs:
+        kept = Path(tempfile.mkdtemp(prefix=f"{whole.experiment.name}-doctor-"))
+        for log in logs:
+            shutil.copy(folder.path / log, kept)
+            found["advice"] = found["advice"].str.replace(log, str(kept / Path(log).name), regex=False)
+    emit(DoctorFinished(found, figures(results.lines), whole))
+    return found
 
 
 def run_links(request: Request, experiment: Experiment, emit: Emit) -> int:

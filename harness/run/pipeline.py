@@ -29,7 +29,7 @@ from harness.system.scratch import sweep
 from harness.system.signals import INTERRUPTED, deferred_interrupts
 
 OK, FAILED = 0, 1
-SHOWN = ("trials", "scaling", "noise", "versus", "parity", "equivalence", "links", "collectives")
+SHOWN = ("trials", "scaling", "noise", "versus", "parity", "equivalence", "links", "collectives", "findings")
 """The tables that a run shows at its end."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from harness.analysis.sample_size import needed_blocks
-from harness.doctor.gate import SkipRule, skip_reason, skip_rules
+from harness.doctor.gate import SkipRule, failed_rules, skip_reason, skip_rules
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.plan.trial import SkipReason, Trial, TrialResult, skipped
@@ -34,6 +34,8 @@ class SkipPolicy:
     def learn(self, trial: Trial, result: TrialResult) -> None:
         """Take a trial's result into account for the trials after it."""
         self._refusals += skip_rules(trial.cell, result.facts)
+        if trial.purpose == "doctor":
+            self._refusals += failed_rules(trial.cell, result)
         if trial.timed and trial.purpose != "twin":
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
             change((trial.cell, trial.block))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from harness.errors import WorkloadError
 from harness.plan.cell import Options, int_option
 from harness.system.process import die_with_parent
 from harness.train.ranks import Ranks
@@ -73,7 +74,12 @@ def evaluation_shares(samples: int, batch: int, rank: int, world_size: int) -> I
 
 
 def endless_shares(samples: int, batch: int, seed: int, rank: int, world_size: int) -> Iterator[Share]:
-    """Yield shares of full global batches endlessly; each sample once an epoch; a batch may span two epochs."""
+    """Yield shares of full global batches endlessly; each sample once an epoch; a batch may span two epochs.
+
+    Raises WorkloadError if there are no samples, of which no batch would ever be full.
+    """
+    if not samples:
+        raise WorkloadError("the training set has no samples; return one with samples from datasets()")
     codes, start = torch.empty(0, dtype=torch.int64), 0
     for epoch in count():
         codes = torch.cat([codes[start:], epoch * samples + epoch_order(samples, seed, epoch)])

@@ -18,6 +18,7 @@ from harness.plan.rows import TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share
 from harness.train.loss_scale import FEW_STEPS_SCALE, LossScale
+from harness.train.loss_value import as_loss
 from harness.train.model import in_channels_last, init_weights_of, on_host, too_large
 from harness.train.optimizers import make_clip, scale_rate
 from harness.train.phases import BACKWARD, CLEARED, FORWARD, OPTIMIZER, Mark, Phase
@@ -147,7 +148,7 @@ class Training:
 
         ``earlier``: the weights of the step's micro-batches before. ``last``: whether no other follows.
         """
-        loss, weight = self._workload.loss(self.model, batch)
+        loss, weight = as_loss(self._workload.loss(self.model, batch))
         if share.samples == 0:
             loss, weight = loss * 0.0, weight * 0
         divisor = self._divisor(weight, share)
@@ -175,11 +176,11 @@ class Training:
     def evaluate(self, batch: object, share: Share) -> dict[str, tuple[float, float]]:
         """Return this rank's sum and weight of the loss and of each metric on one batch, without gradients."""
         with torch.no_grad():
-            totals: dict[str, tuple[Tensor | float, Tensor | float]] = {"loss": self._workload.loss(self.model, batch)}
+            loss, counts = as_loss(self._workload.loss(self.model, batch)), share.samples > 0
+            totals: dict[str, tuple[Tensor | float, Tensor | float]] = {"loss": loss}
             metrics: Callable[..., Mapping[str, tuple[Tensor | float, Tensor | float]]] | None
             if metrics := getattr(self._workload, "metrics", None):
                 totals.update(metrics(self.model, batch))
-        counts = share.samples > 0
         return {name: (float(total) * counts, float(weight) * counts) for name, (total, weight) in totals.items()}
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
@@ -194,8 +195,7 @@ class Training:
 
     def own_loss(self, model: nn.Module, batch: object) -> Tensor:
         """Return the sum of the losses of a batch on a copy of the model, without the strategy. For any thread."""
-        loss: Tensor = self._workload.loss(model, batch)[0]
-        return loss
+        return as_loss(self._workload.loss(model, batch))[0]
 
     @contextmanager
     def without_exchange(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from harness.analysis.equivalence import Verdict, equivalence, verdicts
 from harness.analysis.evidence import foreign_cores, slow_ranks
 from harness.record.folder import RunFolder
 from harness.record.schema import CHECKS, EQUIVALENCE, WINDOWS
+from harness.report.tables.scaling import scaling_by_setting
 from tests.records import line, steps_of
 
 
@@ -245,6 +246,24 @@ def test_differences_from_the_base_become_doubts(columns: dict[str, Any], doubt:
         line("ddp2", rates=(50.0, 50.0)), **{**WATCHED, "device_model": "A", "own_cpu_s": 0.5, **columns}
     )
     assert doubts_of([base, other]) == [(), (doubt,)]
+
+
+@pytest.mark.parametrize(("rate", "doubt"), [(100.0, ()), (149.0, ()), (151.0, ("impossible efficiency",))])
+def test_an_efficiency_that_cannot_be_is_a_doubt_of_its_own(rate: float, doubt: tuple[str, ...]) -> None:
+    assert doubts_of([line("single"), line("ddp2", rates=(rate, rate))])[1] == doubt
+
+
+@pytest.mark.parametrize(("waits", "doubt"), [(0.4, ()), (0.9, ("waits for data",))])
+def test_a_step_that_waits_for_data_for_most_of_its_time_is_a_doubt_beside_its_efficiency(
+    waits: float, doubt: tuple[str, ...]
+) -> None:
+    lines = [line(name, block=block, rates=(90.0,) * int(name[-1])) for name in ("ddp1", "ddp2") for block in range(3)]
+    trials = trials_of(lines).assign(wait_fraction=pd.array([waits] * len(lines), dtype="Float64"))
+    found = doubts(trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {})
+    assert set(found) == {doubt}
+    scaling = ratios.scaling(trials.assign(doubts=found))
+    (table,) = [content for _, content in scaling_by_setting(scaling.assign(label="x", setting=pd.NA))]
+    assert ["waits for data" in row.cells[3] for row in table.rows] == [bool(doubt)] * len(table.rows)  # all have it
 
 
 def test_a_substitute_base_is_the_reference_for_doubts() -> None:

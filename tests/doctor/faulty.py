@@ -323,6 +323,43 @@ class AlwaysTheFirst(Healthy):
         return self.Data(), blobs()
 
 
+# -- what loss() returns
+
+
+class ScaledByWorldSize(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        total, weight = super().loss(model, batch)
+        return total * (dist.get_world_size() if dist.is_initialized() else 1), weight
+
+
+class MeanOfWeightOne(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return cross_entropy(model(x), y), torch.tensor(1.0)
+
+
+class LossAlone(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch)[0]
+
+
+class LossAsANumber(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        total, weight = super().loss(model, batch)
+        return total.item(), weight
+
+
+class LossesOfSamples(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        x, y = batch
+        return cross_entropy(model(x), y, reduction="none"), torch.tensor(float(len(y)))
+
+
+class NoSamples(Healthy):
+    def datasets(self) -> tuple[Any, Any]:
+        return torch.utils.data.Subset(blobs(), []), blobs()
+
+
 # -- gradient scaling
 
 
@@ -576,10 +613,12 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
         (ShardsByRank, "ddp"),
         (AnySample, "ddp"),
         (AlwaysTheFirst, "single"),
+        (NoSamples, "single"),
     ],
     "gradient scaling": [
         (MeanForSum, "ddp"),
         (MeanForSum, "fsdp"),
+        (ScaledByWorldSize, "ddp"),
         (MeanOverReplicas, "dp"),
         (NormalisedOverTheBatch, "ddp"),
         (PaddingCounts, "ddp"),
@@ -591,7 +630,8 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "randomness": [(SeedsInForward, "ddp"), (SeedsFromTheProcess, "fsdp")],
     "collectives": [(OneSlowRank, "ddp")],
     "divergence": [(Explodes, "ddp"), (Explodes, "single")],
-    "execution": [(Raises, "ddp")],
+    "execution": [(Raises, "ddp"), (LossAlone, "single"), (LossAsANumber, "ddp"), (LossesOfSamples, "single")],
+    "loss weight": [(MeanOfWeightOne, "single"), (MeanOfWeightOne, "dp"), (MeanOfWeightOne, "ddp")],
 }
 """The check that must name the fault -> workloads that have it, and under which strategy."""
 HEALTHY: list[tuple[type[Healthy], str]] = [

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from harness.doctor import copies, divergence, gradients, loader, loss_parameters, memory, parameters, shapes, wrapper
+from harness.doctor.all_checks import CHECKS
 from harness.doctor.check import Check
-from harness.doctor.examine import CHECKS
 from harness.plan.checks import batches, catalogue, links, network, versions
 from harness.plan.checks import memory as memory_of_a_plan
 from harness.plan.checks.finding import Finding
@@ -42,7 +42,7 @@ def test_every_module_that_observes_or_judges_has_a_check_and_it_is_in_the_list(
     own = [key for key, value in vars(module).items() if isinstance(value, Check)]
     assert own, f"harness/doctor/{name}.py observes or judges, and has no Check"
     for key in own:
-        assert getattr(module, key) in CHECKS, f"harness/doctor/examine.py: CHECKS lacks {name}.{key}"
+        assert getattr(module, key) in CHECKS, f"harness/doctor/all_checks.py: CHECKS lacks {name}.{key}"
 
 
 OF_NO_FAULTY_WORKLOAD = {"batch divisibility", "GPU copies"}

@@ -18,6 +18,7 @@ from harness.doctor import (
     divergence,
     gradients,
     loader,
+    loss_weight,
     parameters,
     randomness,
     threads,
@@ -284,6 +285,27 @@ def test_threads_beyond_the_processors() -> None:
     assert threads.judge([rank, replace(rank, node=1), replace(rank, node=1)], case(devices=3, batch=63)) == []
     (finding,) = threads.judge([rank, replace(rank, node=1, threads=4)], case())  # not the first one's node
     assert "4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)" in finding.seen
+
+
+# -- the weight that loss() returns
+
+
+def test_a_weight_of_samples_is_their_number() -> None:
+    assert loss_weight.judge([steps(samples=[64])], case()) == []
+    (finding,) = loss_weight.judge([steps(samples=[64]), steps(samples=[32], weights=[1.0])], case())
+    assert finding.severity == "error" and "a batch of 32 samples: 1 (rank 1)" in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("weight", "severity"), [(640.0, None), (63.0, "warning"), (64.5, "warning"), (0.0, "error"), (math.nan, "error")]
+)
+def test_a_weight_of_tokens_is_a_whole_number_of_at_least_one_a_sample(weight: float, severity: str | None) -> None:
+    found = loss_weight.judge([steps(samples=[64], weights=[weight], unit="tokens")], case())
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
+def test_no_samples_are_an_error_of_the_data() -> None:
+    assert data.empty(1) == [] and data.empty(0)[0].severity == "error"
 
 
 # -- links, copies, collectives, versions

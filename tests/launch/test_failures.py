@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from harness.launch.failures import (
+    PACKAGE,
     blamed,
     ended_by_themselves,
     explained,
     from_hang,
     from_launch,
     from_memory_monitor,
+    last_line,
     primary,
 )
 from harness.launch.postmortem import ProcessOutput
@@ -220,8 +222,52 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
     assert row.reason.endswith("; rank 1 in loss (mine.py:8)")  # who called the library says more
     (row,) = from_hang(["t"], {0: WAITS, 1: WAITS})
     assert row.error_rank is None
+    assert row.reason.endswith("; waiting for other ranks: rank 0, 1 in run_group (worker.py:3)")
     (row,) = from_hang(["t"], {0: WAITS, 1: ""})
     assert row.error_rank == 1 and "rank 1:\nno stack received" in row.detail
+
+
+IN_LOSS = f"""Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce
+  File "/home/me/mine.py", line 12 in loss
+  File "{PACKAGE}/train/training.py", line 150 in _backward
+  File "{PACKAGE}/launch/worker.py", line 70 in run_group
+"""
+IN_BACKWARD = f"""Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 8 in _engine_run_backward
+  File "{PACKAGE}/train/training.py", line 160 in _backward
+  File "{PACKAGE}/launch/worker.py", line 70 in run_group
+"""
+
+
+def test_ranks_that_all_wait_are_named_with_the_place_in_the_users_code() -> None:
+    (row,) = from_hang(["t"], {0: IN_LOSS, 1: IN_BACKWARD, 2: IN_BACKWARD})
+    assert row.reason.endswith(
+        "waiting for other ranks: rank 0 in loss (mine.py:12); rank 1, 2 in _backward (training.py:160)"
+    )
+
+
+def test_a_process_that_crashed_is_named_with_its_last_line_of_the_users_code() -> None:
+    printed = f"step 3\n\nFatal Python error: Segmentation fault\n\nCurrent {IN_LOSS}"
+    assert last_line(printed) == "loss (mine.py:12)"
+    assert last_line(IN_LOSS) == last_line("") == ""
+    watch = Watchdog(lambda question, about: [printed if question == "printed" else False], 8.0)
+    watch.add(Registration(0, "n0", 5, "", "", 0.0, connected=True, traces=ProcessOutput()))
+    row = explained(TrialResult("t", "lost", "terminated", error_rank=0, detail=""), watch)
+    assert row.reason == "terminated; last line of the user's code: loss (mine.py:12)"
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("Worker unexpectedly exits with an exit code 3.", "exit code 3"),
+        ("The worker died because of SIGSEGV received by the process", "SIGSEGV"),
+        ("gone", "ActorDied"),
+    ],
+)
+def test_the_exit_code_or_signal_of_a_dead_worker_is_in_the_reason(text: str, how: str) -> None:
+    (row,) = from_launch(["t"], GroupError({1: HealthCheckFailed(ActorDied(text))}))
+    assert row.reason == f"the process of rank 1 terminated unexpectedly ({how})"
 
 
 @pytest.mark.parametrize(

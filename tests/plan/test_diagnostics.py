@@ -70,6 +70,22 @@ def test_checks_open_their_group_and_epochs_close_it(make_experiment: Make) -> N
         assert ranks == sorted(ranks)
 
 
+def test_of_a_sweep_the_extremes_are_examined(make_experiment: Make) -> None:
+    grid = {**WEAK, "optimizer.lr": [0.1, 0.05, 0.001, 30]}
+    plan = make_plan(make_experiment(grid, preflight=True), laptop())
+    examined = [t.cell for t in plan.trials if t.purpose == "doctor"]
+    rates = [(cell.strategy, cell.devices, cell.optimizer["lr"]) for cell in examined]
+    assert sorted(rates) == [
+        ("ddp", 1, 0.1),
+        ("ddp", 2, 0.001),
+        ("ddp", 2, 30),
+        ("single", 1, 0.001),
+        ("single", 1, 30),
+    ]
+    labels = {plan.labels.of_cell(cell) for cell in examined}
+    assert {label for label in labels if "lr=30" in label} and len(labels) == len(examined)
+
+
 @pytest.mark.parametrize(
     ("precisions", "checked"), [(["fp32", "tf32"], ["fp32"]), (["fp32", "bf16"], ["bf16", "fp32"])]
 )

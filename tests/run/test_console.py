@@ -14,7 +14,7 @@ from harness.analysis.pairs import noise, parity, versus
 from harness.analysis.ratios import scaling
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
-from harness.record.schema import EQUIVALENCE
+from harness.record.schema import EQUIVALENCE, FINDINGS
 from harness.report.sentence import Sentence
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict
@@ -26,6 +26,14 @@ from tests.records import line, steps_of
 
 Make = Callable[..., Experiment]
 HOSTILE = "[/bold][red]x[/nope] \x1b[2J\x1b]0;owned\x07 \x9b31m \u202egpj \r0 ok [link=http://x]y"
+
+HOSTILE_FINDING = {
+    "strategy": "ddp",
+    "label": HOSTILE,
+    "check": HOSTILE,
+    "severity": "error",
+    **dict.fromkeys(("seen", "means", "advice"), HOSTILE),
+}
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -40,7 +48,7 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     ]
     trials = trial_tables.trials(lines, steps_of(lines))
     tables = {function.__name__: function(trials) for function in (scaling, noise, versus, parity)}
-    tables |= {"trials": trials, "equivalence": EQUIVALENCE.frame([])}
+    tables |= {"trials": trials, "equivalence": EQUIVALENCE.frame([]), "findings": FINDINGS.frame([HOSTILE_FINDING])}
     trial = plan.groups[0].trials[0]
     said = Sentence("fastest", HOSTILE, HOSTILE, (HOSTILE,), HOSTILE)
     with ConsoleSink(console) as sink:
@@ -56,6 +64,16 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     assert "[red]report.html" in output
     for character in ("\x1b]0", "\x1b[2J\x1b]", "\x07", "\x9b", "\u202e", "\x1b[31m"):
         assert character not in output
+
+
+def test_findings_are_in_the_terminal_with_what_to_do(tmp_path: Path) -> None:
+    out = io.StringIO()
+    texts = {"seen": "64 of 256", "means": "samples are lost", "advice": "return all of them"}
+    finding = {"strategy": "ddp", "label": "ddp x2", "check": "data sharding", "severity": "warning", **texts}
+    with ConsoleSink(Console(file=out, width=4000)) as sink:
+        sink(Reported(tmp_path, tmp_path / "r.html", {"findings": FINDINGS.frame([finding])}, NO_VERDICT, 3.0))
+    for expected in ("warning data sharding: ddp x2", *texts.values()):
+        assert expected in out.getvalue()
 
 
 def test_an_error_in_a_table_of_the_terminal_costs_that_table(tmp_path: Path) -> None:

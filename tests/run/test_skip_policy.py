@@ -10,7 +10,7 @@ import pytest
 from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan, make_plan
-from harness.plan.rows import FindingRow, Outcome
+from harness.plan.rows import FindingRow, Outcome, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.record.jsonl import _skip_code
 from harness.run.skip_policy import Lines, SkipPolicy, needs_no_less
@@ -102,6 +102,31 @@ def test_refused_cells_are_skipped_and_examined_again(plan: Plan, outcome: Outco
     policy.learn(examination, TrialResult(examination.id, outcome, facts={"findings": [finding("gradients")]}))
     refused = {trial.purpose for trial in plan.trials if reason_of(policy, trial) == "preflight: gradients: 7"}
     assert "" in refused and "doctor" not in refused
+
+
+@pytest.mark.parametrize(
+    ("outcome", "facts", "skips"),
+    [
+        ("timeout", {}, True),  # the user's code hung
+        ("error", {}, True),  # the workload could not be built
+        (
+            "error",
+            {"findings": [{**finding("execution"), "severity": "warning"}]},
+            False,
+        ),  # a check of the doctor raised
+        ("error", {"findings": [finding("execution")]}, True),  # the first steps raised
+        ("oom", {}, False),
+        ("lost", {}, False),
+    ],
+)
+def test_cells_whose_examination_failed_in_the_users_code_are_skipped_with_that_reason(
+    plan: Plan, outcome: Outcome, facts: TrialFacts, skips: bool
+) -> None:
+    policy = policy_of(plan)
+    examination = next(trial for trial in plan.trials if trial.purpose == "doctor")
+    policy.learn(examination, TrialResult(examination.id, outcome, "7", facts=facts))
+    of_kind = [t for t in plan.trials if t.trains and t.cell.workload_key == examination.cell.workload_key]
+    assert {reason_of(policy, trial) for trial in of_kind} == {"preflight: execution: 7" if skips else None}
 
 
 def test_the_number_of_blocks_is_decided_once_after_the_pilot(make_experiment: Make) -> None:

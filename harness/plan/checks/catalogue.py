@@ -16,6 +16,7 @@ CHECKS: Mapping[str, str] = {
     "memory": "the estimated peak against the memory of a device and of a node",
     "batch divisibility": "the samples of each device in every global batch, and in the last one of an epoch",
     "GPU copies": "copies between GPUs, directly and through the host, are identical bit for bit",
+    "loss weight": "the weight that loss() returns is the number of the batch's samples or tokens",
     "wrapper use": "on several devices every step calls the strategy's wrapper",
     "parameter updates": "after a few steps every trainable parameter has changed, and equally on every rank",
     "threads": "computing threads and loader workers of a node against its processors",

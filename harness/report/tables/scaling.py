@@ -7,6 +7,7 @@ from statistics import median
 
 import pandas as pd
 
+from harness.analysis.doubts import LOUD
 from harness.plan.labels import batch_text, joined
 from harness.report.labels import cell_label, rate_unit, setting_without_batch, shown_devices, shown_strategy
 from harness.report.row import Row, is_apart, is_missing, is_unverified, rows_of
@@ -47,7 +48,7 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
         ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if row["unusual"] else ""), words),
         (rate_unit(scaling), _throughput_or_interval, flush_right),
         ("speedup", lambda row: "1" if _is_base(row) else marked(two_digits(row["speedup"]), row), flush_right),
-        ("efficiency", _efficiency, flush_right),
+        ("efficiency", _efficiency_in_words, flush_right),
         ("n", "blocks", flush_right),
     )
     parts: dict[str, list[Row]] = {}
@@ -125,6 +126,12 @@ def _efficiency(row: Row) -> str:
     if not is_missing(row["excluded"]):
         return "not equivalent"
     return marked(estimate(percent, row, "efficiency", "efficiency_"), row)
+
+
+def _efficiency_in_words(row: Row) -> str:
+    """Return the efficiency with the doubts that take its meaning away."""
+    loud = [name for name in LOUD if name in words(row["unusual"])]
+    return "; ".join([_efficiency(row), *loud])
 
 
 def convergence_table(convergence: pd.DataFrame) -> TextTable:
