@@ -69,6 +69,16 @@ class Command:
         return time.monotonic() - began
 
 
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the living processes with this mark in their environment: not Ray's workers, whose title overwrites it."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and lives(process):
+                found.append(process)
+    return found
+
+
 def lives(process: psutil.Process) -> bool:
     """Not what only waits to be reaped: in a container nobody may do that."""
     try:

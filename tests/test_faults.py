@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -22,6 +23,7 @@ import pytest
 import harness
 from harness.analysis.results import Results
 from tests.conftest import FaultRow
+from tests.processes import MARK, lives, marked
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +111,7 @@ class Run:
     exit_code: int
     marks: dict[str, list[float]]
     """When each fault was injected (unix time)."""
+    home: Path
 
     def of(self, fault: Fault) -> list[dict[str, Any]]:
         """The rows of one fault's trial, in the order of recording."""
@@ -129,7 +132,7 @@ def run(home: Path, content: dict[str, Any], *arguments: str, **environment: str
     (home / "faults.yaml").write_text(json.dumps(content))
     done = subprocess.run(
         [sys.executable, "-m", "harness.run", "faults.yaml", "--output", "out", *arguments],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent), **environment},
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), MARK: str(home), **environment},
         cwd=home,
         capture_output=True,
         text=True,
@@ -143,7 +146,7 @@ def run(home: Path, content: dict[str, Any], *arguments: str, **environment: str
         name, at = file.name.rsplit("-", 1)
         marks.setdefault(name, []).append(float(at))
     results = harness.load(folder)
-    return Run(results, [dict(line) for line in results.lines], done.returncode, marks)
+    return Run(results, [dict(line) for line in results.lines], done.returncode, marks, home)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +225,7 @@ def test_a_hang_ends_within_the_limit(done: Run) -> None:
 
 def test_no_process_is_left_behind(done: Run) -> None:
     until = time.monotonic() + 10
-    while (left := _of_the_run()) and time.monotonic() < until:
+    while (left := _of_the_run(done)) and time.monotonic() < until:
         time.sleep(0.2)
     assert not left
 
@@ -253,10 +256,14 @@ def test_a_kill_by_the_memory_monitor_is_out_of_memory(tmp_path: Path, shown: li
     assert seen.exit_code == 1
 
 
-def _of_the_run() -> list[str]:
-    names = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if process.info["status"] != psutil.STATUS_ZOMBIE and "RayTrainWorker" in line:
-            names.append(line)
-    return names
+def _of_the_run(done: Run) -> list[str]:
+    """Return what lives of a run: its ranks, whose title hides their environment, and what inherited that."""
+    ranks = {rank["pid"] for group in done.results.environment["groups"] for rank in group["ranks"]}
+    assert len(ranks) > len(FAULTS)
+    found = marked(str(done.home))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            # the title too: another process may have got the id of one that has ended
+            if process.pid in ranks and "ray::" in " ".join(process.cmdline()) and lives(process):
+                found.append(process)
+    return [str(process) for process in found]

@@ -61,7 +61,11 @@ def address(environment: dict[str, str]) -> Iterator[str]:
         subprocess.run([*ray, *other], **{**quiet, "env": lacks})  # type: ignore[call-overload]
         yield address
     finally:
-        subprocess.run([*ray, "stop", "--force"], env=environment, check=False, capture_output=True, timeout=120)
+        own = of_the_cluster(environment["RAY_AUTH_TOKEN"])  # `ray stop` would end every Ray of this machine
+        for process in own:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(own, timeout=10)
 
 
 @dataclass(frozen=True)
@@ -115,13 +119,22 @@ def results(killed: Killed, home: Path, address: str, environment: dict[str, str
     return harness.load(folder)
 
 
-def workers(token: str) -> list[psutil.Process]:
-    """Ray Train's living worker processes of the cluster with this token."""
+def of_the_cluster(token: str) -> list[psutil.Process]:
+    """Return the living processes of the cluster with this token."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            is_one = "RayTrainWorker" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
-            if is_one and process.environ().get("RAY_AUTH_TOKEN") == token:
+            if process.environ().get("RAY_AUTH_TOKEN") == token and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def workers(token: str) -> list[psutil.Process]:
+    """Ray Train's living worker processes of the cluster with this token."""
+    found = []
+    for process in of_the_cluster(token):
+        with suppress(psutil.Error):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
                 found.append(process)
     return found
 
