@@ -101,12 +101,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, st
     """What 2, 1 and 3 real processes over gloo trained; each world finds the checkpoints of those before it."""
     import torch
 
-    from tests.worlds import run_ranks
+    from tests.trained import main
+    from tests.worlds import fork_ranks
 
     folder = tmp_path_factory.mktemp("trained")
     found: dict[tuple[str, int, str, str], list[float]] = {}
     for world_size in (2, 1, 3):
-        found |= torch.load(run_ranks("tests.trained", world_size, folder))
+        found |= torch.load(fork_ranks(main, world_size, folder))
     return found
 
 

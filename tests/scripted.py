@@ -8,10 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 from harness.cli.common import exit_code_of
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
@@ -30,15 +27,6 @@ preflight: false
 """
 """Six cells a block, four of them against two bases."""
 STEPS = 40
-
-
-def start(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
-    """A child that has paid for its imports: it is forked from a server that has them."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["tests.scripted", "torch._dynamo", "torchvision.models", "harness.report.html"])
-    child = context.Process(target=target, args=arguments)
-    child.start()
-    return child
 
 
 def command(

@@ -17,7 +17,8 @@ import pytest
 import harness
 from harness.run.request import Request
 from tests.conftest import FaultRow
-from tests.scripted import TEXT, command, start
+from tests.forks import start
+from tests.scripted import TEXT, command
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from tests import equivalence, recipe_ranks
-from tests.worlds import rank_main
 
 
 def main(rank: int, world_size: int, out: Path) -> None:
@@ -17,7 +16,3 @@ def main(rank: int, world_size: int, out: Path) -> None:
     found = plain | recipe_ranks.results(rank, world_size, out.parent / "checkpoints")
     if rank == 0:
         torch.save(found, out)
-
-
-if __name__ == "__main__":
-    rank_main(main)

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.worlds import run_ranks
-
 Examined = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
 def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
     """The findings of the doctor for every workload, on one process and on two."""
+    from tests.doctor.ranks import main
+    from tests.worlds import fork_ranks
+
     folder = tmp_path_factory.mktemp("doctor")
     found: Examined = {}
     for world_size in (1, 2):
-        found |= json.loads(run_ranks("tests.doctor.ranks", world_size, folder, within_s=400).read_text())
+        found |= json.loads(fork_ranks(main, world_size, folder, within_s=400).read_text())
     return found

@@ -1,6 +1,6 @@
 """The acceptance on a GPU: ``python -m tests.gpu`` runs each claim about CUDA and prints a table.
 
-Each claim runs in a fresh process with a time limit; pytest is not needed. Exit code 1 if a claim does not hold.
+Each claim runs in a process of its own with a time limit; pytest is not needed. Exit code 1 if a claim does not hold.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def _machine(device: str) -> tuple[Machine, dict[str, str]]:
     except ModuleNotFoundError:
         raise ValueError("torch is not installed; install it first (see pyproject.toml)") from None
     facts = {"python": platform.python_version(), "torch": torch.__version__}
+    cores = len(os.sched_getaffinity(0))
     if device == "cpu":
-        return Machine("cpu", 0), {"device": "cpu", **facts}
+        return Machine("cpu", 0, beside=max(1, min(BESIDE, cores))), {"device": "cpu", **facts}
     if not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no GPU here; allowed: --device cpu")
     count = torch.cuda.device_count()  # asks NVML: this process makes no context of its own
-    cores = len(os.sched_getaffinity(0))
     facts |= {"CUDA": str(torch.version.cuda), "GPUs": str(count)}
     return Machine("cuda", count, beside=max(1, min(BESIDE, cores // 4))), facts
 

@@ -39,9 +39,8 @@ def verdict_of(claim: Claim, device: str) -> Verdict:
     return verdict
 
 
-def main(name: str, device: str, file: Path) -> None:
+def main(claim: Claim, device: str, file: Path) -> None:
     """Write the verdict, and leave without the interpreter's teardown, in which torch sometimes aborts."""
-    claim = next(claim for claim in CLAIMS if claim.name == name)
     file.write_text(json.dumps(asdict(verdict_of(claim, device))))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -49,4 +48,4 @@ def main(name: str, device: str, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(next(claim for claim in CLAIMS if claim.name == sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

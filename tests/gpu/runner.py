@@ -1,4 +1,4 @@
-"""Claims in fresh processes: those that may share the machine side by side, then the others one by one."""
+"""Claims in processes of their own: those that may share the machine side by side, then the others one by one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from tests.gpu import one
 from tests.gpu.claims import Claim
+from tests.gpu.forked import Forked
 from tests.gpu.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -73,36 +76,48 @@ def run_one(claim: Claim, device: str, until: float) -> Done:
     if until - began < LEAST_S:
         return Done(claim, Verdict("not run", "the time is up (--minutes)"), 0.0)
     limit_s = min(claim.limit_s, until - began)
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
-        file = Path(folder) / "verdict"
-        process = subprocess.Popen(
-            command_of(claim, device, file),
-            cwd=ROOT,
-            env=_environment(device),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # so that what it starts is killed with it
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        file, output = Path(folder) / "verdict", Path(folder) / "output"
+        process = start(claim, device, file, output)
         try:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             _kill(process)
-        output.seek(0)
-        printed = output.read().decode(errors="replace")[-OUTPUT_CHARACTERS:]
+        printed = output.read_bytes().decode(errors="replace")[-OUTPUT_CHARACTERS:] if output.exists() else ""
         verdict = _verdict(file, code, limit_s)
     return Done(claim, verdict, time.monotonic() - began, printed)
+
+
+class Started(Protocol):
+    """The process of a claim."""
+
+    pid: int
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; raise TimeoutExpired."""
+
+
+def start(claim: Claim, device: str, file: Path, output: Path) -> Started:
+    """Start a claim's process: a new one for CUDA, which no fork can use, else a fork that has torch already."""
+    if device == "cpu":
+        return Forked(output, one.main, claim, device, file, leads=True)
+    with output.open("wb") as stream:
+        return subprocess.Popen(
+            command_of(claim, device, file),
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,  # so that what it starts is killed with it
+        )
 
 
 def command_of(claim: Claim, device: str, file: Path) -> list[str]:
     """Return the command of a claim's process."""
     return [sys.executable, "-m", "tests.gpu.one", claim.name, device, str(file)]
-
-
-def _environment(device: str) -> dict[str, str]:
-    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}), "PYTHONUNBUFFERED": "1"}
 
 
 def _verdict(file: Path, code: int | None, limit_s: float) -> Verdict:
@@ -113,7 +128,7 @@ def _verdict(file: Path, code: int | None, limit_s: float) -> Verdict:
     return Verdict("FAIL", f"killed by signal {-code}" if code < 0 else f"left with exit code {code}")
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: Started) -> None:
     """Kill the process and what is left of its process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

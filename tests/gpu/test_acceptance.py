@@ -68,19 +68,19 @@ def test_the_verdict_of_a_claim_that_raises(monkeypatch: pytest.MonkeyPatch) -> 
         own_claim(monkeypatch, fails(ModuleNotFoundError("No module named 'harness.x'", name="harness.x")))
 
 
-ENDS = {
-    "import os; os.abort()": "killed by signal 6",
-    "raise SystemExit(3)": "left with exit code 3",
-    "import time; time.sleep(60)": "killed after 1 s",
-}
+ENDS = {"abort": "killed by signal 6", "leave": "left with exit code 3", "hang": "killed after 2 s"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", ENDS)
-def test_a_crash_or_a_hang_costs_one_line(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_crash_or_a_hang_costs_one_line(monkeypatch: pytest.MonkeyPatch, end: str, device: str) -> None:
+    code = f"from tests.gpu import ends; ends.{end}(None)"
     monkeypatch.setattr(runner, "command_of", lambda claim, device, file: [sys.executable, "-c", code])
-    done = run_one(replace(CLAIM, limit_s=1.0 if "sleep" in code else 30.0), "cpu", forever())
-    assert done.verdict == Verdict("FAIL", ENDS[code])
+    claim = replace(CLAIM, function=f"ends:{end}", limit_s=2.0 if end == "hang" else 30.0)
+    done = run_one(claim, device, forever())
+    assert done.verdict == Verdict("FAIL", ENDS[end])
+    assert done.output == "last words\n"
     assert done.seconds < 30
 
 

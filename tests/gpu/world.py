@@ -1,4 +1,4 @@
-"""Several ranks of one claim, each a process of its own: ``python -m tests.gpu.world``.
+"""Several ranks of one claim, each a process of its own: a fork, or with a GPU ``python -m tests.gpu.world``.
 
 A function of a claim's module is called on every rank with the Ranks and the arguments; what it returns is JSON.
 """
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from harness.train.ranks import Ranks
+from tests.gpu.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,26 +33,33 @@ def run_ranks(
     With ``share`` all ranks use the device together, over gloo, as under oversubscribe; else each has a GPU of its own.
     """
     name = f"{function.__module__}:{function.__name__}"
-    with tempfile.TemporaryDirectory() as folder:
-        common = [str(size), folder, str(device) if share or device.type == "cpu" else "each"]
-        command = [sys.executable, "-m", "tests.gpu.world", name]
-        processes = [
-            subprocess.Popen(
-                [*command, str(rank), *common, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            for rank in range(size)
-        ]
+    where = str(device) if share or device.type == "cpu" else "each"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        processes = [_start(name, rank, size, folder, where, arguments) for rank in range(size)]
+        until = time.monotonic() + within_s
         try:
-            outputs = [process.communicate(timeout=within_s)[0] for process in processes]
+            codes = [process.wait(timeout=max(0.0, until - time.monotonic())) for process in processes]
         finally:
             for process in processes:
                 process.kill()
-        for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
-            if process.returncode:
-                text = output.decode(errors="replace").strip()
+        for rank, code in enumerate(codes):
+            if code:
+                text = (folder / f"output{rank}").read_bytes().decode(errors="replace").strip()
                 sys.stderr.write(f"{text[-8000:]}\n")
-                raise RuntimeError(f"rank {rank} left with exit code {process.returncode}: {text.splitlines()[-1:]}")
-        return [json.loads((Path(folder) / f"rank{rank}").read_text()) for rank in range(size)]
+                raise RuntimeError(f"rank {rank} left with exit code {code}: {text.splitlines()[-1:]}")
+        return [json.loads((folder / f"rank{rank}").read_text()) for rank in range(size)]
+
+
+def _start(
+    name: str, rank: int, size: int, folder: Path, where: str, arguments: Sequence[str]
+) -> Forked | subprocess.Popen[bytes]:
+    output = folder / f"output{rank}"
+    if where == "cpu":
+        return Forked(output, main, name, rank, size, folder, where, arguments)
+    command = [sys.executable, "-m", "tests.gpu.world", name, str(rank), str(size), str(folder), where, *arguments]
+    with output.open("wb") as stream:
+        return subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT)
 
 
 def main(name: str, rank: int, size: int, folder: Path, where: str, arguments: Sequence[str]) -> None:
