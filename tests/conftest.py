@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,9 +29,51 @@ def silence_unloading() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
+SHARED = ("trained", "examined", "ray_cluster")
+"""Fixtures of several modules that take long: with ``-n`` all of their tests are in one process."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run fast tests first, otherwise in the order of files: a mistake is seen after seconds."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    """Run fast tests first, then slow ones, and those that need the machine alone last: a mistake is seen early.
+
+    With ``-n`` the tests of a module are in one process, which makes its fixtures once, and so are all tests that need
+    the machine alone.
+    """
+    items.sort(key=lambda item: [item.get_closest_marker(name) is not None for name in ("alone", "slow")])
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    """Return the group of a test: one process runs all tests of a group, one after the other."""
+    if item.get_closest_marker("alone"):
+        return "alone"
+    if not item.get_closest_marker("slow"):
+        return item.path.stem
+    return next((name for name in SHARED if name in getattr(item, "fixturenames", ())), f"{item.path.stem} slow")
+
+
+def pytest_collection_finish() -> None:
+    """Set torch, if a test has imported it, to one thread: on a busy machine several wait for each other."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Under pytest-xdist, run no other test beside one that is marked ``alone``.
+
+    The wait is outside of pytest-timeout's limit. The lock is this file's, which every process of a session has.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    with Path(__file__).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have the file open still
 
 
 @pytest.fixture
@@ -123,6 +166,19 @@ class FaultRow:
     recovery_s: float | None
 
     KEY: ClassVar[pytest.StashKey[list[FaultRow]]] = pytest.StashKey()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under pytest-xdist, send the faults that this process injected to the one that prints them."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["faults"] = [asdict(row) for row in session.config.stash.get(FaultRow.KEY, [])]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Receive the faults that a process of pytest-xdist injected."""
+    rows = [FaultRow(**row) for row in getattr(node, "workeroutput", {}).get("faults", [])]
+    node.config.stash.setdefault(FaultRow.KEY, []).extend(rows)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -23,7 +23,7 @@ PYTHON
 if [ "$(cat "$venv/lower_bounds.txt" 2>/dev/null)" != "$bounds" ]; then
     echo "$bounds" > "$venv/wanted.txt"
     "$venv/bin/python" -m pip install --quiet --constraint "$venv/wanted.txt" \
-        --editable . pytest pytest-timeout hypothesis
+        --editable . pytest pytest-timeout pytest-xdist hypothesis
     mv "$venv/wanted.txt" "$venv/lower_bounds.txt"
 fi
 [ $# -gt 0 ] || set -- -m "not slow"

@@ -234,6 +234,7 @@ HOG = Fault("hog", "fill the host's memory", "oom", r"Ray's memory monitor kille
 GIB = 1 << 30
 
 
+@pytest.mark.alone
 def test_a_kill_by_the_memory_monitor_is_out_of_memory(tmp_path: Path, shown: list[FaultRow]) -> None:
     memory = psutil.virtual_memory()
     if memory.available < 8 * GIB:

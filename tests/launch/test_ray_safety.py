@@ -317,6 +317,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     return condition()
 
 
+@pytest.mark.alone
 def test_the_next_run_removes_files_of_a_killed_run_and_leaves_none_itself(start: Any) -> None:
     before, sessions, in_memory_before = scratch_folders(), ray_sessions(), in_shared_memory()
     driver, mark = start("600")

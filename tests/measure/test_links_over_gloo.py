@@ -17,7 +17,7 @@ from harness.measure.links import REPETITIONS, SMALLEST_BYTES
 from tests.link_ranks import PER_NODE, SECONDS
 from tests.worlds import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "send_receive"]
 MBIT_PER_S = 200

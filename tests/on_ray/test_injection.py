@@ -20,7 +20,7 @@ from harness.run.execution import Execution
 from tests.conftest import laptop
 from tests.on_ray.conftest import TESTS, Executed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 PARTS = {"loader": "waiting for data", "gradients": "exposed communication", "rank1": "slowest rank"}
 """Where each fault shows."""
 FAULTS = ["none", *PARTS]

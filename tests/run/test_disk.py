@@ -126,7 +126,7 @@ def _redirect_stderr(message: Path) -> None:
 @pytest.mark.parametrize(
     ("child", "cause"),
     [(limited, "File too large"), (made_read_only, "Permission denied")],
-    ids=lambda value: str(value),
+    ids=["file too large", "read-only"],
 )
 def test_a_read_only_disk_is_one_error_and_loses_nothing(place: Path, child: Callable[..., None], cause: str) -> None:
     code, message = call(place, child)
