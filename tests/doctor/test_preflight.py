@@ -91,7 +91,8 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) 
     assert pipeline._exit_code(folder, plan) == 0
     assert results.cells["estimated_peak_bytes"].between(2**20, 2**36).all()
     table = memory_table(results.cells, results.ranks, results.trials)
-    assert [heading.title for heading in table.columns][2:4] == ["peak", "estimated"] and table.rows
+    titles = [heading.title for heading in table.columns]
+    assert "parameters" in titles and "peak" not in titles and table.rows  # on a CPU the peak is the process's
 
 
 def test_cells_with_errors_are_not_measured(measured: Measured) -> None:

@@ -97,7 +97,7 @@ def test_the_phases_of_a_window_add_up_to_its_steps() -> None:
 def test_a_weight_that_is_not_the_batchs_length_is_refused() -> None:
     workload = Net()
     workload.lie = 1
-    with pytest.raises(WorkloadError, match="weight of 18 for 16 samples"):
+    with pytest.raises(WorkloadError, match="weight of 18 for 2 batches of 8 samples, in all 16"):
         stepper_for(CELL, workload).window("timed", 2)
 
 

@@ -61,7 +61,7 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
     known = {each["name"]: each for each in node.get("interfaces") or ()}
     by_interface: dict[str, list[str]] = {}
     for library, variable in USED.items():
-        if name := node["variables"].get(variable):
+        if name := (node.get("variables") or {}).get(variable):
             by_interface.setdefault(name, []).append(library)
     for name, libraries in by_interface.items():
         if (used := known.get(name)) is None:
@@ -101,7 +101,7 @@ def _different_limits(nodes: Sequence[NodeEnvironment]) -> Iterator[Finding]:
 def _different_mtu(nodes: Sequence[NodeEnvironment]) -> Iterator[Finding]:
     sizes: dict[str, int] = {}
     for node in nodes:
-        used = {node["variables"].get(variable) for variable in USED.values()}
+        used = {(node.get("variables") or {}).get(variable) for variable in USED.values()}
         sizes.update((node["host"], each["mtu"]) for each in node.get("interfaces") or () if each["name"] in used)
     if len(set(sizes.values())) > 1:
         each = ", ".join(f"{size} on {host}" for host, size in sizes.items())
