@@ -162,6 +162,7 @@ def test_a_machine_without_a_gpu_is_one_clear_error(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_acceptance_on_a_cpu(tmp_path: Path) -> None:
     asked = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "--output", str(tmp_path), "--minutes", "9"]
     done = subprocess.run(asked, cwd=runner.ROOT, capture_output=True, text=True, timeout=580)

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.cli.common import exit_code_of
@@ -104,9 +105,12 @@ def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path:
     )
     assert process.stdout
     assert process.stdout.readline() == "importing\n"
-    time.sleep(0.5)  # until it sleeps: an exception in a callback of Python's import locks would be ignored
+    asleep = 0  # times in a row: an exception in a callback of Python's import locks would be ignored
+    while asleep < 10:
+        time.sleep(0.05)
+        asleep = asleep + 1 if psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING else 0
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=20)
+    _, error = process.communicate(timeout=50)
     assert process.returncode == 130
     assert "Traceback" not in error
 
