@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -75,6 +76,8 @@ def compare_command(
         conditions = parse_conditions(fail_if or [])
         axes, wanted = parse_axes(by or []), {} if only is None else parse_only(only)
         noise = None if run_noise is None else parse_share(run_noise, "--run-noise")
+        if history is not None and not os.path.isdir(history):
+            raise ComparisonError(f"--history: got {history}; allowed: a folder that is there, with earlier runs")
         if markdown and json:
             raise ComparisonError("--markdown and --json: only one of both can be printed")
         from harness.analysis.compare import compare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,14 +67,19 @@ def init_command(question: QuestionArgument = None, output: OutputFile = None) -
 def write_template(question: Question, output: Path | None) -> Path:
     """Write the question's file, and its module beside it; return the file. Raises ExperimentError, writing nothing."""
     file = output or Path(question.file)
+    if not str(file).isprintable():
+        raise ExperimentError("--output", [f"got {str(file)!r}; allowed: a name of printable characters"])
+    if question.module and file == file.parent / question.module:
+        raise ExperimentError("--output", [f"got {file}, which is the name of the module beside it; give a .yaml file"])
     text = (TEMPLATES / question.file).read_text(encoding="utf-8")
     contents = {file: text.replace(f" {PLACEHOLDER} ", f" {shlex.quote(str(file))} ")}
     if question.module:
         module = (TEMPLATES / f"{question.module}.txt").read_text(encoding="utf-8")
         contents[file.parent / question.module] = module
     for path in contents:
-        if path.exists() or path.is_symlink():
-            raise ExperimentError(str(path), ["is there already and is not replaced; give another file with --output"])
+        if os.path.lexists(path):
+            other = "another file" if path == file else "a file in another folder"
+            raise ExperimentError(str(path), [f"is there already and is not replaced; give {other} with --output"])
     written: list[Path] = []
     try:
         for path, content in contents.items():

@@ -16,8 +16,8 @@ from harness.errors import closest, nearest
 Place = tuple[int | str, ...]
 """The path of a value in the file: keys, and positions in lists."""
 
-CHOICES = ("number", "rule")
-"""Tags of discriminated unions, which stand in pydantic's error paths but not in the file."""
+CHOSEN, CHOICES = "blocks", ("number", "rule")
+"""The key of a discriminated union, and the tags that follow it in pydantic's error paths but not in the file."""
 MOST, MOST_TEXT = 50, 500
 """The maximum number of reported problems, and of characters of each."""
 
@@ -42,7 +42,8 @@ def places_of(error: ValidationError) -> list[Place]:
 
 
 def _place(problem: ErrorDetails) -> Place:
-    return tuple(part for part in problem["loc"] if part not in CHOICES)
+    loc = problem["loc"]
+    return tuple(part for at, part in enumerate(loc) if not (part in CHOICES and at and loc[at - 1] == CHOSEN))
 
 
 def _follows(problem: ErrorDetails, removed: Collection[Place]) -> bool:

@@ -59,8 +59,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# 1e-3 is a number, as in YAML 1.2; PyYAML's YAML 1.1 reads it as a string
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
+class _Dumper(yaml.SafeDumper):
+    """A SafeDumper that quotes the text which the reader would take for a number."""
+
+
+for _each in (_Loader, _Dumper):  # 1e-3 is a number, as in YAML 1.2; PyYAML's YAML 1.1 reads it as a string
+    _each.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
+
+
+def dump(content: object, *, width: int | None = None, flow: bool | None = False, allow_unicode: bool = False) -> str:
+    """Return YAML text that this module reads as the same content. ``flow``: None for lists in one line."""
+    return yaml.dump(
+        content, Dumper=_Dumper, sort_keys=False, default_flow_style=flow, width=width, allow_unicode=allow_unicode
+    )
 
 
 def read_mapping(path: Path, *, times: int = 1) -> Mapping[str, object]:

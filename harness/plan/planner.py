@@ -162,7 +162,7 @@ def _convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: M
 
 def _largest_device_counts(cells: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Cell]:
     """Return each strategy's cells at its largest runnable device count and one batch size, unless ``only`` decides."""
-    chosen = [cell for cell in cells if reason_to_skip(cell, machine) is None]
+    chosen = [cell for cell in cells if reason_to_skip(cell, machine) is None] or list(cells)
     if not {"per_device_batch_size", "global_batch_size"} & settings.only.keys():
         first = _batch(chosen[0]) if chosen else None
         chosen = [cell for cell in chosen if _batch(cell) == first]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import pandas as pd
 import yaml
 
 from harness.config.experiment import Experiment, parse_experiment
-from harness.config.yaml_source import MAX_BYTES, read_mapping
+from harness.config.yaml_source import MAX_BYTES, dump, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.plan.environment import GroupEnvironment, Invocation, RunEnvironment
 from harness.plan.planner import Plan
@@ -106,7 +107,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Open an existing run folder; raises RunFolderError if the path is none, or of a newer schema version."""
-        if not (path / "plan.json").is_file() or not (path / "experiment.resolved.yaml").is_file():
+        if not all(os.path.isfile(path / name) for name in ("plan.json", "experiment.resolved.yaml")):
             raise RunFolderError(
                 f"{path}: not a run folder (plan.json or experiment.resolved.yaml is missing); "
                 "give results/<experiment>/<time>-<id>"
@@ -282,7 +283,7 @@ class RunFolder:
 
 def _resolved(experiment: Experiment) -> str:
     content = sanitize.plain(experiment.model_dump(mode="json"))
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return dump(content, allow_unicode=True)
 
 
 def _planned(plan: Plan) -> dict[str, Any]:

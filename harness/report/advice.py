@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import yaml
-
 from harness.config.experiment import Experiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue
+from harness.config.yaml_source import dump
 from harness.report.row import Row, is_missing, number
 
 
@@ -23,7 +22,7 @@ class Option:
 
     def __str__(self) -> str:
         """Return the line of the grid, as in the experiment file."""
-        return yaml.safe_dump({self.axis: list(self.values)}, default_flow_style=None, width=1000).strip()
+        return dump({self.axis: list(self.values)}, flow=None, width=1000).strip()
 
 
 BUCKETS = Option("ddp.bucket_cap_mb", (1, 25, 100))
@@ -86,7 +85,7 @@ def next_experiment(experiment: Experiment, row: Row, options: Mapping[str, Plai
         del grid["devices"]
         grid["device_ids"] = [[int(number) for number in str(row["device_ids"]).split(",")]]
     content |= {"name": f"{experiment.name[:40]}-next", "grid": {**grid, option.axis: list(option.values)}}
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
+    return dump(content, flow=None, width=100)
 
 
 def varied_options(experiment: Experiment) -> list[str]:

@@ -11,6 +11,7 @@ import yaml
 
 from harness.config.axes import check_filter
 from harness.config.values import PlainValue
+from harness.config.yaml_source import dump
 from harness.errors import ExperimentError
 from harness.report.notebook import RunResults, load
 from harness.run.console import ConsoleSink, Lasting
@@ -83,7 +84,7 @@ def _source(experiment: str | os.PathLike[str] | Mapping[str, object]) -> tuple[
     if not isinstance(experiment, Mapping):
         return Path(experiment), None
     try:
-        return Path(IN_NO_FILE), yaml.safe_dump(dict(experiment), sort_keys=False)
+        return Path(IN_NO_FILE), dump(dict(experiment))
     except yaml.YAMLError as error:
         problem = f"{' '.join(str(error).split())[:200]}; allowed: mappings, lists, text, numbers, true, false and null"
         raise ExperimentError(IN_NO_FILE, [problem]) from None

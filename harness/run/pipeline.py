@@ -61,7 +61,19 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
                 _measure(plan, folder, launcher, request, began, emit)
         except (KeyboardInterrupt, WriteError, ClusterLostError) as end:
             return _ended_early(end, folder, request, began, emit)
-        return _report(folder, began, emit, _exit_code(folder, plan))
+        code = _report(folder, began, emit, _exit_code(folder, plan))
+        if code == INTERRUPTED:
+            _leave_unfinished(folder, request, emit)
+        return code
+
+
+def _leave_unfinished(folder: RunFolder, request: Request, emit: Emit) -> None:
+    """Record that the invocation was interrupted, in its report, so that --resume auto goes on with it."""
+    if request.inline or request.links:
+        return
+    with deferred_interrupts():
+        folder.set_invocation(len(folder.environment()["invocations"]) - 1, {"ended": "interrupted"})
+    emit(Note(f"Resume with: {resume_command(request, folder.path)}"))
 
 
 def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, request: Request, began: float, emit: Emit) -> None:

@@ -27,11 +27,21 @@ def source_facts(file: Path, experiment: Experiment, path: list[str]) -> SourceF
 
 
 def module_files(experiment: Experiment, home: Path, path: list[str]) -> dict[str, Path | None]:
-    """Return the file of each module of the user's own, by name; with variants that of each, by name and variant."""
+    """Return the file of each module of the user's own and of the packages that it is in, by name.
+
+    With variants that of each, by name and variant.
+    """
+    modules = dict.fromkeys(name for module in experiment.own_modules for name in _executed(module))
     if experiment.variants:
         folders = experiment.variants.items()
-        return {f"{m} of {name}": module_file(m, [at]) for name, at in folders for m in experiment.own_modules}
-    return {module: module_file(module, [str(home), *path]) for module in experiment.own_modules}
+        return {f"{m} of {name}": module_file(m, [at]) for name, at in folders for m in modules}
+    return {module: module_file(module, [str(home), *path]) for module in modules}
+
+
+def _executed(module: str) -> list[str]:
+    """Return the names of what an import of the module executes: its packages, from the outermost, and itself."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def file_to_resume(run_folder: Path, invocations: Sequence[Mapping[str, object]], path: list[str]) -> Path:
@@ -53,6 +63,8 @@ def file_to_resume(run_folder: Path, invocations: Sequence[Mapping[str, object]]
     modules = recorded.get("modules")
     for name, here in module_files(experiment, file.parent, path).items():
         facts = modules.get(name) if isinstance(modules, Mapping) else None
+        if here is None and facts is None:  # a package without a file: nothing to execute
+            continue
         place, reason = _unchanged(facts, run_folder) if isinstance(facts, Mapping) else (file, "is not recorded")
         if not reason and here != place:
             reason = f"{place} is not what would be imported now"

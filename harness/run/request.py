@@ -118,7 +118,7 @@ def check_variants(experiment: Experiment, file: Path) -> None:
     for name, folder in folders:
         got = f"variants.{name}: got {folder!r}"
         lacking = [module for module in of_some or experiment.own_modules if module not in there[name]]
-        if not Path(folder).is_dir():
+        if not os.path.isdir(folder):
             problems.append(f"{got}; allowed: a folder that is there")
         elif lacking:
             problems.append(f"{got}; it has no module {lacking[0]}: give what is to be first on the import path")

@@ -26,7 +26,8 @@ class TimeLeft:
     def __init__(self, plan: Plan, groups: Iterable[WorkerGroup], clock: Clock = time.monotonic) -> None:
         groups = list(groups)
         self._plan, self._clock = plan, clock
-        self._waiting = {group.id for group in groups}
+        self._waiting = {group.id: {trial.id for trial in group.trials} for group in groups}
+        self._group_of = {trial.id: group.id for group in groups for trial in group.trials}
         self._pending = {trial.id: trial for group in groups for trial in group.trials}
         self._durations: dict[Key, _Mean] = {}
         self._starts = _Mean()
@@ -42,7 +43,7 @@ class TimeLeft:
         """Take an event of the run into account."""
         match event:
             case GroupStarting(group):  # it began when the trial before it had ended
-                self._waiting.discard(group.id)
+                self._waiting.pop(group.id, None)
                 self._starting = True
             case GroupReady():
                 self._ready()
@@ -68,7 +69,16 @@ class TimeLeft:
             self._last, self._current, self._starting = now, None, False
         if not again:
             self._pending.pop(trial.id, None)
+            self._drop(trial)
         self._add_up()
+
+    def _drop(self, trial: Trial) -> None:
+        """Take a trial from its group, which does not start any more if that was its last one."""
+        group = self._group_of.get(trial.id, "")
+        if left := self._waiting.get(group):
+            left.discard(trial.id)
+            if not left:
+                del self._waiting[group]
 
     @property
     def seconds(self) -> float:

@@ -97,6 +97,16 @@ def test_exit_codes(runs: dict[str, Path], tmp_path: Path, which: str, options: 
     assert result.exit_code == code, result.output
 
 
+def test_a_folder_of_earlier_runs_that_is_not_there_is_an_error(runs: dict[str, Path]) -> None:
+    result = call("compare", runs["first"], runs["same"], "--history", "/nonexistent")
+    assert result.exit_code == 2 and "--history: got /nonexistent" in result.output
+
+
+def test_a_name_that_is_too_long_is_no_run_folder() -> None:
+    result = call("compare", 300 * "a", 300 * "b")
+    assert result.exit_code == 2 and "not a run folder" in " ".join(result.output.split())
+
+
 def test_json_has_the_columns_of_the_schema_and_no_page(runs: dict[str, Path]) -> None:
     before = set(runs["place"].rglob("*"))
     result = call("compare", runs["first"], runs["slow"], "--json", "--run-noise", "0.05", "--fail-if", "throughput<.9")

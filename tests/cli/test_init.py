@@ -84,6 +84,20 @@ def test_no_file_is_replaced_and_nothing_is_half_written(taken: str, here: Path)
     assert (here / taken).read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("question", "output", "problem"),
+    [
+        ("own-workload", "my_workload.py", "which is the name of the module beside it"),
+        ("scaling", "a\nb.yaml", "allowed: a name of printable characters"),
+        ("scaling", 300 * "a", "File name too long"),
+    ],
+)
+def test_a_name_that_no_file_can_have(question: str, output: str, problem: str, here: Path) -> None:
+    result = init(question, "--output", output)
+    assert result.exit_code == 2 and problem in " ".join(result.stderr.split())
+    assert not [*here.iterdir()]
+
+
 def test_a_dangling_link_is_not_followed(here: Path) -> None:
     (here / "scaling.yaml").symlink_to(here / "elsewhere")
     assert init("scaling").exit_code == 2

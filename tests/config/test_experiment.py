@@ -110,6 +110,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_grid(precision="fp17"), "grid.precision[0]: got 'fp17'; did you mean 'fp16'?"),
     (with_grid(compile="yes"), "grid.compile[0]: got 'yes'; it should be a valid boolean"),
     (with_grid(model=3), "grid.model[0]: got 3; it should be a valid string"),
+    (with_grid(number=3), "grid.number: unknown key"),
+    (with_section(rule=3), "rule: unknown key"),
     (with_grid(modle="resnet18"), "grid.modle: unknown key; did you mean 'model'?"),
     (with_grid(**{"optimiser.lr": 1}), "grid.optimiser.lr: unknown key"),
     (with_grid(**{"ddp.bucket": 1}), "grid, ddp.bucket: unknown key; did you mean 'bucket_cap_mb'?"),

@@ -77,3 +77,9 @@ def test_aliases_and_merges_of_a_usual_size() -> None:
 def test_nesting_and_numbers_up_to_the_limit() -> None:
     content = yaml_source.parse_mapping(f"a: {'[' * 18}{'9' * 100}{']' * 18}", source="f.yaml")
     assert str(content).count("9") == 100
+
+
+@pytest.mark.parametrize("text", ["1e3", "83e1205", "-2E5", "1.5", "yes", "null", "x", "0x10", "12:30"])
+def test_text_that_looks_like_a_number_is_text_again(text: str) -> None:
+    content = {"name": text, "values": [text, 1000.0, 3]}
+    assert yaml_source.parse_mapping(yaml_source.dump(content), source="x") == content

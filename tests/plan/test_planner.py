@@ -121,6 +121,16 @@ def test_convergence_takes_the_largest_runnable_device_count_at_one_batch_size(m
     assert chosen == {("single", 1, 8), ("dp", 2, 8), ("ddp", 2, 8)}
 
 
+@pytest.mark.parametrize("only", [{}, {"devices": 8}])
+def test_convergence_that_this_machine_cannot_hold_is_skipped_with_the_reason(
+    make_experiment: Make, only: dict[str, int]
+) -> None:
+    grid = {"strategy": "ddp", "devices": 8, "per_device_batch_size": 8}
+    settings = {"epochs": 1, "seeds": 0, "only": only}
+    plan = make_plan(make_experiment(grid, throughput=None, convergence=settings), laptop())
+    assert [(skip.trial.cell.devices, skip.skip_code) for skip in plan.skips] == [(8, "too_few_devices")]
+
+
 def test_convergence_at_a_stated_global_batch_compares_like_with_like(make_experiment: Make) -> None:
     settings = {"epochs": 1, "seeds": 0, "global_batch_size": 32, "only": {"strategy": "ddp", "devices": [1, 2]}}
     plan = make_plan(make_experiment(GRID, throughput=None, convergence=settings), laptop())

@@ -44,6 +44,7 @@ def test_the_file_and_modules_are_recorded_by_path_and_hash_without_their_conten
     assert facts["file"] == str(file) and len(facts["sha256"]) == 64
     assert {name: Path(one["file"]).relative_to(file.parent).as_posix() for name, one in facts["modules"].items()} == {
         "my_model": "my_model.py",
+        "pkg": "pkg/__init__.py",
         "pkg.mine": "pkg/mine.py",
     }
     assert "raise" not in json.dumps(facts)
@@ -63,11 +64,12 @@ def _edit(name: str) -> Callable[[Path], None]:
     [
         (_edit("e.yaml"), "e.yaml has changed since the run"),
         (_edit("my_model.py"), "the module my_model .*my_model.py has changed since the run"),
+        (_edit("pkg/__init__.py"), "the module pkg .*__init__.py has changed since the run"),
         (_edit("pkg/mine.py"), "the module pkg.mine .*mine.py has changed since the run"),
         (lambda home: (home / "e.yaml").unlink(), "e.yaml is no longer there"),
         (lambda home: (home / "pkg" / "mine.py").unlink(), "mine.py is no longer there"),
     ],
-    ids=["file edited", "module edited", "strategy edited", "file gone", "module gone"],
+    ids=["file edited", "module edited", "package edited", "strategy edited", "file gone", "module gone"],
 )
 def test_a_changed_file_or_module_is_asked_for(change: Callable[[Path], None], reason: str, file: Path) -> None:
     facts = recorded(file)
@@ -81,10 +83,10 @@ def test_nothing_inside_the_run_folder_is_used(file: Path) -> None:
     facts = recorded(file)
     with pytest.raises(RunFolderError, match="lies inside the run folder, of which nothing is executed"):
         resume(file, facts, run=file.parent)
-    with pytest.raises(RunFolderError, match=r"the module pkg.mine .*lies inside the run folder"):
+    with pytest.raises(RunFolderError, match=r"the module pkg .*lies inside the run folder"):
         resume(file, facts, run=file.parent / "pkg")
     (file.parent / "link").symlink_to(file.parent / "pkg")
-    with pytest.raises(RunFolderError, match=r"the module pkg.mine .*lies inside the run folder"):
+    with pytest.raises(RunFolderError, match=r"the module pkg .*lies inside the run folder"):
         resume(file, facts, run=file.parent / "link")
 
 

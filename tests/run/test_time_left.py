@@ -100,6 +100,15 @@ def test_failed_and_skipped_trials_say_nothing_about_the_others(plan: Plan) -> N
         assert run.left.seconds < sum(map(plan.least_trial_seconds, rest)) + 12.0 * len(plan.groups)
 
 
+def test_groups_that_never_start_take_no_time(plan: Plan) -> None:
+    run = Run(plan, SECONDS)
+    first = [trial for group in plan.groups if group.block == 0 for trial in group.trials]
+    *left_out, last = run.measure(len(first))
+    for trial in left_out:
+        run.left.follow(TrialEnded(trial, {"outcome": "skipped"}))
+    assert run.left.seconds == pytest.approx(START_S + SECONDS[last.scenario] * last.cell.devices)
+
+
 def test_a_lost_trial_is_still_to_be_measured(plan: Plan) -> None:
     left = TimeLeft(plan, plan.groups, lambda: 0.0)
     before = left.seconds
