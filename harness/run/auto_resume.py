@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from harness.config.experiment import Experiment
@@ -40,8 +41,9 @@ def prepare_run(request: Request, experiment: Experiment, stack: ExitStack, emit
 def choose_run(request: Request, experiment: Experiment) -> tuple[Request, str]:
     """Return the request with the run folder that it resumes, and the reason; '' if the request names one itself.
 
-    Of the runs below ``--output`` that the same experiment made (its limits aside) and that are not finished, the
-    newest; without one, a new run is started. Raises RunFolderError if two are equally new.
+    Of the runs below ``--output`` that the same experiment made (its limits aside) and that are not finished, the one
+    whose last invocation began last; without one, a new run is started. Raises RunFolderError if two are equally new,
+    as a run and its copy are.
     """
     if request.resume != AUTO:
         return request, ""
@@ -50,8 +52,8 @@ def choose_run(request: Request, experiment: Experiment) -> tuple[Request, str]:
     if not unfinished:
         others = f"the {len(made)} of this experiment are finished" if made else "there is none of this experiment"
         return replace(request, resume=None), f"--resume auto: a new run: below {request.output} {others}"
-    newest = max(map(_stamp, unfinished))
-    path, *more = [folder for folder in unfinished if _stamp(folder) == newest]
+    starts = {folder: _start(folder) for folder in unfinished}
+    path, *more = [folder for folder in unfinished if starts[folder] == max(starts.values())]
     if more:
         names = ", ".join(map(str, [path, *more]))
         raise RunFolderError(f"--resume auto: equally new runs of this experiment: {names}; give one with --resume")
@@ -85,6 +87,11 @@ def _why_unfinished(folder: RunFolder) -> str:
     return f"limits.wall left out {late} trials" if late else ""
 
 
-def _stamp(folder: Path) -> str:
-    """Return the time in a run folder's name, <time>-<id>."""
-    return folder.name.rpartition("-")[0]
+def _start(path: Path) -> tuple[float, str]:
+    """Return when the last invocation of a run began, by which runs are ordered; a folder can have another name.
+
+    A run that recorded no invocation comes before all others, by the time in its name, <time>-<id>.
+    """
+    invocations = RunFolder.open(path).environment().get("invocations", [])
+    recorded = invocations[-1].get("started_at") if invocations else None
+    return (recorded, "") if isinstance(recorded, int | float) else (-inf, path.name.rpartition("-")[0])

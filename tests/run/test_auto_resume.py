@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,12 +34,12 @@ def experiment_of(more: str = "") -> Experiment:
     return config.parse_experiment(yaml.safe_load(TEXT + more), source="test.yaml")
 
 
-def run_folder(output: Path, stamp: str, ended: Ended | None, more: str = "") -> RunFolder:
-    """Make a run folder with one invocation; ``ended`` None: its process was killed."""
+def run_folder(output: Path, stamp: str, ended: Ended | None, more: str = "", *, start: float = 0.0) -> RunFolder:
+    """Make a run folder with one invocation that began at ``start``; ``ended`` None: its process was killed."""
     plan = make_plan(experiment_of(more), laptop())
     folder = RunFolder.create(output, plan.experiment, plan, TEXT + more)
     folder = RunFolder(folder.path.rename(folder.path.with_name(stamp)))
-    folder.set_invocation(0, {"started_at": 0.0})
+    folder.set_invocation(0, {"started_at": start})
     if ended:
         folder.set_invocation(0, {"ended": ended})
     return folder
@@ -54,10 +55,10 @@ def test_without_a_run_a_new_one_is_started(tmp_path: Path) -> None:
 
 
 def test_the_newest_unfinished_run_of_the_experiment_is_chosen(tmp_path: Path) -> None:
-    run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
-    newest = run_folder(tmp_path, "20260102-000000-aaaa", None)
-    run_folder(tmp_path, "20260103-000000-aaaa", "finished")
-    run_folder(tmp_path, "20260104-000000-aaaa", "interrupted", "seed: 1\n")
+    run_folder(tmp_path, "20260101-000000-aaaa", "interrupted", start=1.0)
+    newest = run_folder(tmp_path, "20260102-000000-aaaa", None, start=2.0)
+    run_folder(tmp_path, "20260103-000000-aaaa", "finished", start=3.0)
+    run_folder(tmp_path, "20260104-000000-aaaa", "interrupted", "seed: 1\n", start=4.0)
     (tmp_path / "test" / "20260105-000000-aaaa").mkdir()
     path, reason = chosen(tmp_path)
     assert path == newest.path
@@ -123,6 +124,31 @@ def test_a_run_whose_cells_mean_something_else_now_is_left_for_a_new_one(
         assert Note("--resume auto: another training now. Start a new run") in notes
         with pytest.raises(ChangedMeaningError):
             prepare_run(Request(Path("test.yaml"), resume=folder.path), experiment_of(), stack, notes.append)
+
+
+def test_the_start_of_the_last_invocation_decides_not_the_name(tmp_path: Path) -> None:
+    renamed = run_folder(tmp_path, "older-by-name", "interrupted", start=1.0)
+    other = run_folder(tmp_path, "z-newer-by-name", "interrupted", start=2.0)
+    assert chosen(tmp_path)[0] == other.path
+    renamed.set_invocation(1, {"started_at": 3.0})
+    assert chosen(tmp_path)[0] == renamed.path
+
+
+def test_a_copy_of_a_run_is_as_new_as_the_run(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted", start=1.0)
+    copy = shutil.copytree(run.path, run.path.with_name("20260102-000000-copy"))
+    with pytest.raises(RunFolderError, match=rf"equally new runs .*: {run.path}, {copy}; give one with --resume"):
+        chosen(tmp_path)
+
+
+def test_a_run_that_recorded_nothing_is_the_last_choice(tmp_path: Path) -> None:
+    plan = make_plan(experiment_of(), laptop())
+    older, newer = (RunFolder.create(tmp_path, plan.experiment, plan, TEXT).path for _ in range(2))
+    older = older.rename(older.with_name("20260102-000000-aaaa"))
+    newer = newer.rename(newer.with_name("20260103-000000-aaaa"))
+    assert chosen(tmp_path)[0] == newer
+    begun = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted", start=1.0)
+    assert chosen(tmp_path)[0] == begun.path
 
 
 def test_equally_new_runs_are_named(tmp_path: Path) -> None:
