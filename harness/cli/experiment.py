@@ -91,14 +91,19 @@ def _request_of(
     from harness.run.request import Request, run_to_resume
 
     found, assumed, wanted = Collected(), None, {}
+    run_folder = run_to_resume(resume, absolute=no_user_code)
     with found.also():
         assumed = None if assume is None else parse_assumed(assume)
     with found.also():
         wanted = {} if only is None else parse_only(only)
+    with found.also():
+        file = file or _recorded_file(run_folder)
+    if file is None:
+        found.raise_all()
+    assert file is not None
     here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
-    run_folder = run_to_resume(resume, absolute=no_user_code)
     request = Request(
-        file=here(file or _recorded_file(run_folder)),
+        file=here(file),
         address=address,
         assumed=assumed,
         dry_run=dry_run,

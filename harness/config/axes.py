@@ -41,8 +41,10 @@ def check_filter(value: dict[str, PlainValue]) -> dict[str, PlainValue]:
     """Return the filter, a mapping of axes to the accepted values; raise ValueError at an unknown axis."""
     for key in value:
         if key not in AXES and not is_option_axis(key):
-            note = batch_note(closest(key, AXES))
-            raise ValueError(f"unknown axis {key!r}; {nearest(key, AXES)}, or an option such as optimizer.lr{note}")
+            note = batch_note(closest(str(key), AXES))
+            raise ValueError(
+                f"unknown axis {key!r}; {nearest(str(key), AXES)}, or an option such as optimizer.lr{note}"
+            )
     return value
 
 

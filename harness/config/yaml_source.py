@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
@@ -60,8 +61,22 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """A SafeDumper that quotes the text which the reader would take for a number."""
+    """A SafeDumper that quotes the text which the reader would take for a number.
 
+    Scalars and arrays of numpy are written as plain values, and paths as text.
+    """
+
+    def represent_other(self, data: Any) -> yaml.Node:
+        """Represent a value of a class that YAML does not know; raise RepresenterError if it has no plain value."""
+        plain = os.fspath(data) if isinstance(data, os.PathLike) else data
+        if type(data).__module__ == "numpy":  # which is not imported for this
+            plain = data.tolist()
+        if type(plain) is type(data):
+            self.represent_undefined(data)
+        return self.represent_data(plain)
+
+
+_Dumper.add_multi_representer(object, _Dumper.represent_other)
 
 for _each in (_Loader, _Dumper):  # 1e-3 is a number, as in YAML 1.2; PyYAML's YAML 1.1 reads it as a string
     _each.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))

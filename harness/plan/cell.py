@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal
@@ -242,8 +242,28 @@ def option_value(options: Options, name: str, strategy: str) -> PlainValue:
     return options.get(name, EARLIER.get(name) if known else None)
 
 
+MOST_LISTED = 20
+"""The most values of an axis that a message lists."""
+
+
 def is_wanted(values: PlainValue, value: PlainValue) -> bool:
-    """Return whether a value of an axis is the wanted one, or one of the wanted ones."""
+    """Return whether a value of an axis is the wanted one, or one of the wanted ones, in lists of any depth.
+
+    So ``devices=[1,2]`` means 1 or 2, and ``device_ids=[0,1]`` the pair; true and false are no numbers.
+    """
     if isinstance(value, tuple):
         value = list(value)
-    return bool(value == values) or (isinstance(values, list | tuple) and value in values)
+    if value == values and isinstance(value, bool) is isinstance(values, bool):
+        return True
+    return isinstance(values, list | tuple) and any(is_wanted(each, value) for each in values)
+
+
+def why_none(cells: Iterable[Cell], wanted: Mapping[str, PlainValue]) -> str:
+    """Return why no cell has the wanted values: the values that the cells have on the axes on which none matches."""
+    reasons = []
+    for name, values in wanted.items():
+        known = dict.fromkeys(json.dumps(cell.axis(name)) for cell in cells)
+        if not any(is_wanted(values, json.loads(value)) for value in known):
+            listed = ", ".join(sorted(known, key=lambda text: (len(text), text))[:MOST_LISTED])
+            reasons.append(f"{name}: got {json.dumps(values, default=str)}; its cells have {listed}")
+    return "; ".join(reasons) or f"it has each of {json.dumps(wanted)}, but not in one cell"

@@ -12,7 +12,7 @@ from harness.config.experiment import Experiment
 from harness.config.sections import Convergence, Throughput
 from harness.config.values import PlainValue
 from harness.errors import ExperimentError
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, why_none
 from harness.plan.comparison import axes_of, base_cell, base_cells, explaining_cells
 from harness.plan.diagnostics import (
     doctor_trials,
@@ -147,7 +147,7 @@ def _convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: M
     if "launcher" not in settings.only:  # the launcher changes the speed, which is measured, not the curves
         chosen = [cell for cell in chosen if cell.launcher == "ray"] or chosen
     if not chosen:
-        raise ExperimentError("convergence.only", [f"got {settings.only}; no cell of the grid matches"])
+        raise ExperimentError("convergence.only", [f"no cell of the grid matches: {why_none(asked, settings.only)}"])
     chosen = _largest_device_counts(chosen, settings, machine)
     if settings.global_batch_size:
         chosen = [cell.at_global_batch_size(settings.global_batch_size) for cell in chosen]
@@ -269,7 +269,8 @@ def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:
     matching = {trial.cell for trial in _all(plan) if trial.kind != "diagnostic" and trial.cell.matches(wanted)}
     impossible = tuple(each for each in plan.impossible if each.cell.matches(wanted))
     if not (matching or impossible):
-        raise ExperimentError("--only", [f"no cell of {plan.experiment.name} matches {wanted}"])
+        cells = {trial.cell for trial in _all(plan)} | {each.cell for each in plan.impossible}
+        raise ExperimentError("--only", [f"no cell of {plan.experiment.name} matches: {why_none(cells, wanted)}"])
     cells = matching | set(base_cells(matching))
     needed = _needed_cells(plan, cells)
     skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)

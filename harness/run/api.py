@@ -6,12 +6,13 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 
 import yaml
 
 from harness.config.axes import check_filter
 from harness.config.values import PlainValue
-from harness.config.yaml_source import dump
+from harness.config.yaml_source import dump, parse_value
 from harness.errors import ExperimentError
 from harness.report.notebook import RunResults, load
 from harness.run.console import ConsoleSink, Lasting
@@ -22,6 +23,16 @@ from harness.system.signals import INTERRUPTED, handle_signals
 
 IN_NO_FILE = "experiment (a dict)"
 """Stands for the file of an experiment that is given as a dict, in messages."""
+ARGUMENTS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "experiment": ((str, os.PathLike, Mapping), "the path of an experiment file, or its content as a dict"),
+    "output": ((str, os.PathLike), "the path of the folder of run folders"),
+    "only": ((Mapping, NoneType), "a dict of axes, such as {'strategy': 'ddp', 'devices': [1, 2]}"),
+    "resume": ((str, os.PathLike, NoneType), "the path of a run folder, or 'auto'"),
+    "address": ((str, NoneType), "HOST:PORT of a Ray cluster's head"),
+    "preflight": ((bool,), "True or False"),
+    "quiet": ((bool,), "True or False"),
+}
+"""The types of each argument, with what a message says of them."""
 
 
 def run_experiment(
@@ -38,6 +49,7 @@ def run_experiment(
 
     See ``harness.run_experiment``, which is this function.
     """
+    _check_types(experiment, output=output, only=only, resume=resume, address=address, preflight=preflight, quiet=quiet)
     file, content = _source(experiment)
     request = Request(
         file=file,
@@ -79,19 +91,35 @@ class _Following:
         self._sink(event)
 
 
+def _check_types(experiment: object, **others: object) -> None:
+    """Raise ExperimentError if an argument has another type than the signature says, with all that have."""
+    problems = [
+        f"{name}: got {repr(value)[:80]}, {type(value).__name__}; allowed: {ARGUMENTS[name][1]}"
+        for name, value in {"experiment": experiment, **others}.items()
+        if not isinstance(value, ARGUMENTS[name][0])
+    ]
+    if problems:
+        raise ExperimentError("harness.run_experiment", problems)
+
+
 def _source(experiment: str | os.PathLike[str] | Mapping[str, object]) -> tuple[Path, str | None]:
     """Return the experiment's file and, if it is given as a dict, its text."""
     if not isinstance(experiment, Mapping):
         return Path(experiment), None
-    try:
-        return Path(IN_NO_FILE), dump(dict(experiment))
-    except yaml.YAMLError as error:
-        problem = f"{' '.join(str(error).split())[:200]}; allowed: mappings, lists, text, numbers, true, false and null"
-        raise ExperimentError(IN_NO_FILE, [problem]) from None
+    return Path(IN_NO_FILE), _text(experiment, IN_NO_FILE)
 
 
 def _filter(only: Mapping[str, PlainValue] | None) -> dict[str, PlainValue]:
     try:
-        return check_filter(dict(only or {}))
+        return check_filter(parse_value(_text(only or {}, "only"), source="only"))
     except ValueError as error:
         raise ExperimentError("only", [str(error)]) from None
+
+
+def _text(content: Mapping[str, object], source: str) -> str:
+    """Return a dict as YAML, in which numbers of numpy are plain ones; raise ExperimentError if it has other values."""
+    try:
+        return dump(dict(content))
+    except yaml.YAMLError as error:
+        problem = f"{' '.join(str(error).split())[:200]}; allowed: mappings, lists, text, numbers, true, false and null"
+        raise ExperimentError(source, [problem]) from None

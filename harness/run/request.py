@@ -19,7 +19,7 @@ from harness.config.experiment import Experiment, load_experiment, parse_experim
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import parse_mapping, parse_value
-from harness.errors import Collected, ExperimentError
+from harness.errors import Collected, ExperimentError, RunFolderError
 from harness.launch.ray.job import in_job, is_lost_with_job
 from harness.plan.inventory import Inventory
 from harness.system.code_version import module_file
@@ -86,7 +86,7 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
         if request.no_user_code:
             check_no_user_code(experiment, request.file)
         check_variants(experiment, request.file)
-    for check in (check_inline, check_add_blocks):
+    for check in (check_resume, check_inline, check_add_blocks):
         with found.also():
             check(request)
     found.raise_all()
@@ -99,6 +99,13 @@ def _experiment_of(request: Request) -> Experiment:
         return load_experiment(request.file)
     source = str(request.file)
     return parse_experiment(parse_mapping(request.content, source=source), source=source, home=request.home)
+
+
+def check_resume(request: Request) -> None:
+    """Raise RunFolderError if the folder to resume is not there; what it holds is seen once it is opened."""
+    if request.resume and request.resume != AUTO and not os.path.isdir(request.resume):
+        problem = "it is not there; give results/<experiment>/<time>-<id>"
+        raise RunFolderError(f"{request.resume}: not a run folder: {problem}")
 
 
 def check_add_blocks(request: Request) -> None:

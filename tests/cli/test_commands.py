@@ -164,7 +164,8 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         (["--assume", "0x8"], "allowed: NODESxGPUS such as 1x8 or 2x8"),
         (["--only", "strategy"], "--only: 1 problem"),
         (["--only", "stratgy=ddp"], "unknown axis 'stratgy'; did you mean 'strategy'?"),
-        (["--only", "strategy=fsdp"], "no cell of small matches"),
+        (["--only", "strategy=fsdp"], "no cell of small matches: strategy: got "),
+        (["--only", "devices=true"], "devices: got [true]; its cells have "),
         (["--only", "strategy=[ddp"], "allowed: AXIS=VALUE"),
         (["--only", "devices=2020-13-45"], "allowed: AXIS=VALUE"),
         (["--only", ""], "allowed: AXIS=VALUE"),
@@ -185,6 +186,15 @@ def test_bad_options_are_one_error_with_exit_code_2(
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("with_file", [True, False])
+def test_all_mistakes_in_the_options_are_one_error(with_file: bool, write_experiment: Write) -> None:
+    file = [write_experiment(SMALL)] if with_file else []
+    result = call("run", *file, "--resume", "/nowhere", "--assume", "foo", "--only", "stratgy=ddp")
+    assert result.exit_code == 2, result.output
+    for problem in ("3 problems", "/nowhere: not a run folder", "--assume: 1 problem", "unknown axis 'stratgy'"):
+        assert problem in result.stderr
 
 
 def test_a_run_is_resumed_without_its_file_while_that_is_unchanged(write_experiment: Write, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.config.experiment import load_experiment, parse_experiment
-from harness.plan.cell import EARLIER, Cell
+from harness.plan.cell import EARLIER, Cell, why_none
 from harness.plan.comparison import axes_of
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
@@ -109,10 +109,24 @@ def test_a_global_batch_that_does_not_divide_is_not_changed() -> None:
         ({"optimizer.lr": [0.2]}, False),
         ({"fsdp.reshard_after_forward": True}, False),
         ({"ddp.bucket_cap_mb": 25}, True),
+        ({"devices": [[2, 4]]}, True),
+        ({"devices": [[1, 2], 3]}, False),
+        ({"compile": [[True, False]]}, True),
+        ({"compile": 0}, False),
     ],
 )
 def test_filters(wanted: dict[str, Any], matches: bool) -> None:
     assert CELL.matches(wanted) is matches
+
+
+def test_what_no_cell_matches_is_explained_by_the_values_of_the_cells() -> None:
+    cells = [CELL, replace(CELL, strategy="single", devices=1)]
+    assert why_none(cells, {"devices": [True]}) == "devices: got [true]; its cells have 1, 4"
+    assert why_none(cells, {"strategy": "dp", "devices": 1}) == 'strategy: got "dp"; its cells have "ddp", "single"'
+    both = {"strategy": "single", "devices": 4}
+    assert why_none(cells, both) == 'it has each of {"strategy": "single", "devices": 4}, but not in one cell'
+    many = [replace(CELL, devices=n) for n in range(1, 40)]
+    assert why_none(many, {"devices": 99}).endswith("17, 18, 19, 20")
 
 
 def test_dataparallel_on_a_cpu_is_emulated() -> None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -90,6 +91,48 @@ def test_mistakes_are_one_error_with_every_problem(scripted: list[int], tmp_path
     with pytest.raises(ExperimentError, match=r"cannot represent an object.*; allowed: mappings"):
         harness.run_experiment({**CONTENT, "workload_options": {"width": object()}})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            {"experiment": 5},
+            "experiment: got 5, int; allowed: the path of an experiment file, or its content as a dict",
+        ),
+        ({"only": "devices=8"}, "only: got 'devices=8', str; allowed: a dict of axes, such as {'strategy': 'ddp'"),
+        ({"only": [1]}, "only: got [1], list; allowed: a dict"),
+        ({"output": None}, "output: got None, NoneType; allowed: the path of the folder of run folders"),
+        ({"resume": True}, "resume: got True, bool; allowed: the path of a run folder, or 'auto'"),
+        ({"address": 6379}, "address: got 6379, int; allowed: HOST:PORT"),
+        ({"preflight": "no"}, "preflight: got 'no', str; allowed: True or False"),
+    ],
+)
+def test_an_argument_of_another_type_is_one_error(
+    scripted: list[int], tmp_path: Path, arguments: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        harness.run_experiment(**{"experiment": CONTENT, **arguments})
+    (only,) = caught.value.problems
+    assert only.startswith(problem) and not list(tmp_path.iterdir())
+
+
+def test_all_arguments_of_other_types_are_one_error() -> None:
+    with pytest.raises(ExperimentError, match=r"^harness.run_experiment: 3 problems"):
+        harness.run_experiment(None, only=[1], output=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("only", [{1: 2}, {"devices": object()}, {"devices": True}])
+def test_a_wrong_filter_is_one_error(scripted: list[int], only: Any) -> None:
+    with pytest.raises(ExperimentError, match=r"unknown axis 1|cannot represent an object|devices: got true"):
+        harness.run_experiment(CONTENT, only=only)
+
+
+def test_numbers_of_numpy_are_taken_as_numbers(scripted: list[int], tmp_path: Path) -> None:
+    grid = {**CONTENT["grid"], "devices": np.array([1, 2])}
+    content = {**CONTENT, "seed": np.int64(1), "grid": grid}
+    results = harness.run_experiment(content, only={"devices": np.int64(1)}, output=tmp_path / "out", quiet=True)
+    assert results.experiment.seed == 1 and set(results.trials["devices"]) == {1}
 
 
 def test_what_this_machine_cannot_measure_is_an_error_with_the_reason(scripted: list[int], tmp_path: Path) -> None:
