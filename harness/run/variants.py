@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from harness.config.experiment import Experiment
-from harness.errors import Collected, ExperimentError, HarnessError, WorkloadError
+from harness.errors import Collected, ExperimentError, WorkloadError
 from harness.launch.ray.job import has_working_dir
 from harness.plan.grid import OwnCode, Variants
 from harness.plan.planner import Plan, only_variant
@@ -97,31 +97,30 @@ def in_each(
             name: stack.enter_context(_process(versions[name], function, argument))
             for name, argument in arguments.items()
         }
-        results: dict[str, Answer | HarnessError] = {name: child.result() for name, child in children.items()}
+        results: dict[str, tuple[Answer, list[str]]] = {name: child.result() for name, child in children.items()}
     found = Collected()
-    for name, error in results.items():
-        if isinstance(error, HarnessError):
-            for part in error.parts or (error,):
-                found.add(WorkloadError(f"variants.{name}: {part}"))
+    for name, (_, messages) in results.items():
+        for message in messages:
+            found.add(WorkloadError(f"variants.{name}: {message}"))
     found.raise_all()
-    return {name: value for name, value in results.items() if not isinstance(value, HarnessError)}
+    return {name: value for name, (value, _) in results.items()}
 
 
 @dataclass(frozen=True)
 class _Child:
-    """A process that computes one value and writes it, or a HarnessError, to a file."""
+    """A process that computes one value and writes it, or the messages of a HarnessError, to a file."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     file: Path
 
     def result(self) -> Any:
-        """Wait for the value or the error, and return it; an error of our own if the process ended without one."""
+        """Wait for the value and the messages of an error, and return both; an own message if there is neither."""
         code = self.process.wait()
         if self.file.exists():
             return pickle.loads(self.file.read_bytes())  # ours: the folder is closed to others
         lines = sanitize.redacted_tail(self.output, OUTPUT_BYTES).strip().splitlines() or ["it printed nothing"]
-        return WorkloadError(f"the process that imports it ended with exit code {code}: {lines[-1]}")
+        return None, [f"the process that imports it ended with exit code {code}: {lines[-1]}"]
 
 
 @contextmanager

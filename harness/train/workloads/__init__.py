@@ -68,8 +68,7 @@ def _location(name: str) -> str:
 
 def load_class(name: str) -> type:
     """Return the class of a built-in workload or of ``package.module:ClassName``; raise WorkloadError."""
-    hint = "" if name in BUILTIN_WORKLOADS else " (the experiment file's folder is on the import path)"
-    found = load_user_class(f"workload {name!r}", _location(name), hint)
+    found = load_user_class(f"workload {name!r}", _location(name), builtin=name in BUILTIN_WORKLOADS)
     missing = [method for method in ("build_model", "datasets", "loss") if not callable(getattr(found, method, None))]
     if missing:
         raise WorkloadError(f"workload {name!r}: the class lacks {', '.join(missing)}; see README, 'Your own workload'")

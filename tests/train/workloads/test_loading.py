@@ -63,7 +63,7 @@ def test_a_users_own_class_gets_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("workload", "changes", "message"),
     [
-        ("nowhere:Own", {}, "importing nowhere failed with ModuleNotFoundError: No module named 'nowhere'"),
+        ("nowhere:Own", {}, "importing nowhere failed with ModuleNotFoundError: No module named 'nowhere' (first on"),
         ("broken_workload:X", {}, "importing broken_workload failed with ModuleNotFoundError"),
         ("own_workload:Onw", {}, "own_workload has no class 'Onw'; did you mean 'Own'?"),
         ("own_workload:NOT_A_CLASS", {}, "own_workload has no class 'NOT_A_CLASS'"),
