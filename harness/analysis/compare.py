@@ -17,7 +17,7 @@ from harness.analysis.environments import Fact, side_by_side
 from harness.analysis.gate import ALPHA, gate
 from harness.analysis.matching import axis_value, matches
 from harness.analysis.results import Results
-from harness.analysis.run_cells import is_finished, started_at
+from harness.analysis.run_cells import git_commit, is_finished, started_at
 from harness.analysis.run_noise import History, read_history
 from harness.analysis.run_pairs import (
     Lost,
@@ -116,14 +116,13 @@ def _history(sides: Sequence[Side], question: Question) -> History:
 
 def _run(side: Side) -> Row:
     results = side.results
-    invocations = results.environment.get("invocations", [])
     last = results.trials.drop_duplicates("trial_id", keep="last")
     return {
         "run": side.letter,
         "folder": str(results.folder.path),
         "experiment": results.experiment.name,
         "started_at": side.started_at,
-        "git_commit": next((each["git_commit"] for each in invocations if each.get("git_commit")), None),
+        "git_commit": git_commit(results),
         "finished": is_finished(results),
         "missing": len(results.missing),
         "failed": int((~last["outcome"].isin(["ok", "skipped"])).sum()),

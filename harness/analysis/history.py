@@ -14,9 +14,10 @@ from harness.analysis.common import Row, ends
 from harness.analysis.doubts import tally
 from harness.analysis.environments import changes, facts_of
 from harness.analysis.results import Results, load
-from harness.analysis.run_cells import RunCell, is_finished, run_cells, started_at
+from harness.analysis.run_cells import RunCell, git_commit, is_finished, run_cells, started_at
 from harness.analysis.stats import geometric_mean
 from harness.errors import HarnessError, RunFolderError
+from harness.plan.labels import Labels
 from harness.record.frames import records
 from harness.record.reading import find_run_folders
 from harness.record.schema import AXES, HISTORY
@@ -42,19 +43,19 @@ def load_history(folder: str | Path) -> pd.DataFrame:
     if not paths:
         raise RunFolderError(f"{folder}: no run folder is below it; give a folder such as results/")
     in_order = sorted(rows, key=lambda row: (row["started_at"] is None, row["started_at"] or 0.0))
-    frame = HISTORY.frame(_with_changes(in_order))
+    labels = Labels(in_order)
+    frame = HISTORY.frame({**row, "label": labels.of(row)} for row in _with_changes(in_order))
     frame.attrs[UNREAD] = unread
     return frame.drop(columns="facts", errors="ignore")
 
 
 def _rows(results: Results) -> Iterator[Row]:
-    invocations = results.environment.get("invocations", [])
     efficiencies = {row["cell_id"]: row for row in records(results.scaling)}
     of_run = {
         "folder": str(results.folder.path),
         "experiment": results.experiment.name,
         "started_at": started_at(results),
-        "git_commit": next((each["git_commit"] for each in invocations if each.get("git_commit")), None),
+        "git_commit": git_commit(results),
         "finished": is_finished(results),
         "facts": facts_of(results),
     }

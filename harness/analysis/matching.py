@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from harness.analysis.common import Row
 from harness.config.values import PlainValue
 from harness.plan.cell import is_wanted, option_value
-from harness.plan.comparison import CELL_AXES, NOT_NAMED
+from harness.plan.comparison import CELL_AXES, NOT_NAMED, is_own_option
 
 BATCHES = frozenset({"per_device_batch_size", "global_batch_size"})
 
@@ -56,5 +56,4 @@ def _following_batch(row: Row) -> str:
 
 def _options(row: Row, by: frozenset[str]) -> Iterator[tuple[str, PlainValue]]:
     options: Mapping[str, PlainValue] = row["options"] or {}
-    own = f"{row['strategy']}."
-    return ((name, value) for name, value in options.items() if not ("strategy" in by and name.startswith(own)))
+    return ((name, value) for name, value in options.items() if not ("strategy" in by and is_own_option(row, name)))

@@ -94,6 +94,12 @@ def started_at(results: Results) -> float | None:
     return min([*recorded, *(line["started_at"] for line in results.lines if line["started_at"])], default=None)
 
 
+def git_commit(results: Results) -> str | None:
+    """Return the commit of the experiment file's folder at the first invocation that recorded one."""
+    invocations = results.environment.get("invocations", [])
+    return next((commit for invocation in invocations if (commit := invocation.get("git_commit"))), None)
+
+
 def is_finished(results: Results) -> bool:
     """Return whether every planned trial has a result and the last invocation finished."""
     invocations = results.environment.get("invocations", [])

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar, get_args
 from harness.config.sections import PrecisionName
 from harness.config.strategy_traits import strategy_order
 from harness.plan.cell import EARLIER
-from harness.plan.comparison import CELL_AXES, beside_strategies, options_of
+from harness.plan.comparison import CELL_AXES, beside_strategies, is_own_option, options_of
 
 Axes = Mapping[str, object]
 """A cell's value on each of CELL_AXES, its options among them."""
@@ -115,8 +115,11 @@ def _held_fixed(axis: str, axes: Axes) -> str:
     follow = FOLLOWERS.get(axis, frozenset()) | {axis, "options"}
     if axis == "devices":
         follow |= {"global_batch_size", "per_device_batch_size"} - {_batch_axis(axes)}
-    own = f"{axes['strategy'] if axis == 'strategy' else axis}."
-    options = {name: value for name, value in options_of(axes).items() if name != axis and not name.startswith(own)}
+    options = {
+        name: value
+        for name, value in options_of(axes).items()
+        if name != axis and not (axis == "strategy" and is_own_option(axes, name))
+    }
     fixed = {name: _key(axes.get(name)) for name in CELL_AXES if name not in follow}
     return json.dumps([fixed, options], sort_keys=True, default=str)
 

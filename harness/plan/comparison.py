@@ -236,7 +236,12 @@ def options_of(axes: Mapping[str, object]) -> Mapping[str, object]:
 
 def _shared_options(axes: Mapping[str, object]) -> Mapping[str, object]:
     """Return every option but the strategy's own."""
-    return {name: value for name, value in options_of(axes).items() if not name.startswith(f"{axes['strategy']}.")}
+    return {name: value for name, value in options_of(axes).items() if not is_own_option(axes, name)}
+
+
+def is_own_option(axes: Mapping[str, object], name: str) -> bool:
+    """Return whether an option is one of the cell's strategy, and of no other."""
+    return name.startswith(f"{axes['strategy']}.")
 
 
 def options_text(options: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 
 from harness.plan.cell import EARLIER, SHARED_SECTIONS, Cell
-from harness.plan.comparison import CELL_AXES, axes_of, options_of
+from harness.plan.comparison import CELL_AXES, axes_of, is_own_option, options_of
 from harness.plan.trial import Trial
 
 Axes = Mapping[str, object]
@@ -50,7 +50,7 @@ class Labels:
                 values[axis].add(_key(_value(axes, axis)))
             for name, value in options_of(axes).items():
                 values.setdefault(name, set()).add(_key(value))
-                owners[name] = str(axes["strategy"]) if _is_own(axes, name) else None
+                owners[name] = str(axes["strategy"]) if is_own_option(axes, name) else None
                 holders[name] += 1
         for name, owner in owners.items():
             if holders[name] < (len(cells) if owner is None else strategies[owner]):
@@ -85,7 +85,7 @@ class Labels:
         own: list[str] = []
         for name, value in sorted(self._known_options(axes).items()):
             if self._differs(name, value):
-                (own if _is_own(axes, name) else setting).append(f"{self._names.get(name, name)}={_text(value)}")
+                (own if is_own_option(axes, name) else setting).append(f"{self._names.get(name, name)}={_text(value)}")
         return f"{strategy_text(axes)} x{devices_text(axes)}", joined(*setting), joined(*own)
 
     def of_cell(self, cell: Cell) -> str:
@@ -102,7 +102,7 @@ class Labels:
         earlier = {
             name: value
             for name, value in EARLIER.items()
-            if name in self._names and (_is_own(axes, name) or _section(name) in SHARED_SECTIONS)
+            if name in self._names and (is_own_option(axes, name) or _section(name) in SHARED_SECTIONS)
         }
         return {**earlier, **options_of(axes)}
 
@@ -153,11 +153,6 @@ def _axis_text(axis: str, value: object) -> str:
     if value is None:
         return f"no {axis}"
     return _text(value) if isinstance(value, str) else f"{axis}={_text(value)}"
-
-
-def _is_own(axes: Axes, name: str) -> bool:
-    """Return whether an option is one of the cell's strategy."""
-    return name.startswith(f"{axes['strategy']}.")
 
 
 def _section(name: str) -> str:

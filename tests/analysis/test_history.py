@@ -45,6 +45,14 @@ def test_history_has_one_row_a_run_and_cell_by_start(place: Path) -> None:
     assert ddp["speedup"].tolist() == pytest.approx([2.0] * 3) and len(history) == 9
 
 
+def test_labels_name_what_varies_over_all_runs(place: Path, make_experiment: Make, tmp_path: Path) -> None:
+    assert set(harness.load_history(place)["label"]) == {"single x1", "ddp x1", "ddp x2"}
+    for model in ("resnet8", "resnet14"):
+        make_run(tmp_path, make_experiment({**GRID, "model": model}, throughput={"blocks": 1}), rate(1.0))
+    labels = harness.load_history(tmp_path)["label"]
+    assert labels.nunique() == 6 and "ddp x2 · resnet14" in set(labels)
+
+
 def test_changes_are_those_since_the_cells_run_before(place: Path) -> None:
     ddp = harness.load_history(place)
     ddp = ddp[ddp["devices"] == 2]

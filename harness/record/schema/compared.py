@@ -123,6 +123,7 @@ HISTORY = Table(
         _c("environment", "string", "hash of hardware, versions and settings of the cell's worker groups"),
         _c("changes", "list", "changes of environment or code since the cell's run before, by start"),
         CELL_ID,
+        _c("label", "string", "label of the cell: strategy, devices, and the axes and options that vary over all runs"),
         *AXIS_COLUMNS,
         UNIT,
         _c("throughput_per_s", "Float64", "throughput, geometric mean over blocks", "samples/s"),
