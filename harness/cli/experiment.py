@@ -13,7 +13,7 @@ import typer
 
 from harness.cli.common import NoUserCode, away_from_current_folder, exit_code_of
 from harness.cli.values import parse_assumed, parse_only
-from harness.errors import Collected, ExperimentError
+from harness.errors import Collected, ExperimentError, HarnessError
 
 if TYPE_CHECKING:
     from harness.config.experiment import Experiment
@@ -96,14 +96,9 @@ def _request_of(
         assumed = None if assume is None else parse_assumed(assume)
     with found.also():
         wanted = {} if only is None else parse_only(only)
-    with found.also():
-        file = file or _recorded_file(run_folder)
-    if file is None:
-        found.raise_all()
-    assert file is not None
     here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
     request = Request(
-        file=here(file),
+        file=here(_file_of(file, run_folder, found)),
         address=address,
         assumed=assumed,
         dry_run=dry_run,
@@ -117,6 +112,16 @@ def _request_of(
         quiet=quiet,
     )
     return request, found
+
+
+def _file_of(file: Path | None, run_folder: Path | None, found: Collected) -> Path:
+    """Return FILE, else that of the run that is resumed; raises HarnessError with all mistakes that are ``found``."""
+    try:
+        return file or _recorded_file(run_folder)
+    except HarnessError as error:
+        found.add(error)
+        found.raise_all()
+        raise
 
 
 def _recorded_file(run_folder: Path | None) -> Path:
