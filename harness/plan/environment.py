@@ -43,8 +43,8 @@ class Interface(TypedDict):
     errors: int | None
 
 
-class NodeEnvironment(TypedDict):
-    """Hardware, versions and settings of one node, captured once per worker group."""
+class NodeFacts(TypedDict):
+    """What every version has recorded of a node, and tables and report are made from."""
 
     node_id: str
     host: str
@@ -56,19 +56,24 @@ class NodeEnvironment(TypedDict):
     python: str
     packages: dict[str, str]
     cuda: str | None
-    cudnn: int | None
     devices: list[DeviceFacts]
+    threads: int
+    variables: dict[str, str]
+
+
+class NodeEnvironment(NodeFacts):
+    """Hardware, versions and settings of one node, captured once per worker group."""
+
+    cudnn: int | None
     nccl: NotRequired[str | None]
     driver: NotRequired[str | None]
     topology: NotRequired[Topology | None]
     iommu: NotRequired[bool | None]
     numa: NotRequired[dict[str, str]]
-    threads: int
     niceness: NotRequired[int]
     interfaces: NotRequired[list[Interface]]
     shared_memory_bytes: NotRequired[int | None]
     limits: NotRequired[dict[str, int | None]]
-    variables: dict[str, str]
 
 
 class GroupRank(RankPlace):

@@ -7,30 +7,14 @@ from collections.abc import Mapping
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from harness.plan.environment import DeviceFacts, RunEnvironment
-
-
-class _Node(TypedDict):
-    node_id: str
-    host: str
-    system: str
-    cpu: str
-    cores: int | None
-    logical_cpus: int | None
-    memory_bytes: int
-    python: str
-    packages: dict[str, str]
-    cuda: str | None
-    devices: list[DeviceFacts]
-    threads: int
-    variables: dict[str, str]
+from harness.plan.environment import NodeFacts, RunEnvironment
 
 
 class _LaunchedGroup(TypedDict):
     group_id: str
     invocation: int
     whole_s: float
-    nodes: list[_Node]
+    nodes: list[NodeFacts]
 
 
 class _Environment(TypedDict, total=False):
