@@ -31,6 +31,8 @@ def silence_unloading() -> None:
 
 SHARED = ("trained", "examined", "ray_cluster")
 """Fixtures of several modules that take long: with ``-n`` all of their tests are in one process."""
+KILLING = ("test_faults", "test_two_nodes", "test_killed", "test_interrupted")
+"""Modules that look at what killed processes leave on the machine: with ``-n`` one process has them, the first one."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -40,9 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     With ``-n`` the tests of a module are in one process, which makes its fixtures once, and so are all tests that need
     the machine alone.
     """
-    items.sort(key=lambda item: [item.get_closest_marker(name) is not None for name in ("alone", "slow")])
+    items.sort(key=_order)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _order(item: pytest.Item) -> tuple[bool, bool, int]:
+    """Return what sorts a test: of the slow ones the longest group is first, so that no process ends with it."""
+    alone, slow = (item.get_closest_marker(name) is not None for name in ("alone", "slow"))
+    place = KILLING.index(item.path.stem) if item.path.stem in KILLING else len(KILLING)
+    return alone, slow, place if slow else 0
 
 
 def _group(item: pytest.Item) -> str:
@@ -51,6 +60,8 @@ def _group(item: pytest.Item) -> str:
         return "alone"
     if not item.get_closest_marker("slow"):
         return item.path.stem
+    if item.path.stem in KILLING:
+        return "killing"
     return next((name for name in SHARED if name in getattr(item, "fixturenames", ())), f"{item.path.stem} slow")
 
 

@@ -20,10 +20,10 @@ import harness
 from harness.system.scratch import PREFIX, shared_memory
 from tests.processes import Command
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-GONE_S, ORDERLY_S = 10.0, 15.0
+GONE_S, ORDERLY_S = 30.0, 60.0
 """How long processes may outlive a driver that is killed, and one that is asked to end."""
 TEXT = """
 name: interrupted
@@ -172,7 +172,7 @@ def test_a_second_ctrl_c_exits_at_once(tmp_path: Path) -> None:
     os.killpg(command.process.pid, signal.SIGINT)
     time.sleep(0.7)
     os.killpg(command.process.pid, signal.SIGINT)
-    command.process.wait(2)
+    command.process.wait(10)
     assert command.process.returncode == 130
     command.seconds_until_alone(within_s=GONE_S)
 

@@ -52,6 +52,7 @@ def test_the_workload_that_is_shown_is_the_file_that_runs() -> None:
     assert source.partition("\n\n")[2] == block("python")
 
 
+@pytest.mark.slow
 def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = block("python")
     assert len(source.strip().splitlines()) <= 25

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
-WORKERS_GONE_S = 10.0
+WORKERS_GONE_S = 30.0
 EXPERIMENT = """
 name: two
 workload: ray_workload:ConfiguredFault

@@ -37,6 +37,7 @@ from harness.errors import ExperimentError
         ("a: [" + "1," * 20_000 + "]", "not valid YAML: line 1: more than 20000 keys and values"),
         ("a: &a [x, x]\nb: &b [" + "*a," * 5000 + "]\nc: [*b, *b]", "not valid YAML: line 3: holds 30003 keys"),
     ],
+    ids=lambda value: value[:30],
 )
 def test_yaml_other_than_one_mapping_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ExperimentError) as caught:

@@ -164,7 +164,7 @@ class Cyclic(Noisy):
         cycle.append(cycle)
         self.held.add(held)
         self.most = max(self.most, len(self.held))
-        self.exempt = max(self.exempt, gc.get_freeze_count())
+        self.exempt = self.exempt or gc.get_freeze_count()  # once: it counts one by one
         return super().loss(model, batch)
 
 

@@ -121,6 +121,7 @@ def test_the_first_scaled_step_has_a_thousandth_of_the_norm_of_the_parameters(mo
         assert step == pytest.approx(RELATIVE_STEP * float(whole), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet34", "resnet18", "resnet50"])
 def test_deep_networks_have_a_verdict_at_a_rate_at_which_they_diverge(model: str) -> None:
     workload = ImageClassification(model=model, data="digits", image_size=16)

@@ -118,6 +118,7 @@ def test_the_errors_of_all_processes_are_one(file: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_both_versions_are_checked_without_being_imported_here(file: Path) -> None:
     plan = prepared(file)
     assert {trial.cell.variant for trial in plan.trials} == {"before", "after"}

@@ -62,7 +62,9 @@ class Tables:
     fixed_blocks: bool = True
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        table = self.given.get(name, READ[name].frame([]))
+        if name not in self.given:
+            return READ[name].frame([])
+        table = self.given[name]
         if table is None:
             raise TableFailed(name)
         return table

@@ -45,7 +45,8 @@ class Table:
 
     def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the frame with every column of the table, in its order and type; further columns come last."""
-        extra = [name for name in frame.columns if name not in self.names]
+        own = set(self.names)
+        extra = [name for name in frame.columns if name not in own]
         columns = {column.name: _typed(frame, column) for column in self.columns}
         # no copy: millions of steps are held in memory once; pandas copies on write
         return pd.DataFrame({**columns, **{name: frame[name] for name in extra}}, index=frame.index, copy=False)

@@ -31,7 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"model": "small"},
     "padded_sequences": {"workload.longest": 32, "workload.text_bytes": 20_000},
     "language_model": {"workload.context": 16, "workload.text_bytes": 20_000},
-    "emulated_compute": {"workload.mebibytes": 0.01, "workload.step_ms": 1.0},
+    "emulated_compute": {"workload.mebibytes": 0.01, "workload.step_ms": 1.0, "workload.samples": 400},
 }
 WITHOUT_FLOPS = {"padded_sequences", "emulated_compute"}
 FEW_STEPS = {"blocks": 1, "warmup_steps": 1, "warmup_rounds": 2, "windows": 1, "window_steps": 3, "window_seconds": 0}
