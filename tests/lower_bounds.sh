@@ -16,7 +16,7 @@ import re, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 for requirement in [*project["dependencies"], *project["optional-dependencies"]["test"]]:
-    if bound := re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\w.]+)", requirement):
+    if bound := re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\w.]+)(?:,.*)?", requirement):
         print(f"{bound[1]}=={bound[2]}.*")
 PYTHON
 )
