@@ -23,6 +23,7 @@ from harness.train.workloads.image_classification import ImageClassification
 from harness.train.workloads.language_model import LanguageModel
 from harness.train.workloads.mlp import Mlp
 from harness.train.workloads.padded_sequences import PaddedSequences
+from harness.train.workloads.segmentation import Segmentation
 
 SAMPLES, BATCH, EPOCHS, SEED = 22, 7, 2, 4  # uneven shares; one sample is left for the last batch
 CPU = torch.device("cpu")
@@ -63,6 +64,7 @@ WORKLOADS: Mapping[str, Callable[[], Any]] = {
     "image_classification": lambda: ImageClassification(model="resnet8", width=4, norm="group"),
     "conv_stack": lambda: ConvStack(image_size=8),
     "mlp": lambda: Mlp(model="small"),
+    "segmentation": lambda: Segmentation(image_size=16),
     "padded_sequences": lambda: PaddedSequences(longest=40, text_bytes=20_000),
     "language_model": lambda: LanguageModel(context=16, text_bytes=20_000),
     "emulated_compute": lambda: EmulatedCompute(mebibytes=0.01, step_ms=0.1),

@@ -16,6 +16,7 @@ from harness.config import experiment as config
 from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
 from harness.launch.inline import InlineLauncher
+from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
@@ -78,6 +79,88 @@ def test_in_a_sweep_the_rates_that_diverge_are_rows(make_experiment: Callable[..
         (1e4, "diverged"),
         (2e4, "diverged"),
     ]
+
+
+def cells_of(name: str, inventory: Inventory) -> set[tuple[object, ...]]:
+    plan = make_plan(config.load_experiment(ROOT / "experiments" / name), inventory)
+    assert not plan.skips
+    cells = [trial.cell for trial in plan.trials if trial.kind == "throughput" and not trial.added]
+    return {(cell.strategy, cell.devices, cell.device_ids, *map(cell.axis, VARIED[name])) for cell in cells}
+
+
+VARIED = {
+    "conv_stack_random.yaml": ("per_device_batch_size", "workload.targets", "optimizer.name", "optimizer.lr"),
+    "mlp_150m_8xgpu.yaml": ("global_batch_size", "workload.width", "workload.layers", "optimizer.name"),
+    "gpu_pairs_8xgpu.yaml": ("global_batch_size", "data", "precision", "optimizer.lr"),
+    "segmentation.yaml": ("per_device_batch_size", "model"),
+}
+"""The files named for what was studied, each with the axes and options that the study names."""
+
+
+def test_the_studies_are_planned_on_their_hardware() -> None:
+    node = Inventory.assume(1, 8)
+    several = {("single", 1), *((strategy, n) for strategy in ("dp", "ddp") for n in (2, 4, 8)), ("ddp", 1)}
+    stack = cells_of("conv_stack_random.yaml", node)
+    assert stack == {(*placed, (), 4, "random", "Adam", 0.001) for placed in several}
+    sharded = several | {("fsdp", n) for n in (2, 4, 8)}
+    mlp = cells_of("mlp_150m_8xgpu.yaml", node)
+    assert mlp == {(*placed, (), 16, w, 3, "Adam") for placed in sharded for w in (1_250, 2_500, 5_000)}
+    pairs = cells_of("gpu_pairs_8xgpu.yaml", node)
+    assert pairs == {
+        (strategy, 2, ids, 128, "cifar10", "fp32", lr)
+        for strategy in ("dp", "ddp")
+        for ids in ((6, 7), (5, 6), (0, 4))
+        for lr in (0.1, 0.05, 0.001)
+    }
+    segmentation = cells_of("segmentation.yaml", Inventory.assume(1, 0, 8))
+    assert segmentation == {(*placed, (), 16, model) for placed in sharded for model in ("small", "medium")}
+
+
+SMALLER: dict[str, dict[str, Any]] = {
+    "conv_stack_random.yaml": {"workload.image_size": 8, "workload.samples": 64},
+    "mlp_150m_8xgpu.yaml": {"model": ["small"], "workload.width": [20, 30], "workload.samples": 64},
+    "gpu_pairs_8xgpu.yaml": {
+        "data": ["synthetic"],
+        "workload.image_size": 8,
+        "workload.samples": 16,
+        "global_batch_size": 8,
+    },
+    "segmentation.yaml": {"model": ["small"]},
+}
+"""What replaces axes of these files on a CPU: less of everything, and data that is always there."""
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_the_studies_run_scaled_down_on_a_cpu(name: str, tmp_path: Path) -> None:
+    content: dict[str, Any] = yaml.safe_load((ROOT / "experiments" / name).read_text())
+    grid = content["grid"]
+    grid |= {"strategy": ["single", "dp"], "devices": [1, 2], **SMALLER[name]}
+    grid.pop("device_ids", None)
+    content |= {"device": "cpu", "loader": {"workers": 0}, "throughput": SHORT, "exclude": [], "preflight": False}
+    content |= {"convergence": content.get("convergence") and {"epochs": 1, "seeds": 0, "only": {"devices": 1}}}
+    if name == "gpu_pairs_8xgpu.yaml":
+        grid["optimizer.lr"], content["equivalence"] = [0.001], False
+    experiment = config.parse_experiment(content, source=name, home=tmp_path)
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, name)
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    trials = harness.load(folder.path).trials
+    assert set(trials["outcome"]) == {"ok"}, trials["reason"].tolist()
+    kinds = {"throughput", "convergence"} if content["convergence"] else {"throughput"}
+    assert {*trials["kind"]} - {"diagnostic"} == kinds
+    assert {("single", 1), ("dp", 2)} <= {*zip(trials["strategy"], trials["devices"], strict=True)}
+
+
+SHORT = {
+    "blocks": 1,
+    "warmup_steps": 1,
+    "warmup_rounds": 2,
+    "windows": 1,
+    "window_steps": 2,
+    "window_seconds": 0,
+    "twin": False,
+    "explain": False,
+}
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pandas as pd
 
 from harness.analysis.common import Rule
 from harness.analysis.convergence import convergence
+from harness.analysis.device_memory import device_memory
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.findings import findings, static_findings
@@ -187,6 +188,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "missing": lambda r: missing(r.lines, r.folder.plan(), r.environment),
     "ledger": lambda r: ledger(r.lines, r.environment),
     "gpus": lambda r: gpus(r.trials, r.ranks),
+    "device_memory": lambda r: device_memory(r.trials, r.ranks),
     "links": lambda r: links(r.lines),
     "collectives": lambda r: collectives(r.lines),
     "findings": _findings,

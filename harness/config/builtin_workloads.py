@@ -86,6 +86,14 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
         ("nano", "micro", "mini", "small", "gpt2"),
         folders=True,
     ),
+    "segmentation": BuiltinWorkload(
+        "harness.train.workloads.segmentation:Segmentation",
+        "a small U-Net that finds digits on photographs, pixel by pixel",
+        "digits",
+        "small",
+        ("digits", *SYNTHETIC),
+        SIZES,
+    ),
     "emulated_compute": BuiltinWorkload(
         "harness.train.workloads.emulated_compute:EmulatedCompute",
         "layers that wait instead of computing: many ranks on few cores, a rehearsal",

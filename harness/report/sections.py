@@ -12,6 +12,7 @@ from harness.report.parts import Parts
 from harness.report.tables.cost import (
     communication_table,
     compute_table,
+    device_memory_table,
     gpu_table,
     unexplained_table,
     waterfall_table,
@@ -211,6 +212,14 @@ DETAILS = (
         "memory",
         lambda results: memory_table(results.cells, results.ranks, results.trials),
         summary.memory_words,
+    ),
+    Section(
+        "Memory of each GPU",
+        "device-memory",
+        lambda results: device_memory_table(results.device_memory),
+        "Peak memory allocated in the steps, of cells on several GPUs. Under dp the first GPU also holds the outputs "
+        "and the gradients that it gathers from the others, and the optimizer's state.",
+        level=3,
     ),
     Section(
         "GPUs",

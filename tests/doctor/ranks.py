@@ -24,6 +24,7 @@ SIZES = {
     "image_classification": ("resnet8", "resnet14"),
     "conv_stack": ("small", "medium"),
     "mlp": ("small", "medium"),
+    "segmentation": ("small", "medium"),
     "padded_sequences": ("small", "medium"),
     "language_model": ("nano", "micro"),
     "emulated_compute": ("small", "medium"),

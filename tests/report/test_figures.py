@@ -19,6 +19,7 @@ from harness.analysis import pairs, ratios
 from harness.analysis import phases as phase_tables
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
+from harness.analysis.device_memory import device_memory
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.equivalence import Verdict, Verdicts
 from harness.analysis.links import collectives, links
@@ -69,6 +70,7 @@ def results_of(
         "waterfall": lambda: waterfall(trials, made.windows, ratios.scaling(trials)),
         "phases": lambda: phase_tables.phases(trials, made.windows),
         "convergence": lambda: convergence(trials, made.epochs, None, checked),
+        "device_memory": lambda: device_memory(trials, trial_tables.ranks(lines)),
         "links": lambda: links(lines),
         "verdict": lambda: VERDICT.frame([]),
         "collectives": lambda: collectives(lines),
@@ -569,6 +571,23 @@ def test_memory_is_drawn_where_it_is_the_devices() -> None:
     on_cpu, on_gpu = (draw_all(results_of(lines[device]))["batch_sizes"] for device in ("cpu", "cuda"))
     assert [len(axes_of(drawing.figure)) for drawing in (on_cpu, on_gpu)] == [1, 2]
     assert "peak memory" in on_gpu.title and "peak memory" not in on_cpu.title
+
+
+def test_the_memory_of_each_gpu_is_drawn_in_order_of_the_gpus() -> None:
+    peaks = ("3221225472, 1073741824", "3221225472, 1073741824")
+    rank = {"rank": 0, "devices": "cuda:0, cuda:1", "allocated_by_device": peaks[0], "reserved_by_device": peaks[1]}
+    lines = [line("dp2", rates=(100.0,), devices=2, device="cuda", emulated=False) | {"ranks": [rank]}]
+    results = results_of(lines)
+    table = device_memory(results.trials, trial_tables.ranks(lines))
+    with style():
+        drawn = FIGURES["device_memory"](with_tables(results, device_memory=table))
+    assert isinstance(drawn.figure, Chart)
+    assert [mark.text for mark in drawn.figure.marks] == [
+        "dp x2, GPU 0 (cuda:0): 3 GiB",
+        "dp x2, GPU 1 (cuda:1): 1 GiB",
+    ]
+    of_one = with_tables(results, device_memory=table[table["gpu"] == 0].assign(devices=1))
+    assert FIGURES["device_memory"](of_one).caption.startswith("Left out: ")
 
 
 def test_the_values_that_show_on_hover_are_those_of_the_table() -> None:

@@ -9,6 +9,7 @@ from harness.record.schema.compared import COMPARED_CONVERGENCE, COMPARISON, GAT
 from harness.record.schema.conclusions import LEADERS, VERDICT
 from harness.record.schema.derived import (
     CELLS,
+    DEVICE_MEMORY,
     FINDINGS,
     GPUS,
     HOST_PHASES,
@@ -39,6 +40,7 @@ __all__ = [
     "CONVERGENCE",
     "DERIVED",
     "DESCRIPTION",
+    "DEVICE_MEMORY",
     "EPOCHS",
     "EQUIVALENCE",
     "FINDINGS",
@@ -92,6 +94,7 @@ DERIVED = (
     MISSING,
     LEDGER,
     GPUS,
+    DEVICE_MEMORY,
     LINKS,
     COLLECTIVES,
     FINDINGS,

@@ -13,6 +13,7 @@ from harness.record.schema.recorded import (
     OUTCOME,
     PARAMETERS,
     PHASE_COLUMNS,
+    RANK,
     REASON,
     TRIAL_COLUMNS,
     UNIT,
@@ -151,6 +152,19 @@ GPUS = Table(
         _c("temperature_c", "Float64", "temperature, highest", "degree Celsius"),
         _c("throttled", "string", "reasons for throttled clocks in any block; empty if none"),
         _c("samples_per_joule", "Float64", "samples or tokens over the energy of all GPUs, geometric mean over blocks"),
+    ),
+)
+
+DEVICE_MEMORY = Table(
+    "device_memory",
+    "the peak memory of one GPU of one cell, largest over its blocks; no rows without GPUs",
+    (
+        *_CELL,
+        RANK,
+        _c("gpu", "Int64", "number of the GPU among those of the cell, from 0: by rank, then in the rank's order"),
+        _c("name", "string", "name of the device on its rank"),
+        _c("allocated_bytes", "Int64", "peak memory allocated in the steps", "bytes"),
+        _c("reserved_bytes", "Int64", "peak memory reserved by the allocator", "bytes"),
     ),
 )
 

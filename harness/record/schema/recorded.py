@@ -275,5 +275,6 @@ EPOCHS = Table(
         _c("val_accuracy", "Float64", "fraction of the validation samples or tokens classified correctly"),
         _c("val_perplexity", "Float64", "exp of the mean validation loss of a language model"),
         _c("val_psnr", "Float64", "peak signal-to-noise ratio over the validation images", "dB"),
+        _c("val_iou", "Float64", "intersection over union of the foreground, over all validation pixels"),
     ),
 )

@@ -45,6 +45,7 @@ CONVERGENCE = Table(
         _c("val_accuracy", "Float64", "validation accuracy after the last epoch"),
         _c("val_perplexity", "Float64", "validation perplexity after the last epoch"),
         _c("val_psnr", "Float64", "peak signal-to-noise ratio over the validation images after the last epoch", "dB"),
+        _c("val_iou", "Float64", "intersection over union of the foreground of validation, after the last epoch"),
         _c("best_val_accuracy", "Float64", "validation accuracy, best of all epochs"),
         _c("target", "string", "target of the experiment file"),
         _c("reached", "boolean", "true if the target was reached"),

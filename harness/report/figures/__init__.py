@@ -8,6 +8,7 @@ from harness.analysis.results import Results
 from harness.report.figures.batches import batch_sizes
 from harness.report.figures.common import Drawing, style
 from harness.report.figures.convergence import learning_curves
+from harness.report.figures.device_memory import memory_by_gpu
 from harness.report.figures.links import bus_bandwidth
 from harness.report.figures.phases import step_phases
 from harness.report.figures.ratios import paired_ratios
@@ -25,6 +26,7 @@ FIGURES: Mapping[str, Callable[[Results], Drawing]] = {
     "phases": step_phases,
     "waterfall": efficiency_waterfall,
     "step_times": step_times,
+    "device_memory": memory_by_gpu,
     "links": bus_bandwidth,
     "convergence": learning_curves,
 }

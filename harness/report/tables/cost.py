@@ -14,6 +14,7 @@ from harness.report.tables.text import (
     make_table,
     milliseconds,
     percent,
+    size,
     words,
 )
 
@@ -115,3 +116,21 @@ def gpu_table(gpus: pd.DataFrame) -> TextTable:
         ("n", "blocks", flush_right),
     )
     return make_table(columns, rows_of(gpus), keys=DEVICES)
+
+
+def device_memory_table(device_memory: pd.DataFrame) -> TextTable:
+    """Return the memory of the first GPU of each cell on several against that of its others."""
+    columns: tuple[Column, ...] = (
+        *CELL,
+        ("GPU 0", "allocated_bytes", size),
+        ("others, smallest", "least", size),
+        ("others, largest", "most", size),
+        ("GPU 0 / largest other", lambda row: number(row["allocated_bytes"]) / number(row["most"]), decimal("{:.2f}")),
+    )
+    rows = []
+    for _, gpus in device_memory.groupby("cell_id", sort=False):
+        first, *others = rows_of(gpus)
+        peaks = [number(row["allocated_bytes"]) for row in others]
+        if peaks:
+            rows.append({**first, "least": min(peaks), "most": max(peaks)})
+    return make_table(columns, rows, keys=DEVICES)

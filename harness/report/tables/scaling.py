@@ -34,6 +34,7 @@ METRICS = {
     "val_accuracy": ("accuracy", 100.0, "{:.1f}", " %"),
     "val_perplexity": ("perplexity", 1.0, "{:.2f}", ""),
     "val_psnr": ("PSNR", 1.0, "{:.1f}", " dB"),
+    "val_iou": ("IoU", 100.0, "{:.1f}", " %"),
 }
 """Title, factor, format and unit of the metrics of the built-in workloads; other metrics are shown as recorded."""
 two_digits = decimal("{:.2f}")

@@ -1,8 +1,8 @@
 """Stacked convolutions that denoise an image: the usual first model on several GPUs.
 
-Image-to-image regression with the mean squared error. Few parameters and much arithmetic on images that keep their
-size: the forward and backward passes dominate, not the exchange, and a strategy that does not scale here will not
-scale elsewhere. It has no batch statistics and no dropout.
+Image-to-image regression with the mean squared error, or regression on random targets. Few parameters and much
+arithmetic on images that keep their size: the forward and backward passes dominate, not the exchange, and a strategy
+that does not scale here will not scale elsewhere. It has no batch statistics and no dropout.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ NAMES = ("digits", *SYNTHETIC)
 SIDES = {"digits": 16}
 NOISE = 0.3
 """Standard deviation of the noise on pixels from 0 to 1: without denoising a loss of 0.09 and a PSNR of 10.5 dB."""
+TARGETS = ("image", "random")
 
 
 class ConvStack:
@@ -35,6 +36,8 @@ class ConvStack:
     ``data``: digits, scikit-learn's with noise that is new in every epoch, or synthetic images. ``model``: small
     (3-16-32-3 channels), medium or large. ``image_size``: side in pixels, by default 16 for digits and 64 else.
     ``noise``: its standard deviation. ``samples``: the size of a synthetic set. Reports the PSNR in dB.
+    ``targets``: random, with synthetic data, for standard normal images and targets, which no model can learn: the
+    layers end at their last width (small: 3-16-32 channels), and no PSNR is reported.
     """
 
     unit = "samples"
@@ -47,6 +50,7 @@ class ConvStack:
         image_size: int | None = None,
         noise: float = NOISE,
         samples: int = 50_000,
+        targets: str = "image",
     ) -> None:
         self.channels = size_named(model, CHANNELS)
         self.data = data_named(data, NAMES)
@@ -55,10 +59,14 @@ class ConvStack:
         if not isinstance(noise, int | float) or isinstance(noise, bool) or not 0 < noise <= 10:
             raise WorkloadError(f"workload_options.noise: got {noise!r}; allowed: a number above 0, at most 10")
         self.noise = float(noise)
+        if targets not in TARGETS or (targets == "random" and data not in SYNTHETIC):
+            allowed = f"image or, with data {' or '.join(SYNTHETIC)}, random"
+            raise WorkloadError(f"workload_options.targets: got {targets!r} with data {data}; allowed: {allowed}")
+        self.random = targets == "random"
 
     def build_model(self) -> nn.Module:
         layers: list[nn.Module] = []
-        for inputs, outputs in pairwise((3, *self.channels, 3)):
+        for inputs, outputs in pairwise((3, *self.channels, *(() if self.random else (3,)))):
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
@@ -69,8 +77,11 @@ class ConvStack:
         return synthetic_datasets(self.draw, self.samples)
 
     def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return an image of random pixels with noise on it, and the image."""
+        """Return an image of random pixels with noise on it, and the image; or a random image and target."""
         shape = (3, self.image_size, self.image_size)
+        if self.random:
+            image = torch.randn(shape, generator=generator)
+            return image, torch.randn((self.channels[-1], *shape[1:]), generator=generator)
         clean = torch.rand(shape, generator=generator)
         return clean + self.noise * torch.randn(shape, generator=generator), clean
 
@@ -82,6 +93,8 @@ class ConvStack:
 
     def derived(self, means: dict[str, float]) -> dict[str, float]:
         """Return the peak signal-to-noise ratio in dB of pixels from 0 to 1, from the mean squared error."""
+        if self.random:
+            return {}
         error = means["loss"]
         return {"psnr": -10.0 * math.log10(error) if error > 0 else math.inf}
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
 from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
 from harness.train.workloads.image_data import read_digits, split_digits
@@ -25,6 +26,7 @@ SIZES = {"small": (20, 200), "medium": (50, 1_250), "large": (100, 5_000)}
 """Side of the image, whose square is the number of inputs, and hidden units: 400 inputs and 200 units (122,410
 parameters), 2,500 and 1,250 (4,702,510), 10,000 and 5,000 (75,060,010)."""
 CLASSES = 10
+TARGETS = ("classes", "inputs")
 NAMES = ("digits", *SYNTHETIC)
 
 
@@ -41,23 +43,39 @@ class Dense(nn.Module):
 
 
 class Mlp:
-    """Two hidden layers of equal width and a head of ten classes, with the cross-entropy.
+    """Hidden layers of equal width and a head of ten classes, with the cross-entropy.
 
     ``data``: digits, scikit-learn's, resized to as many pixels as the model has inputs; or synthetic numbers.
-    ``model``: small, medium or large. ``samples``: the size of a synthetic set.
+    ``model``: small, medium or large. ``samples``: the size of a synthetic set. ``layers``: the number of hidden
+    layers. ``width``: their units, by default the model's. ``targets``: inputs for a network that reconstructs its
+    inputs, with as many outputs and the mean squared error; it has no accuracy.
     """
 
     unit = "samples"
     metric_names = ("accuracy",)
 
-    def __init__(self, data: str = "digits", model: str = "medium", samples: int = 50_000) -> None:
-        self.side, self.hidden = size_named(model, SIZES)
+    def __init__(
+        self,
+        data: str = "digits",
+        model: str = "medium",
+        samples: int = 50_000,
+        layers: int = 2,
+        width: int | None = None,
+        targets: str = "classes",
+    ) -> None:
+        self.side, units = size_named(model, SIZES)
         self.data = data_named(data, NAMES)
         self.samples = whole_number("samples", samples, 2**40)
+        self.hidden = [whole_number("width", units if width is None else width, 2**20)]
+        self.hidden *= whole_number("layers", layers, 1000)
+        if targets not in TARGETS:
+            raise WorkloadError(f"workload_options.targets: got {targets!r}; allowed: {', '.join(TARGETS)}")
+        self.reconstructs = targets == "inputs"
 
     def build_model(self) -> nn.Module:
         layers: list[nn.Module] = []
-        for inputs, outputs in pairwise((self.side**2, self.hidden, self.hidden, CLASSES)):
+        last = self.side**2 if self.reconstructs else CLASSES
+        for inputs, outputs in pairwise((self.side**2, *self.hidden, last)):
             layers += [Dense(inputs, outputs), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
@@ -75,11 +93,17 @@ class Mlp:
         return [layer for layer in model.modules() if isinstance(layer, Dense)]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the sum over the rows of the cross-entropy or, of a reconstruction, of the mean squared error."""
         rows, labels = batch
-        total = cross_entropy(model(rows), labels, reduction="sum")
+        if self.reconstructs:
+            total = (model(rows) - rows).square().mean(dim=1).sum()
+        else:
+            total = cross_entropy(model(rows), labels, reduction="sum")
         return total, torch.full((), len(labels), device=total.device)
 
     def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
+        if self.reconstructs:
+            return {}
         rows, labels = batch
         correct = (model(rows).argmax(dim=1) == labels).sum()
         return {"accuracy": (correct, len(labels))}

@@ -46,6 +46,15 @@ def test_synthetic_images_come_from_their_index() -> None:
     assert torch.equal(train[3][0], train[3][0]) and not torch.equal(train[3][0], train[4][0])
 
 
+def test_random_targets_have_the_channels_of_the_last_layer() -> None:
+    workload = ConvStack(data="synthetic", image_size=8, samples=20, targets="random")
+    image, target = workload.datasets()[0][3]  # type: ignore[misc]
+    model = workload.build_model()
+    widths = [layer.out_channels for layer in model.modules() if isinstance(layer, torch.nn.Conv2d)]
+    assert (widths, model(image[None])[0].shape, target.shape) == ([16, 32], (32, 8, 8), (32, 8, 8))
+    assert workload.derived({"loss": 1.0}) == {}
+
+
 def test_the_loss_is_the_mean_squared_error_of_a_pixel() -> None:
     batch = (torch.zeros(4, 3, 5, 5), torch.full((4, 3, 5, 5), 0.1))
     total, weight = ConvStack().loss(torch.nn.Identity(), batch)
@@ -73,6 +82,11 @@ def test_it_learns_to_take_most_of_the_noise_away() -> None:
         ({"image_size": -3}, "workload_options.image_size: got -3; allowed: a whole number from 1 to 4096"),
         ({"samples": 0}, "workload_options.samples: got 0"),
         ({"noise": 0}, "workload_options.noise: got 0; allowed: a number above 0, at most 10"),
+        ({"targets": "none"}, "workload_options.targets: got 'none' with data digits; allowed: image or, with data"),
+        (
+            {"targets": "random"},
+            "workload_options.targets: got 'random' with data digits; allowed: image or, with data",
+        ),
         ({"noise": "much"}, "workload_options.noise: got 'much'"),
     ],
 )

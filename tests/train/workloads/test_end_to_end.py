@@ -29,6 +29,7 @@ Make = Callable[..., Experiment]
 SMALL: dict[str, dict[str, Any]] = {
     "conv_stack": {"workload.image_size": 8},
     "mlp": {"model": "small"},
+    "segmentation": {"workload.image_size": 16},
     "padded_sequences": {"workload.longest": 32, "workload.text_bytes": 20_000},
     "language_model": {"workload.context": 16, "workload.text_bytes": 20_000},
     "emulated_compute": {"workload.mebibytes": 0.01, "workload.step_ms": 1.0, "workload.samples": 400},
@@ -38,6 +39,7 @@ FEW_STEPS = {"blocks": 1, "warmup_steps": 1, "warmup_rounds": 2, "windows": 1, "
 METRICS = {
     "conv_stack": ("val_psnr", "PSNR"),
     "mlp": ("val_accuracy", "accuracy"),
+    "segmentation": ("val_iou", "IoU"),
     "padded_sequences": ("val_accuracy", "accuracy"),
     "language_model": ("val_perplexity", "perplexity"),
     "emulated_compute": ("val_loss", "validation loss"),
@@ -83,12 +85,14 @@ def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> No
         language_model,
         mlp,
         padded_sequences,
+        segmentation,
     )
 
     known = {
         "image_classification": (image_data.NAMES, image_classification.MODELS),
         "conv_stack": (conv_stack.NAMES, conv_stack.CHANNELS),
         "mlp": (mlp.NAMES, mlp.SIZES),
+        "segmentation": (segmentation.NAMES, segmentation.WIDTHS),
         "padded_sequences": (padded_sequences.NAMES, padded_sequences.SIZES),
         "language_model": (language_model.NAMES, language_model.SHAPES),
         "emulated_compute": (emulated_compute.NAMES, emulated_compute.SIZES),

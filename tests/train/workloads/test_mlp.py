@@ -49,6 +49,22 @@ def test_every_layer_with_parameters_is_a_shard_unit() -> None:
     assert len(workload.shard_units(model)) == 3
 
 
+@pytest.mark.parametrize(("width", "parameters"), [(1_250, 28_138_750), (2_500, 62_517_500), (5_000, 150_025_000)])
+def test_a_reconstruction_with_three_hidden_layers(width: int, parameters: int) -> None:
+    with torch.device("meta"):
+        model = Mlp(model="large", layers=3, width=width, targets="inputs").build_model()
+    assert count(model) == parameters
+    shapes = [tuple(layer.weight.shape) for layer in model.modules() if isinstance(layer, Dense)]
+    assert shapes == [(10_000, width), (width, width), (width, width), (width, 10_000)]
+
+
+def test_a_reconstructions_loss_is_the_mean_squared_error_of_its_inputs() -> None:
+    workload, rows = Mlp(model="small", targets="inputs"), torch.full((3, 400), 2.0)
+    total, weight = workload.loss(torch.nn.ReLU(), (rows - 3, torch.zeros(3)))
+    assert (float(total), float(weight)) == (3.0, 3)
+    assert workload.metrics(torch.nn.ReLU(), (rows, torch.zeros(3))) == {}
+
+
 def test_it_learns() -> None:
     rows = learn("mlp", "small", {"name": "SGD", "lr": 0.01, "momentum": 0.9}, 2)
     assert rows[-1]["val_accuracy"] > 0.85
@@ -60,6 +76,9 @@ def test_it_learns() -> None:
     [
         ({"model": "wide"}, "grid.model: got 'wide'"),
         ({"data": "cifar10"}, "grid.data: got 'cifar10'"),
+        ({"targets": "outputs"}, "workload_options.targets: got 'outputs'; allowed: classes, inputs"),
+        ({"width": 0}, "workload_options.width: got 0; allowed: a whole number from 1 to"),
+        ({"layers": 0}, "workload_options.layers: got 0; allowed: a whole number from 1 to"),
         ({"samples": 1.5}, "workload_options.samples: got 1.5; allowed: a whole number from 1 to"),
     ],
 )

@@ -1,0 +1,86 @@
+"""Digits on photographs: the model, its data, that it learns, what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.errors import WorkloadError
+from harness.train.loader import SeededDataset
+from harness.train.workloads.segmentation import WIDTHS, Segmentation, read_photographs
+from tests.train.workloads.learning import count, learn
+
+
+def test_model_sizes_are_as_documented() -> None:
+    found = {name: count(Segmentation(model=name).build_model()) for name in WIDTHS}
+    assert found == {"small": 5_457, "medium": 21_281, "large": 84_033}
+
+
+@pytest.mark.parametrize("side", [8, 18, 32])
+def test_an_image_becomes_a_logit_a_pixel(side: int) -> None:
+    assert Segmentation().build_model()(torch.zeros(2, 3, side, side)).shape == (2, side, side)
+
+
+def test_a_digits_foreground_is_one_brightness_on_a_part_of_a_photograph() -> None:
+    train, validation = Segmentation(image_size=16).datasets()
+    assert (len(train), len(validation)) == (1437, 360)
+    image, mask = train[3]  # type: ignore[misc]
+    assert image.shape == (3, 16, 16) and mask.shape == (16, 16)
+    assert len(image[:, mask == 1].unique()) == 1
+    assert set(mask.unique().tolist()) == {0.0, 1.0}
+    rows, columns = mask.nonzero().unbind(1)
+    assert (rows.max() - rows.min() < 8) and (columns.max() - columns.min() < 8)  # half the side
+    parts = read_photographs()[:, 0].unfold(1, 16, 1).unfold(2, 16, 1)
+    parts = parts[(parts[..., 0, 0] - (image[0, 0, 0] + 1) / 2).abs() < 1e-6] if mask[0, 0] == 0 else parts
+    same = ((parts - (image[0] + 1) / 2).abs() < 1e-6) | (mask == 1)
+    assert same.flatten(-2).all(dim=-1).any()
+
+
+def test_training_images_are_new_each_epoch_and_validation_images_are_not() -> None:
+    train, validation = Segmentation(image_size=16).datasets()
+
+    def drawn(dataset: Any, seed: int, epoch: int) -> Tensor:
+        return SeededDataset(dataset, seed).__getitems__([(epoch, 5)])[0][0]  # type: ignore[no-any-return]
+
+    assert torch.equal(drawn(train, 1, 0), drawn(train, 1, 0))
+    assert not torch.equal(drawn(train, 1, 0), drawn(train, 1, 1))
+    assert torch.equal(drawn(validation, 1, 0), drawn(validation, 2, 3))
+
+
+def test_loss_and_intersection_over_union_by_hand() -> None:
+    masks = torch.tensor([[[1.0, 1.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]])
+    logits = torch.tensor([[[9.0, -9.0], [9.0, -9.0]], [[-9.0, -9.0], [-9.0, 9.0]]])
+    total, weight = Segmentation().loss(nn.Identity(), (torch.zeros_like(logits), masks))
+    assert (float(total), float(weight)) == (pytest.approx(2 * 0.693147), 2)
+    found, union = Segmentation().metrics(nn.Identity(), (logits, masks))["iou"]
+    assert (int(found), int(union)) == (2, 4)
+
+
+def test_synthetic_images_come_from_their_index() -> None:
+    train, validation = Segmentation(data="synthetic", image_size=8, samples=50).datasets()
+    assert (len(train), len(validation)) == (50, 5)
+    assert torch.equal(train[3][0], train[3][0]) and not torch.equal(train[3][0], train[4][0])  # type: ignore[index]
+
+
+def test_it_learns() -> None:
+    (row,) = learn("segmentation", "small", {"name": "Adam", "lr": 3e-3}, 1, image_size=16)
+    assert row["val_iou"] > 0.4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "smal"}, "grid.model: got 'smal'; did you mean 'small'?"),
+        ({"data": "cifar10"}, "grid.data: got 'cifar10'"),
+        ({"image_size": 15}, "workload_options.image_size: got 15; allowed: an even number from 8 to 256"),
+        ({"image_size": 6}, "workload_options.image_size: got 6; allowed: an even number from 8 to 256"),
+        ({"samples": 0}, "workload_options.samples: got 0"),
+    ],
+)
+def test_invalid_options_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        Segmentation(**arguments)
+    assert str(caught.value).startswith(message)
