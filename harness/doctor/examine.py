@@ -38,11 +38,11 @@ class DoctorReport:
 
 
 class DoctorTrialFailed(Exception):
-    """The real steps, or a check after them, failed; ``facts`` has the earlier findings."""
+    """The real steps, or a check after them, failed; ``facts`` has the earlier findings, ``origin`` what was raised."""
 
     def __init__(self, error: Exception, found: DoctorReport) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
-        self.facts = found.facts
+        self.facts, self.origin = found.facts, error
 
 
 def run_doctor_trial(context: TrialContext) -> TrialResult:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harness.doctor.examine import run_doctor_trial
+from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted
 from harness.measure import environment, memory, scenarios, topology
@@ -92,6 +92,9 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     """Return the result of a trial that raised: rank, error and traceback."""
     # redacted here too, and before it is cut: another node may have variables that the driver has not
     trace = sanitize.redact_text("".join(traceback.format_exception(error))[-2 * MOST_DETAIL :])[-MOST_DETAIL:]
+    facts = TrialFacts()
+    if isinstance(error, DoctorTrialFailed):  # what the examination had found before, and the error of the user's code
+        facts, error = error.facts, error.origin
     message = sanitize.redact_text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
     return TrialResult(
         trial_id,
@@ -100,7 +103,7 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
         error_type=type(error).__name__,
         error_rank=rank,
         detail=trace,
-        facts=getattr(error, "facts", TrialFacts()),  # what an examination had found before it failed
+        facts=facts,
     )
 
 

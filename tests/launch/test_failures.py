@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.doctor.examine import DoctorReport, DoctorTrialFailed
 from harness.launch.failures import (
     PACKAGE,
     blamed,
@@ -157,6 +158,13 @@ def test_a_failure_carries_its_type_rank_and_traceback() -> None:
     assert (result.outcome, result.error_type, result.error_rank) == ("error", "ValueError", 3)
     assert result.reason == "ValueError on rank 3: two lines"
     assert "test_failures.py" in result.detail
+
+
+def test_a_failed_examination_is_named_by_the_users_error() -> None:
+    found = DoctorReport(figures={"batch": "8"})
+    result = failure("t", 1, DoctorTrialFailed(RuntimeError("no kernel"), found))
+    assert (result.reason, result.error_type) == ("RuntimeError on rank 1: no kernel", "RuntimeError")
+    assert result.facts["figures"] == {"batch": "8"}
 
 
 def test_a_terminated_process_is_a_lost_trial() -> None:
