@@ -180,7 +180,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants)),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(r.trials, r.windows, r.scaling, r.pilot),
-    "phases": lambda r: phases(r.trials, r.windows),
+    "phases": lambda r: phases(r.trials, r.windows, r.pilot),
     "host_phases": lambda r: host_phases(r.trials, r.windows),
     "stalls": lambda r: stalls(r.trials, r.windows, r.ranks, r.steps, r.step_times),
     "convergence": _convergence,

@@ -10,15 +10,25 @@ from harness.report.sentence import Sentence
 
 WORDS: Mapping[str, tuple[re.Pattern[str], str]] = {
     "block": (re.compile(r"\d+ (?:more )?blocks?\b"), "repetitions of the whole grid"),
-    "A/A test": (re.compile(r"A/A test\b"), "the base, which ratios are against, measured twice"),
-    "base": (re.compile(r"\bbase\b"), "which ratios are against"),
-    "doubt": (re.compile(r"\bdoubts\b"), "reasons to distrust a number"),
-    "efficiency": (re.compile(r"\befficiency\b"), "throughput per device over the base's"),
-    "exposed communication": (re.compile(r"^exposed communication\b"), "exchange that no computation hides"),
+    "efficiency": (re.compile(r"\befficiency(?= \d)"), "throughput per device"),
+    "threshold": (re.compile(r"threshold of \d+ %"), "from which this report counts devices as well used"),
+    "exposed communication": (
+        re.compile(r"(?<!against )\bexposed communication\b"),
+        "gradient exchange that no computation hides",
+    ),
+    "slow each other": (
+        re.compile(r"devices that slow each other down\b"),
+        "they share memory bandwidth, caches or power; side by side in figures",
+    ),
+    "wrapper": (re.compile(r"the strategy's own work on each device\b"), "wrapper in figures"),
     "cell": (re.compile(r"(?:\d+|its) cells?\b"), "points of the grid"),
     "trial": (re.compile(r"\d+ planned trials?\b"), "one cell in one block each"),
 }
 """Each word of the verdict: where a sentence uses it, and what it means."""
+BASE = re.compile(r" \(strategy [^()]*, same [a-z ]+\)")
+"""What a ratio is over, as base_words has it."""
+COUNTED = ("incomplete", "open")
+"""The topics whose sentences begin with a number of cells or trials."""
 
 
 def explained(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
@@ -31,8 +41,18 @@ def explained(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
         if sentence.topic == "failed":
             yield sentence
             continue
-        lead = _explained(sentence.lead, known) if sentence.topic == "open" else sentence.lead  # else a label
-        yield replace(sentence, lead=lead, text=_explained(sentence.text, known))
+        lead = _explained(sentence.lead, known) if sentence.topic in COUNTED else sentence.lead  # else a label
+        yield replace(sentence, lead=lead, text=_explained(_without_repeated_bases(sentence.text, known), known))
+
+
+def _without_repeated_bases(text: str, known: set[str]) -> str:
+    """Return text without the strategy and batch of a base that an earlier sentence had; adds its own to ``known``."""
+    found = BASE.findall(text)
+    for base in found:
+        if base in known:
+            text = text.replace(base, "")
+    known.update(found)
+    return text
 
 
 def _explained(text: str, known: set[str]) -> str:

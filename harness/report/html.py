@@ -15,11 +15,12 @@ from harness.record.schema import empty_table
 from harness.report import summary
 from harness.report.environment import NO_FACTS, facts
 from harness.report.figures import FIGURES, style
+from harness.report.next_step import NEXT_FILE
 from harness.report.page import render
 from harness.report.parts import Failure, Parts, failed
 from harness.report.pictures import KINDS, Picture, make_picture
 from harness.report.sections import DETAILS, SCALING, Page, make_pages
-from harness.report.verdict import NEXT_FILE, NO_VERDICT, Verdict, make_verdict
+from harness.report.verdict import BRACKETS, NO_VERDICT, Verdict, make_verdict
 from harness.system.files import remove_all, replace_all, replace_text, writing
 
 
@@ -130,6 +131,7 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
         **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),
         "size": parts.make("the size of the run", lambda: summary.size(results), lambda _: ""),
         "verdict": verdict,
+        "brackets": BRACKETS,
         "contents": _contents(above, pictures, below),
         "anchors": {
             *(page.anchor for page in (*above, *below)),

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from harness.plan.labels import SEPARATOR, batch_text, devices_text, joined, strategy_text
-from harness.report.row import Row, is_missing, rows_of
+from harness.report.row import Row, is_missing, number, rows_of
+from harness.report.tables.text import plural
 
 
 def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
@@ -50,6 +51,31 @@ def shown_strategy(row: Row) -> str:
 def shown_devices(row: Row) -> str:
     """Return the number of devices, and their ids and the link between them if the file names ids."""
     return devices_text(row)
+
+
+def plain_label(row: Row) -> str:
+    """Return a cell in words that need no key: 'ddp on 2 devices · batch 64/device · resnet14 · bucket_cap_mb=25'.
+
+    It always names strategy, devices and per-device batch, then what varies in the run.
+    """
+    placed = f"{strategy_text(row)} {on_devices(row)}"
+    return joined(placed, batch_words(row), setting_without_batch(row), own_options(row))
+
+
+def on_devices(row: Row) -> str:
+    """Return 'on 2 devices', 'on 16 devices of 2 nodes' or 'on 2 devices (GPU 0,1: NV12)'."""
+    ids, link, nodes = (None if is_missing(row.get(name)) else row[name] for name in ("device_ids", "link", "nodes"))
+    placed = f"on {plural(int(number(row['devices'])), 'device')}"
+    if ids:
+        return f"{placed} (GPU {ids}{f': {link}' if link else ''})"
+    return f"{placed} of {nodes} nodes" if nodes not in (None, 1) else placed
+
+
+def batch_words(row: Row) -> str:
+    """Return 'batch 64/device', of one device 'batch 64', and with a fixed global batch that too."""
+    batch = f"batch {row['per_device_batch_size']}" + "/device" * (row["devices"] != 1)
+    is_global = row["scaling"] == "strong" and row["devices"] != 1
+    return f"{batch} (global batch {row['global_batch_size']})" if is_global else batch
 
 
 def cell_label(row: Row) -> str:

@@ -25,7 +25,6 @@ def verdict_lines(name: str, verdict: Verdict) -> Iterator[str]:
         yield f"**{heading}**"
         for one in sentences:
             lead = f"**{plain(one.lead)}**: " if one.lead else ""
-            words = " ".join(plain(part) for part in (one.text, one.proposal) if part)
-            yield f"- {lead}{words}"
+            yield f"- {lead}{plain(one.text)}"
             if one.command:
                 yield f"  `{escape_control(one.command).replace('`', '')}`"

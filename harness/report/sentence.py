@@ -9,24 +9,26 @@ import pandas as pd
 
 from harness.analysis.results import Results, attempt
 from harness.config.values import PlainValue
+from harness.plan.labels import SEPARATOR
 from harness.record.schema import empty_table
-from harness.report.row import Row, Scalar, rows_of
+from harness.report.labels import plain_label
+from harness.report.row import Row, Scalar, is_missing, rows_of
 
 MOST = 4
 """The most sentences of one topic, and the most cells that a sentence names; the others are in tables/verdict.csv."""
 TOPICS: Mapping[str, str] = {
+    "incomplete": "INCOMPLETE",
     "fastest": "What to use",
     "fewer": "On fewer devices",
     "choice": "Options compared",
     "trust": "How sure",
     "scaling": "How far it scales",
     "loss": "Why not better",
-    "data": "Waiting for data",
-    "next": "What to try next",
     "training": "Convergence",
     "equivalence": "Same training",
     "failed": "Failed",
     "open": "Open",
+    "next": "What to do next",
 }
 """The topics in the order of the page, each with its heading."""
 
@@ -35,28 +37,21 @@ TOPICS: Mapping[str, str] = {
 class Sentence:
     """One sentence of the verdict, in the order in which it is shown.
 
-    ``lead``: what it is about; ``options``: lines of an experiment file to try; ``command``: what to type;
-    ``evidence``: the anchor of its section in the report; ``code``: that of its statement.
+    ``lead``: what it is about; ``command``: what to type; ``evidence``: the anchor of its section in the report;
+    ``code``: that of its statement.
     """
 
     topic: str
     lead: str
     text: str
-    options: tuple[str, ...] = ()
     command: str = ""
     evidence: str = ""
     code: str = ""
 
     @property
     def is_bad(self) -> bool:
-        """Whether it stands in the colour of problems: low trust, no equivalence, failures."""
-        return self.topic == "failed" or self.code in ("low", "not equivalent", "unknown")
-
-    @property
-    def proposal(self) -> str:
-        """Its options as words: 'Try ddp.bucket_cap_mb: [1, 25, 100]'; empty if there are none."""
-        lines = "; ".join(self.options)
-        return f"Try {lines}." if lines and self.topic in ("loss", "data") else lines
+        """Whether it stands in the colour of problems: no result, low trust, no equivalence, failures."""
+        return self.topic in ("incomplete", "failed") or self.code in ("low", "not equivalent", "unknown")
 
     @property
     def heading(self) -> str:
@@ -81,10 +76,35 @@ class Context:
         row = self.cells.get(str(cell_id))
         return str(row["label"] if row else cell_id)
 
-    def labels_of(self, ids: Sequence[str]) -> str:
-        """Return the labels of several cells, the first MOST by name."""
+    def name(self, cell_id: Scalar) -> str:
+        """Return a cell in plain words, with its batch: see plain_label; its id if it has no trial."""
+        row = self.cells.get(str(cell_id))
+        return plain_label(row) if row else str(cell_id)
+
+    def short(self, cell_id: Scalar) -> str:
+        """Return what tells a leading cell from the others, such as 'resnet14'; nothing if it is the only one.
+
+        Of a cell that does not lead the whole name.
+        """
+        verdict = self.results.verdict
+        leading = verdict["cell_id"][verdict["topic"] == "fastest"].tolist()
+        if cell_id not in leading:
+            return self.name(cell_id)
+        parts = {one: self.name(one).split(SEPARATOR) for one in leading}
+        own = [part for part in parts[cell_id] if not all(part in others for others in parts.values())]
+        return SEPARATOR.join(own)
+
+    def names_of(self, ids: Sequence[str]) -> str:
+        """Return the names of several cells, the first MOST by name."""
         more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
-        return ", ".join(map(self.label, ids[:MOST])) + more
+        return ", ".join(map(self.name, ids[:MOST])) + more
+
+    def ratio(self, cell_id: Scalar) -> Row | None:
+        """Return a cell's row of scaling if it has a speedup over another cell."""
+        for row in rows_of(self.table("scaling")):
+            if row["cell_id"] == cell_id != row["base_id"] and not is_missing(row["speedup"]):
+                return row
+        return None
 
 
 def context_of(results: Results) -> Context:

@@ -14,27 +14,16 @@ from harness.report.row import Scalar, number, rows_of
 from harness.report.tables.findings import summary_line
 from harness.report.tables.text import counts, duration, plural, speed
 
-MEASURED = ("windows", "epochs")
-"""The parts of a trial that are timed: of throughput and of training time."""
-
 
 def size(results: Results) -> str:
-    """Return the size of the run: trials by outcome, cells measured, wall time, and how much of it was timed."""
+    """Return the size of the run: trials by outcome, cells measured, wall time."""
     last = results.trials.drop_duplicates("trial_id", keep="last")
-    unfinished = [f"INCOMPLETE: {plural(len(results.missing), 'planned trial')} without a result"]
     parts = [
-        *(unfinished if len(results.missing) else []),
         f"trials: {counts(sorted(last['outcome'].tolist()))}",
         *([plural(len(results.cells), "cell") + " measured"] if results.experiment.throughput else []),
     ]
     wall = sum(float(invocation.get("wall_s") or 0) for invocation in results.environment.get("invocations", []))
-    if wall:
-        ledger = results.ledger
-        measured = float(ledger["seconds"][(ledger["level"] == "trial") & ledger["part"].isin(MEASURED)].sum())
-        parts.append(
-            f"{duration(wall)} until the report, {100 * measured / wall:.0f} % of it in timed windows and epochs"
-        )
-    return " · ".join(parts)
+    return " · ".join([*parts, *([f"took {duration(wall)}"] if wall else [])])
 
 
 def checks_words(results: Results) -> str:

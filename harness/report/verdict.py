@@ -1,37 +1,35 @@
-"""The verdict on a run: what to use, how far it scales, why not better, how sure, and what is left open."""
+"""The verdict on a run: what to use, how far it scales, why not better, how sure, and what to do next."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.results import Results
-from harness.report.advice import next_experiment, options_to_try
 from harness.report.glossary import explained
-from harness.report.row import Row, number, rows_of
-from harness.report.sentence import MOST, TOPICS, Context, Sentence, context_of
+from harness.report.next_step import NOTHING_NEXT, next_step
+from harness.report.row import Row, rows_of
+from harness.report.sentence import MOST, TOPICS, Sentence, context_of
 from harness.report.sentences import PHRASES, further
-
-NEXT_FILE = "next.yaml"
-NOTHING_NEXT = "# The verdict proposes no option to compare.\n"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sentences, and an experiment file that tries what they propose."""
+    """The sentences, an experiment file that the last one may need, and what else may be tried."""
 
     sentences: tuple[Sentence, ...]
     next_file: str = NOTHING_NEXT
+    others: tuple[str, ...] = ()
 
     @property
     def proposes(self) -> bool:
-        """Whether there is something to try."""
+        """Whether there is a file to run."""
         return self.next_file != NOTHING_NEXT
 
     @property
-    def commands(self) -> list[str]:
-        """The commands of the sentences, in their order."""
-        return [one.command for sentences in self.by_heading.values() for one in sentences if one.command]
+    def command(self) -> str:
+        """The one command that is proposed; empty if there is none."""
+        return next((one.command for one in self.sentences if one.command), "")
 
     @property
     def by_heading(self) -> dict[str, list[Sentence]]:
@@ -43,6 +41,8 @@ class Verdict:
         return found
 
 
+BRACKETS = "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds."
+"""What the numbers in brackets are, for below the sentences."""
 NO_VERDICT = Verdict(())
 
 
@@ -59,54 +59,19 @@ def make_verdict(results: Results) -> Verdict:
     context, statements = context_of(results), rows_of(results.verdict)
     sentences: list[Sentence] = []
     for topic, phrase in PHRASES.items():
-        rows = [row for row in statements if row["topic"] == topic]
+        rows = _rows(topic, statements)
         for row in rows[:MOST]:
             sentences.append(replace(phrase(row, context), evidence=str(row["evidence"])))
         if len(rows) > MOST:
             more = f"And {len(rows) - MOST} more, in tables/verdict.csv."
             sentences.append(Sentence(topic, "", more, evidence=str(rows[0]["evidence"])))
-    proposal = _proposal(statements, context)
-    if proposal:
-        sentences.append(_next_sentence(proposal, results))
-    return Verdict((*_said_once(sentences), *further(context)), proposal.file if proposal else NOTHING_NEXT)
+    step = next_step(statements, context)
+    return Verdict((*sentences, *further(context), step.sentence), step.file, step.others)
 
 
-def _said_once(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
-    """Yield the sentences; options that an earlier one proposes are not proposed again."""
-    seen: set[tuple[str, ...]] = set()
-    for sentence in sentences:
-        yield replace(sentence, options=()) if sentence.options in seen else sentence
-        seen.add(sentence.options)
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """An option to compare in one cell, and the experiment file that does."""
-
-    option: str
-    label: str
-    file: str
-
-
-def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
-    """Return the first option to try against the largest loss; None if there is none."""
-    losses = [row for row in statements if row["topic"] == "data" or row["code"] == "largest"]
-    for row in sorted(losses, key=lambda row: -number(row["value"])):
-        part = "waiting for data" if row["topic"] == "data" else str(row["subject"])
-        cell = context.cells[str(row["cell_id"])]
-        if options := options_to_try(part, cell, context.results.experiment):
-            chosen = context.options[str(row["cell_id"])]
-            text = next_experiment(context.results.experiment, cell, chosen, options[0])
-            label = context.label(row["cell_id"])
-            return Proposal(str(options[0]), label, f"# Compares {options[0].axis} in {label}.\n{text}")
-    return None
-
-
-def _next_sentence(proposal: Proposal, results: Results) -> Sentence:
-    """Return how to run the experiment file that the verdict proposes."""
-    path = results.folder.path / NEXT_FILE
-    if results.experiment.own_code:
-        text = f"for {proposal.label}: copy {path} beside your experiment file, and run it."
-        return Sentence("next", proposal.option, text)
-    text = f"for {proposal.label}, all else as here:"
-    return Sentence("next", proposal.option, text, command=f"python -m harness.run {path}")
+def _rows(topic: str, statements: Sequence[Row]) -> list[Row]:
+    """Return the statements of a topic that have a sentence each; of the causes of one cell the first."""
+    rows = [row for row in statements if row["topic"] == topic]
+    if topic != "loss":
+        return rows
+    return [row for at, row in enumerate(rows) if row["cell_id"] not in [one["cell_id"] for one in rows[:at]]]

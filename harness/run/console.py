@@ -25,7 +25,7 @@ from harness.report.tables.links import links_tables
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.scaling import scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, plural, speed
-from harness.report.verdict import Verdict
+from harness.report.verdict import BRACKETS, Verdict
 from harness.run.events import (
     DoctorFinished,
     Event,
@@ -161,13 +161,13 @@ class ConsoleSink:
             "count of trials": self._show_trials,
             "evidence": self._show_evidence,
             "findings": self._show_findings,
+            "report": self._show_report,
             "verdict": self._show_verdict,
         }
         for name, show in shown.items():
             parts.make(f"the terminal's {name}", partial(show, event), self._say)
         if parts.failures:
             RunFolder(event.folder).write_log(parts.log, parts.tracebacks)
-        self._console.print(escape_control(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
 
     def _show_scaling(self, event: Reported) -> None:
         scaling = event.tables["scaling"]
@@ -198,10 +198,15 @@ class ConsoleSink:
         for text in finding_lines(event.tables["findings"]):
             self._console.print(text, highlight=False, soft_wrap=True)
 
+    def _show_report(self, event: Reported) -> None:
+        text = escape_control(f"Report: {event.report}")
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def _show_verdict(self, event: Reported) -> None:
-        self._console.print("", verdict_grid(event.verdict))
-        for number, command in enumerate(event.verdict.commands, 1):
-            self._console.print(escape_control(f"[{number}] {command}"), highlight=False, markup=False, soft_wrap=True)
+        self._console.print("", verdict_grid(event.verdict), Text(BRACKETS, style="dim"))
+        if event.verdict.command:  # last and alone on its line, to be copied
+            text = escape_control(event.verdict.command)
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True, style="bold")
 
     def _say(self, text: str) -> None:
         self._console.print(escape_control(text), highlight=False, markup=False)
@@ -224,18 +229,16 @@ class ConsoleSink:
 
 
 def verdict_grid(verdict: Verdict) -> Table:
-    """Return the verdict as a table of two columns, headings and sentences; its commands are named by number."""
+    """Return the verdict as a table of two columns, headings and sentences; its command is shown below it."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")  # a path is longer than a line
-    numbers = iter(range(1, len(verdict.commands) + 1))
     for heading, sentences in verdict.by_heading.items():
         for at, one in enumerate(sentences):
             style = "bold red" if one.is_bad else "bold"
-            parts = [one.text, one.proposal, f"[{next(numbers)}]" if one.command else ""]
-            text = Text(escape_control(" ".join(part for part in parts if part)))
-            lead = Text(escape_control(f"{one.lead}: ") if one.lead else "", style=style)
-            grid.add_row(Text("" if at else heading, style="bold"), lead.append(text))
+            lead = (escape_control(f"{one.lead}: ") if one.lead else "", style)
+            title = Text("" if at else heading, style="bold red" if one.topic == "incomplete" else "bold")
+            grid.add_row(title, Text.assemble(lead, escape_control(one.text)))
     return grid
 
 

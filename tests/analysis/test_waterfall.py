@@ -318,6 +318,33 @@ def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
     assert phase_tables.host_phases(trials, trial_tables.windows(lines)).empty
 
 
+def waiting(*shares: float, pilot: int | None = None) -> dict[str, Any]:
+    """Return the phases of a cell that waits for data for these shares of its step, block by block."""
+    lines = [line("ddp2", rates=(9.0, 9.0), block=block) for block in range(len(shares))]
+    for one, share in zip(lines, shares, strict=True):
+        one["windows"] = [window | {"wait_s": share, "rest_s": 1.0 - share} for window in one["windows"]]
+    trials = trial_tables.trials(lines, steps_of(lines))
+    (row,) = phase_tables.phases(trials, trial_tables.windows(lines), pilot).to_dict("records")
+    return row
+
+
+def test_the_wait_for_data_has_an_interval_over_blocks() -> None:
+    row = waiting(0.5, 0.6, 0.7)
+    halfwidth = 4.302653 * 0.1 / 3**0.5  # t(2), standard deviation 0.1, three blocks
+    assert row["waits"] == pytest.approx(0.6) and row["blocks"] == 3
+    assert (row["waits_low"], row["waits_high"]) == (pytest.approx(0.6 - halfwidth), pytest.approx(0.6 + halfwidth))
+    assert (row["waits_least"], row["waits_most"]) == (pytest.approx(0.5), pytest.approx(0.7))
+    assert waiting(0.5, 0.6, 0.7, 0.1, pilot=3)["waits_low"] == pytest.approx(0.475 - 4.302653 * 0.1 / 2)
+
+
+def test_the_interval_of_a_share_ends_at_0_and_1() -> None:
+    assert waiting(0.9, 0.99, 0.7)["waits_high"] == 1.0 and waiting(0.01, 0.2, 0.02)["waits_low"] == 0.0
+
+
+def test_a_wait_has_no_interval_below_three_blocks() -> None:
+    assert pd.isna(waiting(0.5, 0.6)["waits_low"]) and waiting(0.5, 0.6)["waits"] == pytest.approx(0.55)
+
+
 @pytest.mark.parametrize("purpose", ["", "profile"])
 def test_collectives_are_listed_beside_their_phases(purpose: str) -> None:
     """Of the timed trials, as in older runs, or of trials of their own."""

@@ -34,7 +34,7 @@ def test_the_verdict_has_headings_sentences_and_commands() -> None:
 
 def test_the_command_prints_the_verdict_of_an_old_run() -> None:
     result = CliRunner().invoke(app, ["export", str(EXAMPLE), "--markdown"])
-    assert result.exit_code == 0 and "**What to use**" in result.stdout and "ddp x2" in result.stdout
+    assert result.exit_code == 0 and "**What to use**" in result.stdout and "ddp on 2 devices" in result.stdout
 
 
 def test_without_a_format_it_is_one_error() -> None:

@@ -50,7 +50,7 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     tables = {function.__name__: function(trials) for function in (scaling, noise, versus, parity)}
     tables |= {"trials": trials, "equivalence": EQUIVALENCE.frame([]), "findings": FINDINGS.frame([HOSTILE_FINDING])}
     trial = plan.groups[0].trials[0]
-    said = Sentence("fastest", HOSTILE, HOSTILE, (HOSTILE,), HOSTILE)
+    said = Sentence("fastest", HOSTILE, HOSTILE, HOSTILE)
     with ConsoleSink(console) as sink:
         sink(Planned(plan))
         sink(RunStarted(tmp_path / HOSTILE.replace("/", "_"), plan, plan.groups, 0))
@@ -64,6 +64,22 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     assert "[red]report.html" in output
     for character in ("\x1b]0", "\x1b[2J\x1b]", "\x07", "\x9b", "\u202e", "\x1b[31m"):
         assert character not in output
+
+
+def test_the_command_is_the_last_line_and_what_is_incomplete_the_verdicts_first(tmp_path: Path) -> None:
+    out = io.StringIO()
+    said = (
+        Sentence("next", "", "It is small:", "python -m harness.run " + "a" * 90),
+        Sentence("fastest", "ddp on 2 devices", "fast."),
+        Sentence("incomplete", "3 cells have no result", "interrupted."),
+    )
+    tables = {"trials": trial_tables.trials([line()], steps_of([line()]))}
+    with ConsoleSink(Console(file=out, width=80)) as sink:
+        sink(Reported(tmp_path, tmp_path / "report.html", tables, Verdict(said), 3.0))
+    lines = out.getvalue().splitlines()
+    assert lines[-1] == said[0].command
+    verdict = [line for line in lines if line.startswith(("INCOMPLETE", "What"))]
+    assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "What to use", "What to do next"]
 
 
 def test_findings_are_in_the_terminal_with_what_to_do(tmp_path: Path) -> None:
@@ -86,7 +102,7 @@ def test_an_error_in_a_table_of_the_terminal_costs_that_table(tmp_path: Path) ->
     assert (
         "the terminal's scaling table failed by an error of the harness: KeyError: 'scaling', in console.py" in output
     )
-    assert "Trials: 1 ok." in output and output.endswith("report.html\n")
+    assert "Trials: 1 ok." in output and "report.html\n" in output
     assert "KeyError" in (tmp_path / "logs" / "terminal.txt").read_text()
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.analysis.common import Row
 from harness.analysis.verdict import rules
+from harness.analysis.verdict.causes import causes
 from harness.analysis.verdict.choices import choices
 from harness.analysis.verdict.statement import READ, Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import trust
@@ -35,8 +36,14 @@ def statements(tables: Tables) -> list[Statement]:
     fastest = follow(rules.fastest)
     chosen = {statement.cell_id for statement in fastest}
     leading = [row for row in records(tables["leaders"]) if row["cell_id"] in chosen] if chosen else []
-    found = [*fastest, *follow(rules.fewer_devices), *follow(choices, leading), *follow(rules.training)]
-    for of_leading in (rules.scaling_limit, rules.largest_loss, rules.data_wait, trust):
+    found = [
+        *follow(rules.incomplete),
+        *fastest,
+        *follow(rules.fewer_devices),
+        *follow(choices, leading),
+        *follow(rules.training),
+    ]
+    for of_leading in (rules.scaling_limit, causes, trust):
         found += follow(of_leading, leading)
     for of_run in (rules.equivalence, rules.failures, rules.open_questions):
         found += follow(of_run)

@@ -22,8 +22,8 @@ ENOUGH = 0.95
 """The share of the best throughput that a smaller batch must reach to be preferred."""
 ANSWERED = {*IMPOSSIBLE, "precise", "not_measured"}
 """The reasons to skip that leave no question open: no machine can run it, it is precise, or its trial has failed."""
-WAITS = 0.10
-"""The share of a step spent waiting for data from which it is named, whatever the number of devices."""
+CUT_SHORT = {"time_up"}
+"""The reasons to skip that the same command can take up again on the same machine."""
 PLACES = ("nodes", "device_ids")
 COMPARED_AXES = ("workload", "data", "model", "precision", "device")
 
@@ -127,51 +127,6 @@ def _efficiency_code(row: Row) -> str:
     return "above" if row["efficiency_low"] > EFFICIENT else "below"
 
 
-def largest_loss(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
-    """State the largest part of each leading cell's lost efficiency whose interval excludes 0."""
-    by_cell: dict[str, list[Row]] = {}
-    for row in records(tables["waterfall"]):
-        if row["part"] not in ("ideal", "rest"):
-            by_cell.setdefault(row["cell_id"], []).append(row)
-    found = []
-    for leader in leading:
-        parts = by_cell.get(leader["cell_id"], [])
-        if not parts:
-            continue
-        sure = [row for row in parts if not pd.isna(row["low"]) and row["low"] > 0]
-        largest = max(sure or parts, key=lambda row: float(row["share"]))
-        found.append(
-            Statement(
-                "loss",
-                "largest" if sure else "none is certain",
-                "figure-waterfall",
-                largest["cell_id"],
-                devices=largest["devices"],
-                value=largest["share"],
-                low=largest["low"],
-                high=largest["high"],
-                n=largest["blocks"],
-                subject=largest["part"],
-            )
-        )
-    return found
-
-
-def data_wait(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
-    """State the share of each leading cell's step in which it waits for data, from WAITS."""
-    chosen = {leader["cell_id"] for leader in leading}
-    found = []
-    for row in records(tables["phases"]):
-        waits = row["wait_s"] if pd.isna(row["idle_s"]) else row["idle_s"]
-        if row["cell_id"] in chosen and not pd.isna(waits) and row["step_s"] > 0:
-            share = waits / row["step_s"]
-            if share >= WAITS:
-                found.append(
-                    Statement("data", "waits", "figure-phases", row["cell_id"], devices=row["devices"], value=share)
-                )
-    return found
-
-
 def training(tables: Tables) -> list[Statement]:
     """State which training of each model reached the target first, by the median over its seeds.
 
@@ -265,12 +220,27 @@ def failures(tables: Tables) -> Iterator[Statement]:
         yield Statement("failed", "preflight", "preflight", cell_id, subject=str(check), reasons=seen, n=len(rows))
 
 
-def open_questions(tables: Tables) -> Iterator[Statement]:
-    """State what was planned or asked for and has no result."""
+def incomplete(tables: Tables) -> Iterator[Statement]:
+    """State what was to be measured and has no result: trials that never ended, cells left out, cells that failed."""
     if len(tables["missing"]):
-        yield Statement("open", "missing", "missing", n=len(tables["missing"]))
+        yield Statement("incomplete", "missing", "missing", n=len(tables["missing"]))
     last = tables["trials"].drop_duplicates("trial_id", keep="last")
-    skipped = last[(last["outcome"] == "skipped") & ~last["skip_code"].isin(ANSWERED)]
+    late = last[(last["outcome"] == "skipped") & last["skip_code"].isin(CUT_SHORT)]
+    for code, rows in late.groupby("skip_code", sort=False):
+        reasons = (str(rows["reason"].iloc[0]),)
+        yield Statement("incomplete", str(code), "outcomes", n=rows["cell_id"].nunique(), reasons=reasons)
+    tried = (last["outcome"] != "skipped") | (last["skip_code"] == "doctor")
+    asked = last[(last["kind"] != "diagnostic") & tried]
+    measured = asked["cell_id"][asked["outcome"] == "ok"]
+    failed = asked["cell_id"][~asked["cell_id"].isin(measured)].drop_duplicates().tolist()
+    if failed:
+        yield Statement("incomplete", "failed", "failed", failed[0], tuple(failed[1:]), n=len(failed))
+
+
+def open_questions(tables: Tables) -> Iterator[Statement]:
+    """State the cells that were asked for and could not be run here."""
+    last = tables["trials"].drop_duplicates("trial_id", keep="last")
+    skipped = last[(last["outcome"] == "skipped") & ~last["skip_code"].isin(ANSWERED | CUT_SHORT)]
     for code, rows in skipped.groupby("skip_code", sort=False):
         counts = sorted({int(value) for value in rows["devices"]})
         yield Statement(

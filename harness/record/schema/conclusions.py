@@ -30,7 +30,11 @@ VERDICT = Table(
     "verdict",
     "one statement of the verdict, which follows from the other tables by a rule",
     (
-        _c("topic", "string", "fastest, choice, training, scaling, loss, data, trust, equivalence, failed or open"),
+        _c(
+            "topic",
+            "string",
+            "incomplete, fastest, fewer, choice, training, scaling, loss, trust, equivalence, failed or open",
+        ),
         _c("code", "string", "which statement of the topic it is, such as above, below or not clear"),
         _c("cell_id", "string", "cell that it is about"),
         _c(

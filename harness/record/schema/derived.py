@@ -176,6 +176,9 @@ PHASES = Table(
         _c("step_s", "Float64", "step time, mean over ranks and blocks", "s"),
         *PHASE_COLUMNS,
         *COLLECTIVE_COLUMNS,
+        _c("waits", "Float64", "fraction of the step spent waiting for data, mean over blocks: idle_s, else wait_s"),
+        _c("blocks", "Int64", "number of blocks in that estimate (n)"),
+        *ends("waits"),
     ),
 )
 

@@ -112,7 +112,7 @@ def test_a_table_that_failed_costs_what_needs_it_and_is_named_last() -> None:
     given: dict[str, pd.DataFrame | None] = {"leaders": table("leaders", leader("a", 100)), "scaling": None}
     *found, last = statements(Tables({**given, "missing": None, "equivalence": table("equivalence")}))
     assert [statement.topic for statement in found] == ["fastest"]
-    assert (last.topic, last.code, last.reasons, last.n) == ("failed", "tables", ("scaling", "missing"), 2)
+    assert (last.topic, last.code, last.reasons, last.n) == ("failed", "tables", ("missing", "scaling"), 2)
 
 
 # -- scaling --------------------------------------------------------------------------------------------------------
@@ -167,47 +167,6 @@ def test_efficiency_is_that_on_the_nodes_of_the_leading_cell() -> None:
 
 def test_a_cell_on_one_device_says_nothing_about_scaling() -> None:
     assert scaling_of((1, 1.0, 1.0, 1.0)) == []
-
-
-# -- losses ---------------------------------------------------------------------------------------------------------
-
-
-def loss_of(*parts: tuple[str, float, float | None]) -> list[Statement]:
-    rows = [
-        {"cell_id": "a", "part": part, "share": share, "low": low, "high": None if low is None else 2 * share - low}
-        for part, share, low in parts
-    ]
-    return rules.largest_loss(tables(waterfall=rows), [{"cell_id": "a"}])
-
-
-def test_the_largest_part_whose_interval_excludes_0_is_the_cause() -> None:
-    found = one(
-        loss_of(("ideal", 0.6, 0.5), ("wrapper", 0.2, -0.1), ("exposed communication", 0.15, 0.1), ("rest", 0.3, 0.2))
-    )
-    assert (found.code, found.subject, found.value, found.low) == ("largest", "exposed communication", 0.15, 0.1)
-
-
-@pytest.mark.parametrize("low", [-0.1, None])
-def test_without_a_certain_part_no_cause_is_claimed(low: float | None) -> None:
-    found = one(loss_of(("ideal", 0.6, 0.5), ("wrapper", 0.2, low)))
-    assert (found.code, found.subject) == ("none is certain", "wrapper")
-
-
-def test_a_cell_without_a_waterfall_has_no_cause() -> None:
-    assert rules.largest_loss(tables(waterfall=[{"cell_id": "other", "part": "wrapper"}]), [{"cell_id": "a"}]) == []
-
-
-@pytest.mark.parametrize(
-    ("phases", "share"),
-    [
-        ({"wait_s": 0.6, "idle_s": None}, 0.6),
-        ({"wait_s": 0.6, "idle_s": 0.2}, 0.2),  # on a GPU the host waits while the device computes
-        ({"wait_s": 0.05, "idle_s": None}, None),
-    ],
-)
-def test_a_wait_for_data_is_named_from_10_percent(phases: dict[str, Any], share: float | None) -> None:
-    found = rules.data_wait(tables(phases=[{"cell_id": "a", "step_s": 1.0, **phases}]), [{"cell_id": "a"}])
-    assert [statement.value for statement in found] == ([] if share is None else [share])
 
 
 # -- training -------------------------------------------------------------------------------------------------------
@@ -308,9 +267,35 @@ def test_errors_of_the_doctor_are_failures_and_warnings_are_not() -> None:
     assert (found.code, found.subject, found.reasons) == ("preflight", "loader", ("slow",))
 
 
-def test_what_was_planned_and_has_no_result_is_open() -> None:
-    found = one(list(rules.open_questions(tables(missing=[{"trial_id": "a"}, {"trial_id": "b"}]))))
-    assert (found.code, found.n) == ("missing", 2)
+def test_a_run_that_lacks_trials_is_incomplete() -> None:
+    found = one(list(rules.incomplete(tables(missing=[{"trial_id": "a"}, {"trial_id": "b"}]))))
+    assert (found.topic, found.code, found.n) == ("incomplete", "missing", 2)
+
+
+def test_cells_of_which_every_trial_failed_make_a_run_incomplete() -> None:
+    timed = {"kind": "throughput"}
+    rows = [
+        trial("a1", "error", **timed),
+        trial("a2", "ok", **timed),
+        trial("b1", "oom", **timed),
+        trial("b2", "error", **timed),
+        trial("c1", "skipped", skip_code="doctor", **timed),
+        trial("d1", "error", kind="diagnostic"),
+        trial("e1", "skipped", skip_code="too_few_devices", **timed),
+    ]
+    found = one(list(rules.incomplete(tables(trials=rows))))
+    assert (found.code, found.cell_id, found.others, found.n) == ("failed", "b", ("c",), 2)
+
+
+def test_a_run_that_a_limit_ended_is_incomplete() -> None:
+    rows = [trial("a1", "skipped", skip_code="time_up"), trial("b1", "skipped", skip_code="time_up")]
+    found = one(list(rules.incomplete(tables(trials=rows))))
+    assert (found.code, found.n, found.reasons) == ("time_up", 2, ("because of skipped",))
+
+
+def test_a_run_with_a_result_of_every_cell_is_complete() -> None:
+    rows = [trial("a1", "ok", kind="throughput"), trial("b1", "skipped", skip_code="precise", kind="throughput")]
+    assert list(rules.incomplete(tables(trials=rows))) == []
 
 
 def test_devices_that_the_machine_lacks_are_open_and_other_skips_are_not() -> None:
@@ -323,19 +308,16 @@ def test_devices_that_the_machine_lacks_are_open_and_other_skips_are_not() -> No
     assert (found.code, found.n, found.subject) == ("too_few_devices", 2, "4, 8")
 
 
-def test_what_a_limit_left_out_is_open_and_what_no_machine_can_run_is_not() -> None:
+def test_what_memory_left_out_is_open_and_what_no_machine_can_run_is_not() -> None:
     rows = [
         trial("a1", "skipped", skip_code="time_up", devices=8),
         trial("b1", "skipped", skip_code="out_of_memory", devices=8),
         trial("c1", "skipped", skip_code="strategy_devices", devices=2),
     ]
-    found = list(rules.open_questions(tables(trials=rows)))
-    assert [(one.code, one.n, one.reasons) for one in found] == [
-        ("time_up", 1, ("because of skipped",)),
-        ("out_of_memory", 1, ("because of skipped",)),
-    ]
+    found = one(list(rules.open_questions(tables(trials=rows))))
+    assert (found.code, found.n, found.reasons) == ("out_of_memory", 1, ("because of skipped",))
 
 
-@pytest.mark.parametrize("rule", [rules.equivalence, rules.failures, rules.open_questions])
+@pytest.mark.parametrize("rule", [rules.equivalence, rules.failures, rules.incomplete, rules.open_questions])
 def test_nothing_is_said_of_empty_tables(rule: Callable[[Tables], Any]) -> None:
     assert list(rule(Tables({}))) == []

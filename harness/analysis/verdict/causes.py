@@ -1,0 +1,64 @@
+"""The rule on why a step is not shorter: what takes the time of a leading cell's step, in one list by size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from harness.analysis.common import Row
+from harness.analysis.verdict.statement import Statement, Tables
+from harness.record.frames import records
+
+DATA = "waiting for data"
+"""The part of the step that has two measurements: against one device in the waterfall, as a whole in the phases."""
+WAITS = 0.10
+"""The share of a step spent waiting for data from which all of it is a cause, whatever the number of devices."""
+WORTH_NAMING = 0.005
+"""The least share of a step that is named: less is shown as 0 %."""
+CLEAR, UNCLEAR, NO_INTERVAL = "clear", "unclear", "no interval"
+
+
+def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
+    """State the parts that take time of each leading cell's step, the largest first.
+
+    The parts of its waterfall, what is not explained among them. The wait for data is that of the phases from WAITS,
+    since the waterfall has only what it takes more than on one device. ``code``: whether the interval excludes 0.
+    """
+    parts: dict[str, list[Row]] = {}
+    for row in records(tables["waterfall"]):
+        if row["part"] != "ideal":
+            parts.setdefault(row["cell_id"], []).append(row)
+    phases = {row["cell_id"]: row for row in records(tables["phases"])}
+    found: list[Statement] = []
+    for leader in leading:
+        cell_id = leader["cell_id"]
+        of_cell = [*_causes(cell_id, parts.get(cell_id, []), phases.get(cell_id))]
+        found += sorted(of_cell, key=lambda one: -(one.value or 0.0))
+    return found
+
+
+def _causes(cell_id: str, parts: Sequence[Row], phases: Row | None) -> Iterator[Statement]:
+    waits = phases is not None and not pd.isna(phases["waits"]) and phases["waits"] >= WAITS
+    if phases is not None and waits:
+        ends = {"low": phases["waits_low"], "high": phases["waits_high"]}
+        yield _cause(cell_id, DATA, "figure-phases", {**phases, **ends, "share": phases["waits"]})
+    for row in parts:
+        if row["share"] >= WORTH_NAMING and not (waits and row["part"] == DATA):
+            yield _cause(cell_id, row["part"], "figure-waterfall", row)
+
+
+def _cause(cell_id: str, part: str, evidence: str, row: Row) -> Statement:
+    code: str = NO_INTERVAL if pd.isna(row["low"]) else CLEAR if row["low"] > 0 else UNCLEAR
+    return Statement(
+        "loss",
+        code,
+        evidence,
+        cell_id,
+        devices=row["devices"],
+        value=row["share"],
+        low=row["low"],
+        high=row["high"],
+        n=row["blocks"],
+        subject=part,
+    )

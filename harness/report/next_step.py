@@ -1,0 +1,211 @@
+"""What to do next: one command, with the reason why it is the one, and the experiment file that it needs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.analysis.results import Results
+from harness.config.yaml_source import dump
+from harness.report.advice import Option, next_experiment
+from harness.report.causes import causes_of, name_of, options_of, smaller_causes, target
+from harness.report.row import Row, is_missing, number, texts
+from harness.report.sentence import Context, Sentence
+from harness.report.tables.text import percent, plural
+from harness.report.trust_words import MOST_BLOCKS, cost
+
+NEXT_FILE = "next.yaml"
+LONGER = 4
+"""The factor by which windows are made longer where noise hides what is to be seen."""
+SHORTEST = 0.25
+"""Seconds of a window that a number of steps alone set."""
+NOTHING_NEXT = "# The verdict proposes no option to compare.\n"
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """The one command, why it is the one, and what ``next.yaml`` holds; ``others``: what else may be tried."""
+
+    why: str
+    command: str
+    file: str = NOTHING_NEXT
+    others: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> Sentence:
+        return Sentence("next", "", self.why, command=self.command)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An option to compare in one cell against a cause, and the experiment file that does."""
+
+    option: Option
+    cause: Row
+    file: str
+    noise: float | None
+    """How far a setting that is measured twice may differ from itself; None if that was not measured."""
+
+    @property
+    def share(self) -> float:
+        """The share of the step that the cause takes."""
+        return number(self.cause["value"])
+
+
+def next_step(statements: Sequence[Row], context: Context) -> NextStep:
+    """Return what to do next.
+
+    First what is missing; then an option against a cause that is larger than the run's noise, so that its effect can
+    be seen; then a better measurement. A run that leaves nothing to do is exported.
+    """
+    proposal = _proposal(statements, context)
+    blocks, results = _blocks(statements), context.results
+    if unfinished := _unfinished(statements, context):
+        step = NextStep(*unfinished, proposal.file if proposal else NOTHING_NEXT)
+    elif proposal and (proposal.noise is None or proposal.share > proposal.noise):
+        step = _try(proposal, context)
+    elif blocks and number(blocks["n"]) <= MOST_BLOCKS:
+        step = _more_blocks(blocks, proposal, context)
+    elif blocks:
+        step = _longer_windows(results)
+    elif _target_missed(statements):
+        step = _more_epochs(results)
+    else:
+        command = f"python -m harness export {folder_of(results)} --markdown"
+        step = NextStep("Nothing here calls for another measurement. To show the verdict to others:", command)
+    others = (*_other_blocks(blocks, step, context), *_others(statements, context))
+    return NextStep(step.why, step.command, step.file, others)
+
+
+def folder_of(results: Results) -> str:
+    """Return the run folder as a word of a shell."""
+    return shlex.quote(str(results.folder.path))
+
+
+def _unfinished(statements: Sequence[Row], context: Context) -> tuple[str, str] | None:
+    """Return why and how to resume a run that lacks trials, or in which nothing was measured."""
+    resume = f"python -m harness.run --resume {folder_of(context.results)}"
+    codes = [row["code"] for row in statements if row["topic"] == "incomplete"]
+    if "missing" in codes or "time_up" in codes:
+        return "The run is incomplete. To measure what is missing, and keep what is measured:", resume
+    if not (context.table("trials")["outcome"] == "ok").any():
+        return "Nothing was measured. Once the causes above are mended, what failed is measured again by:", resume
+    return None
+
+
+def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
+    """Return the first option to try against a cause of a leading cell, the one that stands out most from the noise."""
+    found = [_proposal_of(row, statements, context) for row in _one_each(statements)]
+    return max((one for one in found if one), key=lambda one: one.share - (one.noise or 0.0), default=None)
+
+
+def _proposal_of(row: Row, statements: Sequence[Row], context: Context) -> Proposal | None:
+    """Return the option to try against the largest cause of a cell that an option may change."""
+    cause = target(causes_of(row, context))
+    options = options_of(cause, context) if cause else []
+    if cause is None or not options:
+        return None
+    cell_id = str(cause["cell_id"])
+    text = next_experiment(context.results.experiment, context.cells[cell_id], context.options[cell_id], options[0])
+    head = f"# Compares {options[0].axis} in {context.label(cell_id)}.\n"
+    return Proposal(options[0], cause, f"{head}{text}", _noise(cell_id, statements))
+
+
+def _one_each(statements: Sequence[Row]) -> list[Row]:
+    """Return one cause of each cell that has any."""
+    return [*{row["cell_id"]: row for row in statements if row["topic"] == "loss"}.values()]
+
+
+def _noise(cell_id: str, statements: Sequence[Row]) -> float | None:
+    """Return how far the base of a leading cell may differ from itself, by its A/A test; None without one."""
+    trust = (row for row in statements if row["topic"] == "trust" and not is_missing(row["value"]))
+    return max(
+        (number(row["value"]) for row in trust if cell_id in (row["cell_id"], *texts(row["others"]))), default=None
+    )
+
+
+def _try(proposal: Proposal, context: Context) -> NextStep:
+    share, cause = percent(proposal.share), name_of(str(proposal.cause["subject"]))
+    noise = "" if proposal.noise is None else f", more than the noise of this run ({percent(proposal.noise)})"
+    where = context.name(proposal.cause["cell_id"])
+    why = f"{share} of the step is {cause}{noise}. Compare {proposal.option} for {where}, all else as here:"
+    return _run_file(why, proposal.file, context.results)
+
+
+def _run_file(why: str, file: str, results: Results) -> NextStep:
+    """Return the step that runs next.yaml: in the folder of the experiment file if it names the user's own code."""
+    path = shlex.quote(str(results.folder.path / NEXT_FILE))
+    if results.experiment.own_code:
+        why = f"{why.removesuffix(':')}, in the folder of your experiment file:"
+        return NextStep(why, f"cp {path} . && python -m harness.run {NEXT_FILE}", file)
+    return NextStep(why, f"python -m harness.run {path}", file)
+
+
+def _blocks(statements: Sequence[Row]) -> Row | None:
+    """Return the statement that asks for further blocks."""
+    asking = (row for row in statements if row["topic"] == "trust" and not is_missing(row["n"]))
+    return next((row for row in asking if number(row["n"]) > 0), None)
+
+
+def _more_blocks(row: Row, proposal: Proposal | None, context: Context) -> NextStep:
+    results, blocks = context.results, int(number(row["n"]))
+    more = f"{plural(blocks, 'more block')}{cost(blocks, context)}"
+    why = f"The measurement is the weakest point. {more} would narrow the intervals"
+    if row["subject"] == "fixed":
+        return NextStep(f"{why}:", _add_blocks(blocks, results), proposal.file if proposal else NOTHING_NEXT)
+    at_most = (results.experiment.throughput.most_blocks if results.experiment.throughput else 0) + blocks
+    file = _changed(results, f"With {more}.", {"throughput": {"blocks": {"at_most": at_most}}})
+    return _run_file(f"{why}; a rule sets their number, so that it takes a new run:", file, results)
+
+
+def _longer_windows(results: Results) -> NextStep:
+    settings = results.experiment.throughput
+    longer = LONGER * ((settings and settings.window_seconds) or SHORTEST)
+    file = _changed(results, "With longer windows.", {"throughput": {"window_seconds": longer}})
+    why = (
+        "The noise of this run hides what an option could change. Close other programs, then measure again with "
+        f"throughput.window_seconds: {longer:g}, all else as here:"
+    )
+    return _run_file(why, file, results)
+
+
+def _target_missed(statements: Sequence[Row]) -> bool:
+    training = [row["code"] for row in statements if row["topic"] == "training"]
+    return bool(training) and all(code == "missed" for code in training)
+
+
+def _more_epochs(results: Results) -> NextStep:
+    settings = results.experiment.convergence
+    epochs = 2 * (settings.epochs if settings else 1)
+    file = _changed(results, "With more epochs.", {"convergence": {"epochs": epochs}})
+    return _run_file(
+        f"No training reached the target. With convergence.epochs: {epochs}, all else as here:", file, results
+    )
+
+
+def _changed(results: Results, comment: str, change: Mapping[str, Mapping[str, object]]) -> str:
+    """Return the run's experiment file with some settings changed."""
+    content = results.experiment.model_dump(mode="json", exclude_defaults=True)
+    content["name"] = f"{results.experiment.name[:40]}-next"
+    for section, settings in change.items():
+        known = content.setdefault(section, {})
+        for name, value in settings.items():
+            known[name] = {**known.get(name, {}), **value} if isinstance(value, Mapping) else value
+    return f"# {comment}\n{dump(content, flow=None, width=100)}"
+
+
+def _add_blocks(blocks: int, results: Results) -> str:
+    return f"python -m harness.run --resume {folder_of(results)} --add-blocks {blocks}"
+
+
+def _other_blocks(row: Row | None, step: NextStep, context: Context) -> Iterator[str]:
+    """Yield how to add blocks if that is not what to do next."""
+    feasible = row is not None and row["subject"] == "fixed" and number(row["n"]) <= MOST_BLOCKS
+    if row and feasible and "--add-blocks" not in step.command:
+        yield f"To narrow the intervals: {_add_blocks(int(number(row['n'])), context.results)}"
+
+
+def _others(statements: Sequence[Row], context: Context) -> Iterator[str]:
+    for row in _one_each(statements):
+        yield from smaller_causes(causes_of(row, context), context)

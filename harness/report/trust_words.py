@@ -1,0 +1,76 @@
+"""The sentence on how sure the verdict is: the level, the reasons in plain words, and the blocks that would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.analysis.doubts import kind_of
+from harness.analysis.verdict.trust import GOOD_BLOCKS, HALFWIDTH
+from harness.report.row import Row, is_missing, number, texts
+from harness.report.sentence import MOST, Context, Sentence
+from harness.report.tables.text import duration, percent, plural
+
+MOST_BLOCKS = 100
+"""The most further blocks that are proposed."""
+REASONS: Mapping[str, str] = {
+    "differs": "one setting measured twice differs from itself by more than chance (A/A test; 1 in 20 does by chance)",
+    "noise": "one setting measured twice may differ from itself by up to {reach} (A/A test)",
+    "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
+    "blocks": f"few blocks, {GOOD_BLOCKS} are better",
+    "equivalence": "it is not known whether it trains as one device does",
+}
+DOUBTS: Mapping[str, str] = {
+    "impossible efficiency": "a speedup that more devices cannot explain",
+    "waits for data": "most of the step is a wait for data",
+    "inline": "it ran in the command's own process",
+    "no steady state": "the speed had not settled after the warm-up",
+    "skipped updates": "fp16 skipped updates",
+    "wide spread": "the times of single steps vary widely",
+    "windows drift": "the speed changed during a measurement",
+    "stalled": "single steps took seconds",
+    "slow rank": "one device was slower than the others",
+    "foreign load": "other programs used the processor",
+    "memory swapped": "memory was swapped to disk",
+    "clocks throttled": "a GPU lowered its clock, for heat or power",
+    "foreign load on the GPU": "other programs used a GPU",
+    "threads differ from the base's": "the number of threads per device differs",
+    "other devices than the base's": "the devices are of another model",
+    "other hosts than the base's": "the machines are others",
+    "environment differs from the base's": "versions or settings differ",
+}
+"""The doubts of a trial in words that need no key; their names stand in the section Doubts."""
+
+
+def how_sure(row: Row, context: Context) -> Sentence:
+    """Return the level of trust in one or several settings, with its reasons."""
+    level, reasons, others = str(row["code"]), texts(row["reasons"]), texts(row["others"])
+    lead = level.capitalize()
+    if (context.results.verdict["topic"] == "trust").sum() > 1:
+        lead = f"{lead} for {', '.join(map(context.short, (row['cell_id'], *others[: MOST - 1])))}"
+    doubts = dict.fromkeys(kind_of(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
+    words = [REASONS[reason].format(reach=percent(row["value"])) for reason in reasons if reason in REASONS]
+    words += [DOUBTS[doubt] for doubt in doubts]
+    quiet = "" if is_missing(row["value"]) else f"one setting measured twice differs by at most {percent(row['value'])}"
+    text = f"{'; '.join(words) or f'{quiet} (A/A test), no doubts'}. {_further_blocks(row, context)}"
+    return Sentence("trust", lead, text.strip(), code=level)
+
+
+def _further_blocks(row: Row, context: Context) -> str:
+    """Return a sentence on the blocks that would narrow the intervals; empty if none are needed."""
+    blocks = int(number(row["n"]))
+    if not blocks or context.results.experiment.throughput is None:
+        return ""
+    if blocks > MOST_BLOCKS:
+        return (
+            f"More blocks alone will not help ({blocks} for intervals within {percent(HALFWIDTH)}): close other "
+            "programs, or measure longer: throughput.window_seconds."
+        )
+    return f"Intervals within {percent(HALFWIDTH)} need about {plural(blocks, 'more block')}{cost(blocks, context)}."
+
+
+def cost(blocks: int, context: Context) -> str:
+    """Return ' (about 25 min)': the wall time of so many blocks, by that of the run's own."""
+    ledger, trials = context.table("ledger"), context.table("trials")
+    groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
+    spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
+    return f" (about {duration(spent / groups['block'].nunique() * blocks)})" if spent > 0 and len(groups) else ""

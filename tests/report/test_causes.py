@@ -1,0 +1,82 @@
+"""Why not better: every cause with its share of the step, and what to try against the largest alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.analysis.waterfall import PARTS
+from harness.report.advice import ADVICE
+from harness.report.causes import NAMES
+from harness.report.tables.text import NO_BREAK
+from tests.report.test_verdict import sentences_on, verdict_of
+
+DDP = "ddp.bucket_cap_mb: [1, 25, 100]; training.accumulation: [1, 4]; ddp.comm_hook: [none, bf16_compress]"
+
+
+def cause(subject: str, value: float, low: float | None = None, **columns: Any) -> dict[str, Any]:
+    code = "no interval" if low is None else "clear" if low > 0 else "unclear"
+    ends = {"low": low, "high": None if low is None else 2 * value - low, "n": 3}
+    return {"topic": "loss", "code": code, "cell_id": "a", "subject": subject, "value": value, **ends, **columns}
+
+
+def text_of(*causes: dict[str, Any]) -> str:
+    (sentence,) = sentences_on("loss", *causes)
+    return sentence.text.replace(NO_BREAK, " ")
+
+
+def test_every_cause_is_listed_and_the_advice_is_against_the_largest_alone() -> None:
+    waits, exchange = cause("waiting for data", 0.81, 0.73), cause("exposed communication", 0.07, 0.01)
+    assert text_of(waits, exchange, cause("wrapper", 0.02, -0.04)) == (
+        "81 % (73 to 89 %) of the step: waiting for data; 7 % (1 to 13 %) exposed communication; "
+        "2 % (-4 to 8 %: may be 0) the strategy's own work on each device. "
+        "Against waiting for data, try loader.workers: [0, 2, 4]."
+    )
+    assert any(f"against exposed communication: {DDP}." in line for line in verdict_of(waits, exchange).others)
+
+
+def test_without_a_wait_for_data_the_exchange_is_what_to_try_against() -> None:
+    found = text_of(cause("exposed communication", 0.2, 0.1))
+    assert found == f"20 % (10 to 30 %) of the step: exposed communication. Against exposed communication, try {DDP}."
+
+
+def test_without_intervals_only_a_wait_for_data_is_certain() -> None:
+    waits = text_of(cause("waiting for data", 0.4, n=2), cause("exposed communication", 0.2, n=2))
+    assert "No interval: measured in 2 blocks, 3 are needed. Against waiting for data, try" in waits
+    assert "Against" not in text_of(cause("exposed communication", 0.2, n=2))
+
+
+def test_nothing_is_proposed_against_a_cause_that_may_be_0() -> None:
+    assert "Against" not in text_of(cause("wrapper", 0.2, -0.1))
+
+
+def test_a_wait_for_data_that_the_file_varies_already_lets_nothing_of_ddp_before_it() -> None:
+    varied = {"experiment": {"loader": {"workers": [0, 2]}}}
+    (sentence,) = sentences_on(
+        "loss", cause("waiting for data", 0.5, 0.4), cause("exposed communication", 0.2, 0.1), **varied
+    )
+    assert "Against" not in sentence.text
+
+
+def test_what_no_option_changes_says_so_or_gives_way_to_what_one_may() -> None:
+    shared = cause("side by side", 0.3, 0.2)
+    assert text_of(shared).endswith(
+        "devices that slow each other down. Devices that work at once share memory "
+        "bandwidth, caches or power; no option changes that."
+    )
+    assert "Against exposed communication, try" in text_of(shared, cause("exposed communication", 0.1, 0.05))
+
+
+def test_the_same_advice_is_given_once() -> None:
+    both = [cause("waiting for data", 0.2, 0.1, cell_id=cell_id) for cell_id in ("a", "b")]
+    first, second = sentences_on("loss", *both)
+    assert "Against waiting for data" in first.text and "Against" not in second.text
+    exchange = [cause("exposed communication", 0.2, 0.1, cell_id=cell_id) for cell_id in ("a", "b")]
+    assert all("Against" in one.text for one in sentences_on("loss", *exchange))  # fsdp has other options
+
+
+def test_a_zero_has_no_sign() -> None:
+    assert "1 % (0 to 3 %: may be 0)" in text_of(cause("slowest rank", 0.01, -0.004, high=0.03))
+
+
+def test_every_part_is_a_term_of_the_field_or_has_words() -> None:
+    assert set(NAMES) | set(ADVICE) | {"rest"} >= set(PARTS) and set(NAMES) <= set(PARTS)

@@ -1,0 +1,104 @@
+"""What to use: one sentence with strategy, devices, batch, what it was faster than and by how much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.report.test_verdict import CELL, CELLS, FASTEST, text_of, verdict_of
+
+NAME = "ddp on 8 devices · batch 32/device"
+RATE = "1,000 (900 to 1,100) samples/s over 5 blocks"
+STATED = {**FASTEST, "low": 900.0, "high": 1100.0}
+RATIO = {
+    **CELL,
+    "cell_id": "a",
+    "base_id": "base",
+    "base_strategy": "single",
+    "base_devices": 1,
+    "base_throughput_per_s": 150.0,
+    "speedup": 7.0,
+    "low": 6.5,
+    "high": 7.5,
+}
+BASE = "1 device (strategy single, same batch per device)"
+
+
+def test_it_names_strategy_devices_and_batch_and_what_it_is_compared_with() -> None:
+    assert text_of(STATED, scaling=[RATIO]) == f"{NAME}: 7.00 (6.50 to 7.50) times the throughput of {BASE}; {RATE}."
+
+
+def test_without_a_clear_gain_one_device_may_do_as_well() -> None:
+    unclear = {**RATIO, "speedup": 1.23, "low": 0.95, "high": 1.58}
+    expected = f"{BASE} may do as well: 1.23 (0.95 to 1.58) times its throughput, no clear difference; {RATE}."
+    assert text_of(STATED, scaling=[unclear]) == f"{NAME}: {expected}"
+
+
+def test_without_an_interval_one_device_may_do_as_well() -> None:
+    few = {**RATIO, "low": None, "high": None}
+    expected = f"{BASE} may do as well: 7.00 times its throughput, without an interval; {RATE}."
+    assert text_of(STATED, scaling=[few]) == f"{NAME}: {expected}"
+
+
+def test_one_device_that_is_clearly_faster_is_what_to_use() -> None:
+    slower = {**RATIO, "speedup": 0.7, "low": 0.68, "high": 0.72}
+    assert text_of(STATED, scaling=[slower]) == (
+        f"single on 1 device · batch 32: 150 samples/s; the fastest setting on 8 devices, {NAME}, has only "
+        "0.70 (0.68 to 0.72) times its throughput."
+    )
+
+
+def test_another_base_is_named() -> None:
+    other = {**RATIO, "base_strategy": "ddp", "base_devices": 2, "scaling": "strong"}
+    assert "times the throughput of 2 devices (strategy ddp, same global batch);" in text_of(STATED, scaling=[other])
+
+
+def test_a_setting_without_a_ratio_says_so() -> None:
+    assert text_of(STATED) == f"{NAME}: {RATE}; not compared with one device, which has no result beside it."
+    alone = {**STATED, "cell_id": "base"}
+    assert text_of(alone) == f"single on 1 device · batch 32: {RATE}."
+
+
+RIVALS = [
+    {**CELL, "cell_id": "a", "leader_id": "a", "ratio": 1.0},
+    {**CELLS["b"], "cell_id": "b", "leader_id": "a", "ratio": 0.8, "low": 0.75, "high": 0.85},
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "Faster on 8 devices at this batch than fsdp (0.80 times its throughput, 0.75 to 0.85)."),
+        ({"others": ("b",)}, "No clear difference from fsdp (0.80 times its throughput, 0.75 to 0.85)."),
+        ({"reasons": ("b",)}, "For lack of blocks not compared with fsdp on 8 devices · batch 32/device."),
+        (
+            {"code": "smallest batch"},
+            "Faster on 8 devices at this batch than fsdp (0.80 times its throughput, 0.75 to 0.85). "
+            "The smallest batch that reaches 95 % of the highest throughput on 8 devices.",
+        ),
+    ],
+)
+def test_the_other_settings_are_named_with_their_ratio(change: dict[str, Any], expected: str) -> None:
+    text = text_of({**STATED, **change}, scaling=[RATIO], leaders=RIVALS)
+    assert text == f"{NAME}: 7.00 (6.50 to 7.50) times the throughput of {BASE}; {RATE}. {expected}"
+
+
+def test_settings_of_one_strategy_are_named_in_full() -> None:
+    rival = {**RIVALS[1], "strategy": "ddp", "cell_id": "base"}
+    assert "than single on 1 device · batch 32 (0.80 times" in text_of(STATED, leaders=[RIVALS[0], rival])
+
+
+def test_fewer_devices_have_the_same_sentence() -> None:
+    fewer = {**STATED, "topic": "fewer", "others": ("b",)}
+    assert text_of(fewer, leaders=RIVALS).endswith(
+        "No clear difference from fsdp (0.80 times its throughput, 0.75 to 0.85)."
+    )
+    slower = {**RATIO, "speedup": 0.7, "low": 0.68, "high": 0.72}
+    assert f"0.70 (0.68 to 0.72) times the throughput of {BASE}, slower; " in text_of(fewer, scaling=[slower])
+
+
+def test_what_a_ratio_is_over_is_said_in_full_once() -> None:
+    found = verdict_of(STATED, {**STATED, "topic": "fewer"}, scaling=[RATIO]).by_heading
+    (first,), (second,) = found["What to use"], found["On fewer devices"]
+    assert BASE in first.text and "throughput of 1 device; 1,000" in second.text

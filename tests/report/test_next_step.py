@@ -1,0 +1,120 @@
+"""What to do next: exactly one command, and why it is the one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.config.experiment import parse_experiment
+from tests.report.test_causes import cause
+from tests.report.test_verdict import CELL, FASTEST, TRUST, verdict_of
+
+RUN = "results/study/1"
+WAITS = cause("waiting for data", 0.81, 0.73)
+EXCHANGE = cause("exposed communication", 0.1, 0.05)
+NOISY = {**TRUST, "value": 0.23}
+MISSING = {"topic": "incomplete", "code": "missing", "n": 3}
+
+
+def said(*statements: dict[str, Any], **given: Any) -> tuple[str, str]:
+    """Return why, and the command."""
+    found = verdict_of(*statements, **given)
+    heading, (last,) = [*found.by_heading.items()][-1]
+    assert heading == "What to do next"
+    assert [one.command for one in found.sentences if one.command] == [last.command] == [found.command]
+    return last.text, last.command
+
+
+def test_what_is_missing_comes_before_all_else() -> None:
+    why, command = said(MISSING, FASTEST, WAITS, NOISY)
+    assert why == "The run is incomplete. To measure what is missing, and keep what is measured:"
+    assert command == f"python -m harness.run --resume {RUN}"
+
+
+def test_a_cause_beyond_the_noise_is_tried_with_a_file_that_runs() -> None:
+    why, command = said(FASTEST, WAITS, NOISY)
+    assert why == (
+        "81 % of the step is waiting for data, more than the noise of this run (23 %). Compare loader.workers: "
+        "[0, 2, 4] for ddp on 8 devices · batch 32/device, all else as here:"
+    )
+    assert command == f"python -m harness.run {RUN}/next.yaml"
+    content = yaml.safe_load(verdict_of(FASTEST, WAITS, NOISY).next_file)
+    assert content["grid"]["loader.workers"] == [0, 2, 4] and parse_experiment(content, source="next")
+
+
+def test_a_cause_within_the_noise_waits_for_a_better_measurement() -> None:
+    why, command = said(FASTEST, EXCHANGE, NOISY)
+    assert why == "The measurement is the weakest point. 4 more blocks would narrow the intervals:"
+    assert command == f"python -m harness.run --resume {RUN} --add-blocks 4"
+    assert "ddp.bucket_cap_mb" in verdict_of(FASTEST, EXCHANGE, NOISY).next_file  # for afterwards
+
+
+def test_a_cause_is_tried_where_the_noise_was_not_measured() -> None:
+    assert said(FASTEST, EXCHANGE)[0].startswith("10 % of the step is exposed communication. Compare ddp.bucket")
+
+
+def test_of_several_models_the_cause_that_stands_out_most_is_tried() -> None:
+    other = {**WAITS, "cell_id": "b", "value": 0.3, "low": 0.2}
+    loud, quiet = {**TRUST, "value": 0.7}, {**TRUST, "cell_id": "b", "value": 0.05}
+    assert "fsdp on 8 devices" in said(FASTEST, WAITS, other, loud, quiet)[0]
+
+
+def test_more_blocks_that_another_step_precedes_are_named_apart() -> None:
+    others = verdict_of(FASTEST, WAITS, NOISY).others
+    assert others == (f"To narrow the intervals: python -m harness.run --resume {RUN} --add-blocks 4",)
+    assert verdict_of(FASTEST, NOISY).others == ()
+
+
+def test_a_rule_for_blocks_takes_a_new_run() -> None:
+    rule = {"throughput": {"blocks": {"at_least": 3, "at_most": 6, "halfwidth": 0.05}}}
+    statements = (FASTEST, {**NOISY, "subject": "rule"})
+    why, command = said(*statements, experiment=rule)
+    assert "a rule sets their number, so that it takes a new run" in why and command.endswith("/next.yaml")
+    content = yaml.safe_load(verdict_of(*statements, experiment=rule).next_file)
+    assert content["throughput"]["blocks"]["at_most"] == 10 and parse_experiment(content, source="next")
+
+
+@pytest.mark.parametrize(("seconds", "longer"), [(0.2, 0.8), (0, 1.0)])
+def test_noise_that_blocks_do_not_narrow_takes_longer_windows(seconds: float, longer: float) -> None:
+    given = {"experiment": {"throughput": {"window_seconds": seconds}}}
+    statements = (FASTEST, EXCHANGE, {**NOISY, "n": 857})
+    why, command = said(*statements, **given)
+    assert why.startswith("The noise of this run hides what an option could change. Close other programs")
+    content = yaml.safe_load(verdict_of(*statements, **given).next_file)
+    assert content["throughput"]["window_seconds"] == longer and command.endswith("/next.yaml")
+    assert parse_experiment(content, source="next")
+    assert not any("--add-blocks" in line for line in verdict_of(*statements, **given).others)
+
+
+def test_a_target_that_no_training_reached_takes_more_epochs() -> None:
+    missed = {"topic": "training", "code": "missed", "cell_id": "a", "subject": "val_accuracy >= 0.9", "n": 1}
+    given = {"experiment": {"throughput": None, "convergence": {"epochs": 3}}}
+    assert said(missed, **given)[0].startswith("No training reached the target. With convergence.epochs: 6")
+    assert yaml.safe_load(verdict_of(missed, **given).next_file)["convergence"]["epochs"] == 6
+    reached = {**missed, "code": "reached", "value": 5.0}
+    assert "Nothing here calls for another measurement" in said(missed, reached, **given)[0]
+
+
+def test_a_run_that_leaves_nothing_to_do_is_shown_to_others() -> None:
+    high = {**TRUST, "code": "high", "value": 0.03, "n": 0}
+    why, command = said(FASTEST, high)
+    assert why == "Nothing here calls for another measurement. To show the verdict to others:"
+    assert command == f"python -m harness export {RUN} --markdown" and not verdict_of(FASTEST, high).proposes
+
+
+def test_what_failed_is_measured_again_where_nothing_was_measured() -> None:
+    why, command = said(trials=[{**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}])
+    assert why.startswith("Nothing was measured.") and command == f"python -m harness.run --resume {RUN}"
+
+
+def test_a_workload_of_your_own_is_found_beside_your_file() -> None:
+    why, command = said(FASTEST, WAITS, experiment={"workload": "mine:Own"})
+    assert why.endswith(", all else as here, in the folder of your experiment file:")
+    assert command == f"cp {RUN}/next.yaml . && python -m harness.run next.yaml"
+
+
+def test_a_path_is_one_word_of_the_shell() -> None:
+    assert said(MISSING, folder=Path("a b;c"))[1].endswith("--resume 'a b;c'")
