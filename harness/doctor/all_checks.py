@@ -16,12 +16,14 @@ from harness.doctor import (
     loss_parameters,
     loss_weight,
     memory,
+    padding,
     parameters,
     randomness,
     shapes,
     state,
     threads,
     transfer,
+    validation,
     wrapper,
 )
 from harness.doctor.check import Check
@@ -34,11 +36,13 @@ CHECKS: tuple[Check[Any], ...] = (
     state.CHECK,
     shapes.CHECK,
     data.CHECK,
+    validation.CHECK,
     memory.CHECK,
     batches.CHECK,
     copies.CHECK,
     # judged after the real steps:
     loss_weight.CHECK,
+    padding.CHECK,
     wrapper.CHECK,
     parameters.CHECK,
     randomness.STREAMS,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, Subset
 
 from harness.doctor.check import Case, Check
 from harness.doctor.digest import digest_of
@@ -14,8 +16,11 @@ from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 from harness.train.loader import SeededDataset
+from harness.train.workloads import SizedDataset
 
 NAME = "data sharding"
+MOST_RANKS = 16
+"""Ranks of a sampler whose draws are compared with a Subset's."""
 PROBES = 64
 """Samples that are compared, spread over the data set."""
 DEPTH = 4
@@ -44,6 +49,8 @@ class Samples:
     again: list[str]
     """Digests of the same samples, read a second time."""
     samplers: list[Sampler]
+    repeats_draws: bool = False
+    """Every sample sets a generator to the same state."""
 
 
 def observe(subject: Subject) -> Samples:
@@ -57,15 +64,16 @@ def observe(subject: Subject) -> Samples:
         Sampler(found.num_replicas, found.rank, len(found.dataset), len(found))  # type: ignore[arg-type]
         for found in _samplers(train, DEPTH)
     ]
-    return Samples(size, first, again, samplers)
+    samplers += _drawn_by_a_sampler(train)
+    return Samples(size, first, again, samplers, repeats_draws(train))
 
 
 def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
     # the first finding explains those that would follow
     for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated):
         if found := list(look(seen)):
-            return found
-    return []
+            break
+    return [*found, *_repeated_draws(seen)]
 
 
 def empty(samples: int) -> list[Finding]:
@@ -149,6 +157,46 @@ def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
             "repeated samples in every epoch, while others may never be used",
             "use the index in __getitem__",
         )
+
+
+def _repeated_draws(seen: Sequence[Samples]) -> Iterator[Finding]:
+    if seen[0].repeats_draws:
+        yield Finding(
+            NAME,
+            "warning",
+            "state of the random generators after two different samples, from different states before: the same",
+            "each sample sets a generator to one seed: augmentation and noise are the same for all samples, and for "
+            "every step",
+            "remove the seed from __getitem__; the harness seeds each sample by seed, epoch and index",
+        )
+
+
+def repeats_draws(train: SizedDataset) -> bool:
+    """Return whether reading a sample sets torch's or Python's generator to a state that depends on nothing."""
+    states = []
+    before = torch.get_rng_state(), random.getstate()
+    for index in (0, len(train) - 1):
+        torch.manual_seed(index + 1)
+        random.seed(index + 1)
+        train[index]
+        states.append((digest_of(torch.get_rng_state()), repr(random.getstate())))
+    torch.set_rng_state(before[0])
+    random.setstate(before[1])
+    return len(train) > 1 and any(one == other for one, other in zip(*states, strict=True))
+
+
+def _drawn_by_a_sampler(train: object) -> list[Sampler]:
+    """Return the sampler whose draw the indices of a Subset are, found by drawing again with its default seed."""
+    if not isinstance(train, Subset):
+        return []
+    indices, holds = list(train.indices), len(train.dataset)  # type: ignore[arg-type]
+    replicas = {round(holds / max(1, len(indices))), -(-holds // max(1, len(indices)))} - {0, 1}
+    for number in replicas:
+        for rank in range(min(number, MOST_RANKS)):
+            sampler = DistributedSampler[int](range(holds), number, rank)  # type: ignore[arg-type]
+            if len(sampler) == len(indices) and list(sampler) == indices:
+                return [Sampler(number, rank, holds, len(indices))]
+    return []
 
 
 def _samplers(thing: object, depth: int, seen: set[int] | None = None) -> Iterator[DistributedSampler[object]]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from harness.doctor.batch_facts import Padded, padded_of
 from harness.doctor.digest import digest_of
 from harness.doctor.process_group import group_of_one
 from harness.doctor.subject import Subject
@@ -53,6 +54,8 @@ class Steps:
     """Digest of the generator's state after the steps."""
     step_s: float = 0.0
     """Time of the fastest step."""
+    padded: Padded = field(default_factory=Padded)
+    """The padding of the first batch."""
     lr: float = 0.0
     """Learning rate of the steps."""
 
@@ -76,6 +79,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
     batches = subject.stream(STEPS)
     inner = training.unwrapped
     before = {name: local_part(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}
+    seen.padded = padded_of([batch for _, batch in batches], training.unit)
     state = torch.get_rng_state()
     hooks = _count_calls(training.model, inner, seen)
     with_gradient: dict[str, str] = {}

@@ -13,49 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import Dataset, DistributedSampler
 
-CLASSES = 3
-
-
-def blobs(samples: int = 256, features: int = 8) -> TensorDataset:
-    """Three clouds of points."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, CLASSES, (samples,), generator=generator)
-    points = torch.randn(samples, features, generator=generator) + 2.0 * labels[:, None]
-    return TensorDataset(points, labels)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 16)
-        self.middle = nn.Sequential(
-            nn.Linear(16, 1500), nn.ReLU(), nn.Linear(1500, 1500), nn.ReLU(), nn.Linear(1500, 16)
-        )
-        self.drop = nn.Dropout(0.1)
-        self.last = nn.Linear(16, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.first(x))
-        return self.last(self.drop(hidden + self.middle(hidden)))
-
-
-class Healthy:
-    """A small net on three clouds."""
-
-    unit = "samples"
-
-    def build_model(self) -> nn.Module:
-        return Net()
-
-    def datasets(self) -> tuple[Any, Any]:
-        data = blobs()
-        return data, data
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return cross_entropy(model(x), y, reduction="sum"), torch.tensor(float(len(y)))
+from tests.doctor import faulty_steps, lookalikes
+from tests.doctor.healthy import CLASSES, Healthy, Net, blobs
 
 
 class BiasBeforeNorm(Healthy):
@@ -323,43 +284,6 @@ class AlwaysTheFirst(Healthy):
         return self.Data(), blobs()
 
 
-# -- what loss() returns
-
-
-class ScaledByWorldSize(Healthy):
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        total, weight = super().loss(model, batch)
-        return total * (dist.get_world_size() if dist.is_initialized() else 1), weight
-
-
-class MeanOfWeightOne(Healthy):
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return cross_entropy(model(x), y), torch.tensor(1.0)
-
-
-class LossAlone(Healthy):
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        return super().loss(model, batch)[0]
-
-
-class LossAsANumber(Healthy):
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        total, weight = super().loss(model, batch)
-        return total.item(), weight
-
-
-class LossesOfSamples(Healthy):
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        return cross_entropy(model(x), y, reduction="none"), torch.tensor(float(len(y)))
-
-
-class NoSamples(Healthy):
-    def datasets(self) -> tuple[Any, Any]:
-        return torch.utils.data.Subset(blobs(), []), blobs()
-
-
 # -- gradient scaling
 
 
@@ -490,7 +414,7 @@ class SlowSamples(Healthy):
             return len(self.data)
 
         def __getitem__(self, index: int) -> Any:
-            time.sleep(0.008)
+            time.sleep(0.002)
             return self.data[index]
 
     def datasets(self) -> tuple[Any, Any]:
@@ -502,6 +426,8 @@ class SlowSamples(Healthy):
 
 class KeepsTooMuch(Healthy):
     """Every sample is blown up on its way: to 8 MiB."""
+
+    batch = 2**20
 
     class Net(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -595,7 +521,7 @@ class NeedsMany(Healthy):
         return super().loss(model, batch)
 
 
-FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
+PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
     "device placement": [(MaskNotRegistered, "ddp"), (NoiseOnTheHost, "ddp"), (CudaByName, "single")],
     "batch transfer": [(BatchesOfItsOwn, "ddp")],
     "wrapper use": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
@@ -613,12 +539,10 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
         (ShardsByRank, "ddp"),
         (AnySample, "ddp"),
         (AlwaysTheFirst, "single"),
-        (NoSamples, "single"),
     ],
     "gradient scaling": [
         (MeanForSum, "ddp"),
         (MeanForSum, "fsdp"),
-        (ScaledByWorldSize, "ddp"),
         (MeanOverReplicas, "dp"),
         (NormalisedOverTheBatch, "ddp"),
         (PaddingCounts, "ddp"),
@@ -630,12 +554,17 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "randomness": [(SeedsInForward, "ddp"), (SeedsFromTheProcess, "fsdp")],
     "collectives": [(OneSlowRank, "ddp")],
     "divergence": [(Explodes, "ddp"), (Explodes, "single")],
-    "execution": [(Raises, "ddp"), (LossAlone, "single"), (LossAsANumber, "ddp"), (LossesOfSamples, "single")],
-    "loss weight": [(MeanOfWeightOne, "single"), (MeanOfWeightOne, "dp"), (MeanOfWeightOne, "ddp")],
+    "execution": [(Raises, "ddp")],
+}
+FAULTS = {
+    check: [*PLANTED.get(check, ()), *faulty_steps.FAULTS.get(check, ())]
+    for check in dict.fromkeys([*PLANTED, *faulty_steps.FAULTS])
 }
 """The check that must name the fault -> workloads that have it, and under which strategy."""
 HEALTHY: list[tuple[type[Healthy], str]] = [
     *itertools.product((Healthy, HandUpdated, Sequences), ("single", "dp", "ddp", "fsdp")),
     *itertools.product((BiasBeforeNorm,), ("single", "ddp")),
     (SumOverReplicas, "dp"),
+    (CountsItsSteps, "ddp"),
+    *lookalikes.HEALTHY,
 ]

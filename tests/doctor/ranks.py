@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.doctor import loader
 from harness.doctor.examine import DoctorTrialFailed, examine
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
@@ -46,9 +47,8 @@ def cell_for(strategy: str, devices: int, batch: int = 64) -> Cell:
 def look(workload: type[Any], strategy: str, rank: int, world_size: int) -> dict[str, Any]:
     """What the doctor says of a workload, as this rank hears it."""
     devices = 2 if strategy == "dp" else world_size
-    batch = 2**20 if workload.__name__ == "KeepsTooMuch" else 64
     ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
-    return examined_workload(workload(), cell_for(strategy, devices, batch), ranks)
+    return examined_workload(workload(), cell_for(strategy, devices, getattr(workload, "batch", 64)), ranks)
 
 
 def examined_workload(workload: Any, cell: Cell, ranks: Ranks) -> dict[str, Any]:
@@ -56,7 +56,8 @@ def examined_workload(workload: Any, cell: Cell, ranks: Ranks) -> dict[str, Any]
     threads = torch.get_num_threads()
     start = time.perf_counter()
     try:
-        found = examine(Subject(cell, workload, workload.datasets(), 0, ranks)).facts
+        epochs = getattr(workload, "epochs", False)
+        found = examine(Subject(cell, workload, workload.datasets(), 0, ranks, epochs=epochs)).facts
     except DoctorTrialFailed as error:
         found = {**error.facts, "raised": str(error)}
     torch.set_num_threads(threads)
@@ -75,6 +76,7 @@ def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size:
 
 def main(rank: int, world_size: int, out: Path) -> None:
     """Every workload whose strategy needs this many processes."""
+    loader.SECONDS = 0.15  # small nets: this is many batches
     pairs: list[tuple[type[Any], str]] = [*HEALTHY, *(pair for pairs in FAULTS.values() for pair in pairs)]
     pairs += [*((script, script.strategy) for script in SCRIPTS), (NeedsMany, "ddp"), (NeedsMany, "single")]
     mine = [p for p in dict.fromkeys(pairs) if (p[1] in ("ddp", "fsdp")) == (world_size > 1)]

@@ -47,7 +47,10 @@ def test_every_module_that_observes_or_judges_has_a_check_and_it_is_in_the_list(
 
 OF_NO_FAULTY_WORKLOAD = {"batch divisibility", "GPU copies"}
 """Checks that no workload can fail: test_examine.py has their cases."""
-REPORTS_AS = {"loss parameters": "parameter updates", "random streams": "randomness"}
+REPORTS_AS = {
+    "loss parameters": "parameter updates",
+    "random streams": "randomness",
+}
 """Checks whose findings have another check's name."""
 
 

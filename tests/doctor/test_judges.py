@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from harness.doctor import (
     collectives,
@@ -19,11 +20,14 @@ from harness.doctor import (
     gradients,
     loader,
     loss_weight,
+    padding,
     parameters,
     randomness,
     threads,
+    validation,
     wrapper,
 )
+from harness.doctor.batch_facts import Padded, padded_of, real_lengths
 from harness.doctor.check import Case
 from harness.doctor.digest import digest_of
 from harness.doctor.steps import Steps
@@ -32,7 +36,7 @@ from harness.plan.cell import Cell
 from harness.plan.checks import batches, links, versions
 from harness.plan.checks.finding import join_names
 from harness.train.ranks import Ranks
-from tests.doctor.faulty import Healthy
+from tests.doctor.healthy import Healthy
 
 CPU = torch.device("cpu")
 
@@ -287,7 +291,7 @@ def test_threads_beyond_the_processors() -> None:
     assert "4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)" in finding.seen
 
 
-# -- the weight that loss() returns
+# -- what steps do beside the optimizer
 
 
 def test_a_weight_of_samples_is_their_number() -> None:
@@ -302,6 +306,58 @@ def test_a_weight_of_samples_is_their_number() -> None:
 def test_a_weight_of_tokens_is_a_whole_number_of_at_least_one_a_sample(weight: float, severity: str | None) -> None:
     found = loss_weight.judge([steps(samples=[64], weights=[weight], unit="tokens")], case())
     assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths"),
+    [
+        ([[1, 2, 3, 4], [5, 6, 0, 0], [7, 0, 0, 0]], [4, 2, 1]),
+        ([[1, 2, 3, 4], [5, 6, 7, 8]], None),
+        ([[1, 2, 0, 0], [5, 0, 0, 0], [0, 1, 0, 0]], None),  # zeros are among the values
+        ([[1, 2, 3, 0], [4, 5, 6, 0]], None),  # an end mark
+    ],
+)
+def test_padding_is_what_rows_of_several_lengths_end_in(rows: list[list[int]], lengths: list[int] | None) -> None:
+    found = real_lengths(torch.tensor(rows))
+    assert (None if found is None else found.tolist()) == lengths
+
+
+def test_a_number_pads_only_if_it_ends_the_rows_of_every_batch() -> None:
+    padded = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 0, 0, 0]])
+    assert padded_of([(torch.zeros(3), padded)] * 2, "tokens") == Padded(12, 7, counts_tokens=True)
+    for other in (padded + 1, padded.flip(1), padded.float()):
+        assert padded_of([(torch.zeros(3), padded), (torch.zeros(3), other)], "tokens") == Padded()
+
+
+def test_padding_that_is_counted_is_named_with_the_share_of_real_tokens() -> None:
+    seen = Padded(places=100, real=60, counts_tokens=True)
+    (finding,) = padding.judge([steps(padded=seen, weights=[100.0])], case())
+    assert "counts in a batch of rank 0: 100; places 100, of which 60" in finding.seen
+    assert padding.judge([steps(padded=seen, weights=[60.0])], case()) == []
+    assert padding.figures([steps(padded=seen)], case()) == {"real tokens in a padded batch": "60 %"}
+    (finding,) = padding.judge([steps(padded=replace(seen, real=20), weights=[20.0])], case())
+    assert finding.severity == "note" and "20 %" in finding.seen
+    assert padding.judge([steps()], case()) == []
+
+
+def test_validation_sets() -> None:
+    assert validation.judge([None], case()) == validation.judge([validation.Validation(9)], case()) == []
+    severities = [
+        validation.judge([seen], case())[0].severity
+        for seen in (
+            validation.Validation(0),
+            validation.Validation(9, same=True),
+            validation.Validation(9, shared=3),
+        )
+    ]
+    assert severities == ["error", "note", "warning"]
+
+
+def test_slices_of_one_tensor_that_overlap_share_samples() -> None:
+    rows = torch.zeros(10, 3)
+    of = TensorDataset
+    shared = [validation._shared(of(rows[:8]), of(part)) for part in (rows[8:], rows[6:], rows.clone(), rows[:0])]
+    assert shared == [0, 2, 0, 0]
 
 
 def test_no_samples_are_an_error_of_the_data() -> None:

@@ -14,7 +14,7 @@ from harness.doctor.examine import examine
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
-from tests.doctor.faulty import Healthy
+from tests.doctor.healthy import Healthy
 from tests.doctor.ranks import cell_for
 from tests.plan.checks.test_memory import cell, kept, sizes
 

@@ -14,7 +14,7 @@ from harness.doctor import transfer
 from harness.doctor.check import Case
 from harness.doctor.subject import Subject
 from harness.train.ranks import Ranks
-from tests.doctor.faulty import Healthy
+from tests.doctor.healthy import Healthy
 from tests.doctor.ranks import cell_for
 
 RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))

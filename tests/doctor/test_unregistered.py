@@ -10,7 +10,7 @@ from harness.doctor.check import Case
 from harness.doctor.subject import Subject
 from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.train.ranks import Ranks
-from tests.doctor.faulty import Healthy, Net
+from tests.doctor.healthy import Healthy, Net
 from tests.doctor.ranks import CPU, cell_for
 
 

@@ -1,0 +1,56 @@
+"""A healthy workload, from which the faulty ones differ by one fault each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+CLASSES = 3
+WIDTH = 600
+"""Large enough for a step to take several times as long as its samples do."""
+
+
+def blobs(samples: int = 256, features: int = 8) -> TensorDataset:
+    """Three clouds of points."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, CLASSES, (samples,), generator=generator)
+    points = torch.randn(samples, features, generator=generator) + 2.0 * labels[:, None]
+    return TensorDataset(points, labels)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.middle = nn.Sequential(
+            nn.Linear(16, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 16)
+        )
+        self.drop = nn.Dropout(0.1)
+        self.last = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        return self.last(self.drop(hidden + self.middle(hidden)))
+
+
+class Healthy:
+    """A small net on three clouds. ``batch``: the global batch. ``epochs``: whether whole epochs are trained too."""
+
+    unit = "samples"
+    batch = 64
+    epochs = False
+
+    def build_model(self) -> nn.Module:
+        return Net()
+
+    def datasets(self) -> tuple[Any, Any]:
+        data = blobs()
+        return data, data
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return cross_entropy(model(x), y, reduction="sum"), torch.tensor(float(len(y)))
