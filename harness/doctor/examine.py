@@ -10,6 +10,7 @@ from harness.doctor import data, memory, parameters, steps
 from harness.doctor.all_checks import CHECKS
 from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
+from harness.doctor.process import ProcessState
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
 from harness.measure.scenarios import TrialContext
@@ -72,6 +73,7 @@ def examine(subject: Subject) -> DoctorReport:
     """Run every check. Raises DoctorTrialFailed if the real steps raise, or a check after them that needs all ranks."""
     if empty := data.empty(subject.training_samples):
         return DoctorReport(empty)
+    subject = replace(subject, process=ProcessState.now())
     sizes = memory.survey(subject)
     subject = replace(subject, memory=sizes, whole_model_fits=memory.fits_on_one_device(sizes, subject.cell))
     found = DoctorReport(memory=sizes)
@@ -201,6 +203,7 @@ def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:
     own = steps.observe(subject.fresh())
     if subject.whole_model_fits and memory.global_batch_fits(subject.memory, subject.cell):
         steps.add_single_device_losses(subject.fresh(), own)
+    own.own_step_s = alone[subject.ranks.rank].step_s if alone else 0.0
     return replace(subject, steps=tuple(subject.ranks.gather(own)))
 
 

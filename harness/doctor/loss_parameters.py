@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from harness.doctor import parameters
@@ -11,31 +13,94 @@ from harness.doctor.check import Case, Check
 from harness.doctor.subject import SMALL, Subject
 from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.plan.checks.finding import Finding, join_names
+from harness.plan.rows import Severity
 
 
-def observe(subject: Subject) -> list[str]:
-    """Return names or shapes of the parameters in the loss's graph that are not in model.parameters()."""
+@dataclass(frozen=True)
+class Unregistered:
+    """Tensors of the loss that are neither parameters nor buffers of the model."""
+
+    parameters: list[str] = field(default_factory=list)
+    """Names or shapes of each nn.Parameter that is not in model.parameters()."""
+    trained: list[str] = field(default_factory=list)
+    """Plain tensors that want a gradient, in attributes of the model or outside it."""
+    random: list[str] = field(default_factory=list)
+    """Plain tensors in attributes that want none, whose values another seed changes, as those of a weight."""
+
+
+def observe(subject: Subject) -> Unregistered:
+    """Look for the leaves of the loss's graph, and the plain tensors of the model, that no optimizer reaches."""
     model = subject.bare_model()
     hidden = hidden_tensors(model)
     loss, _ = subject.loss(model, subject.first_samples(SMALL))
     own = {id(parameter) for parameter in model.parameters()}
-    foreign = [leaf for leaf in _leaves(loss) if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
-    return [name_of(leaf, hidden) or f"shape {tuple(leaf.shape)}, created in forward" for leaf in foreign]
+    foreign = [leaf for leaf in _leaves(loss) if id(leaf) not in own]
+    lost = [leaf for leaf in foreign if isinstance(leaf, nn.Parameter)]
+    plain = [leaf for leaf in foreign if not isinstance(leaf, nn.Parameter)]
+    named = [name for leaf in plain if (name := name_of(leaf, hidden))]
+    unnamed = [leaf for leaf in plain if not name_of(leaf, hidden)]
+    return Unregistered(
+        [name_of(leaf, hidden) or f"shape {tuple(leaf.shape)}, created in forward" for leaf in lost],
+        [*named, *(f"shape {tuple(leaf.shape)}, outside the model" for leaf in _again(subject, model, unnamed))],
+        _random(subject, hidden),
+    )
 
 
-def judge(seen: Sequence[list[str]], case: Case) -> list[Finding]:
-    names = seen[0]
-    if not names:
+def _again(subject: Subject, model: nn.Module, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the leaves that another loss has too: a weight. Those of one loss are inputs whose gradient is wanted."""
+    if not leaves:
         return []
-    return [
-        Finding(
-            parameters.NAME,
+    loss, _ = subject.loss(model, subject.first_samples(SMALL))
+    found = {id(leaf) for leaf in _leaves(loss)}
+    return [leaf for leaf in leaves if id(leaf) in found]
+
+
+def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]:
+    """Return the names of plain tensors of fractions that another seed changes: drawn, as the values of a weight are.
+
+    Constants such as a mean, class weights or a table of positions are the same under every seed.
+    """
+    plain = {name: tensor for tensor, name in hidden if tensor.is_floating_point() and not tensor.requires_grad}
+    if not plain:
+        return []
+    torch.manual_seed(subject.seed + 1)
+    other = {name: tensor for tensor, name in hidden_tensors(subject.workload.build_model())}
+    return [name for name, tensor in plain.items() if name in other and _differ(tensor, other[name])]
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and not torch.equal(one.detach().cpu(), other.detach().cpu())
+
+
+def judge(seen: Sequence[Unregistered], case: Case) -> list[Finding]:
+    means = "no optimizer updates them, no strategy synchronises them, .to(device) does not move them"
+    texts: list[tuple[list[str], Severity, str, str, str]] = [
+        (
+            seen[0].parameters,
             "error",
-            f"parameters of the loss that are not in model.parameters(): {len(names)} ({join_names(names)})",
-            "unregistered parameters: no optimizer updates them, no strategy synchronises them, .to(device) does not "
-            "move them",
+            "parameters of the loss that are not in model.parameters()",
+            f"unregistered parameters: {means}",
             "create modules in __init__ and keep them as attributes, in nn.ModuleList or nn.ModuleDict",
-        )
+        ),
+        (
+            seen[0].trained,
+            "error",
+            "plain tensors with requires_grad in the loss",
+            f"never trained: {means}",
+            "make each an nn.Parameter that is an attribute of a module",
+        ),
+        (
+            seen[0].random,
+            "note",
+            "plain tensors with drawn values in the model",
+            f"constants: {means}",
+            "if it should train, nn.Parameter; if it is constant, register_buffer",
+        ),
+    ]
+    return [
+        Finding(parameters.NAME, severity, f"{what}: {len(names)} ({join_names(names)})", consequence, advice)
+        for names, severity, what, consequence, advice in texts
+        if names
     ]
 
 

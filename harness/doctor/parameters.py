@@ -35,7 +35,7 @@ WHY = {
 
 
 def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
-    return [*unchanged(seen, case.cell), *_apart(seen)]
+    return [*unchanged(seen, case.cell), *_apart(seen), *_by_hand(seen), *_only_biases(seen)]
 
 
 def unchanged(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
@@ -71,6 +71,33 @@ def _apart(seen: Sequence[Steps]) -> Iterator[Finding]:
             "a different model on each rank",
             "call the wrapped model, model(x), and leave updates to the optimizer; an update in the workload's own "
             "code must be the same on every rank",
+        )
+
+
+def _by_hand(seen: Sequence[Steps]) -> Iterator[Finding]:
+    names = next((rank.moved_by_hand for rank in seen if rank.moved_by_hand), [])
+    if names:
+        yield Finding(
+            NAME,
+            "warning",
+            f"trainable parameters that move against their gradient before the optimizer steps: {len(names)} of "
+            f"{seen[0].trainable} ({join_names(names)})",
+            "each of these parameters moves twice a step, once by the workload's own code and once by the optimizer: "
+            "the learning rate is not the file's",
+            "remove the update from forward, loss() and hooks; the harness steps the optimizer that the file names",
+        )
+
+
+def _only_biases(seen: Sequence[Steps]) -> Iterator[Finding]:
+    share = seen[0].share_of_biases
+    if share is not None:
+        yield Finding(
+            NAME,
+            "note",
+            f"values of the model that train: {100 * share:.2g} % ({seen[0].trainable} parameters, each of one "
+            "dimension); all matrices and kernels are frozen",
+            "only biases, or scales, are trained",
+            "nothing to do if this is meant; else remove requires_grad_(False)",
         )
 
 

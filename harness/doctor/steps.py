@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from harness.doctor.batch_facts import Padded, padded_of
 from harness.doctor.digest import digest_of
+from harness.doctor.model_facts import (
+    batch_norms,
+    digests_of_state,
+    layers_by_mode,
+    moved_by_hand,
+    share_of_biases,
+)
 from harness.doctor.process_group import group_of_one
-from harness.doctor.subject import Subject
+from harness.doctor.step_memory import StepMemory
+from harness.doctor.subject import SMALL, Subject
 from harness.measure.window import synchronize
 from harness.plan.trial import SkipTrial
+from harness.system.process import no_garbage_collection
+from harness.train.loader import Share
+from harness.train.phases import BACKWARD, Mark, Phase
 from harness.train.token_weights import local_part
 from harness.train.training import Training
 
@@ -54,20 +65,55 @@ class Steps:
     """Digest of the generator's state after the steps."""
     step_s: float = 0.0
     """Time of the fastest step."""
+    own_step_s: float = 0.0
+    """The same on this rank's part of the batch, without the other ranks; 0 if it is not known."""
     padded: Padded = field(default_factory=Padded)
     """The padding of the first batch."""
     lr: float = 0.0
     """Learning rate of the steps."""
+    moved_by_hand: list[str] = field(default_factory=list)
+    """Parameters that moved against their gradient before the optimizer's first step."""
+    state: dict[str, str] = field(default_factory=dict)
+    """Digests of the buffers and attributes that the steps changed, without batch statistics."""
+    same_batch_loss: float | None = None
+    """The loss of a small batch after the steps, the same on every rank; None if it was not computed."""
+    evaluates: bool = False
+    """Some forward pass was in eval mode."""
+    mode_layers: list[str] = field(default_factory=list)
+    """Layers that act differently in train mode."""
+    batch_norms: list[str] = field(default_factory=list)
+    """Layers that use the statistics of one device's part of the batch."""
+    share_of_biases: float | None = None
+    """The share of the model's values that train, if these are biases or scales alone."""
+    kept_bytes: list[int] = field(default_factory=list)
+    """Bytes of the tensors that Python objects hold after each step from the second on."""
 
 
 def observe(subject: Subject) -> Steps:
     """Train STEPS steps as a trial does; an error here would be an error of the trial."""
-    return _observed(subject, subject.training())
+    training = subject.training()
+    with no_garbage_collection():
+        seen = _observed(subject, training)
+    if subject.ranks.world_size > 1:
+        seen.same_batch_loss = _same_batch_loss(subject, training.unwrapped)
+    return seen
 
 
 def observe_own_part(subject: Subject) -> Steps:
     """Train STEPS steps on this rank's part of the batches, without wrapper and without the other ranks."""
-    return _observed(subject, subject.single_device_training())
+    with no_garbage_collection():
+        return _observed(subject, subject.single_device_training())
+
+
+def _same_batch_loss(subject: Subject, model: nn.Module) -> float | None:
+    """Return the loss of a batch that every rank has, in train mode; None if the workload needs more samples."""
+    torch.manual_seed(subject.seed)
+    try:
+        with torch.no_grad():
+            total, weight = subject.loss(model, subject.first_samples(SMALL))
+    except Exception:
+        return None
+    return float(total) / max(float(weight), 1.0)
 
 
 def _observed(subject: Subject, training: Training) -> Steps:
@@ -76,30 +122,30 @@ def _observed(subject: Subject, training: Training) -> Steps:
     rate = float(training.optimizer.param_groups[0]["lr"])
     seen = Steps(wrapped_by_itself=_own_wrapper(training), lr=rate, unit=training.unit)
     seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
-    batches = subject.stream(STEPS)
     inner = training.unwrapped
     before = {name: local_part(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}
+    with_gradient: dict[str, str] = {}
+
+    def mark(point: Phase) -> None:
+        if point == BACKWARD and not seen.losses:
+            seen.moved_by_hand = moved_by_hand(inner, before)
+
+    batches, state_before = subject.stream(STEPS), digests_of_state(inner)
     seen.padded = padded_of([batch for _, batch in batches], training.unit)
     state = torch.get_rng_state()
-    hooks = _count_calls(training.model, inner, seen)
-    with_gradient: dict[str, str] = {}
-    times = []
-    for share, batch in batches:
-        synchronize(subject.ranks.devices)
-        start = time.perf_counter()
-        loss, weight = training.step(batch, share)
-        synchronize(subject.ranks.devices)
-        times.append(time.perf_counter() - start)
+    memory = StepMemory()
+    for number, (loss, weight, seconds) in enumerate(_taken(subject, training, batches, seen, mark)):
         seen.losses.append(float(loss))
         seen.weights.append(float(weight))
-        seen.samples.append(share.samples)
         _note_gradients(inner, with_gradient)
+        if number:  # in the first step a hand-written update is looked for, and the optimizer's state is created
+            seen.step_s = min(seen.step_s or seconds, seconds)
+            memory.note_step()
         subject.advance()
-    for hook in hooks:
-        hook.remove()
-    seen.step_s = min(times)
+    seen.kept_bytes = memory.kept_bytes()
     after = torch.get_rng_state()
     seen.draws, seen.random_state = not torch.equal(state, after), digest_of(after)
+    _note_model(seen, inner, state_before)
     seen.trainable = len(before)
     for name, parameter in inner.named_parameters():
         if name in before and torch.equal(before[name], local_part(parameter).detach()):
@@ -109,6 +155,22 @@ def _observed(subject: Subject, training: Training) -> Steps:
     if not subject.cell.traits.shards_parameters:
         seen.digests = {name: digest_of(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
     return seen
+
+
+def _taken(
+    subject: Subject, training: Training, batches: Sequence[tuple[Share, object]], seen: Steps, mark: Mark
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Take the steps; yield the loss, the weight and the seconds of each."""
+    hooks = _count_calls(training.model, training.unwrapped, seen)
+    for share, batch in batches:
+        synchronize(subject.ranks.devices)
+        start = time.perf_counter()
+        loss, weight = training.step(batch, share, mark)
+        synchronize(subject.ranks.devices)
+        seen.samples.append(share.samples)
+        yield loss, weight, time.perf_counter() - start
+    for hook in hooks:
+        hook.remove()
 
 
 def add_single_device_losses(subject: Subject, seen: Steps) -> None:
@@ -149,11 +211,21 @@ def _own_wrapper(training: Training) -> str:
 def _count_calls(model: nn.Module, inner: nn.Module, seen: Steps) -> list[RemovableHandle]:
     def outer_called(*_: object) -> None:
         seen.calls += 1
+        seen.evaluates |= not inner.training
 
     def inner_called(*_: object) -> None:
         seen.inner_calls += 1
+        seen.evaluates |= not inner.training
 
     return [model.register_forward_hook(outer_called), inner.register_forward_hook(inner_called)]
+
+
+def _note_model(seen: Steps, model: nn.Module, state_before: Mapping[str, str]) -> None:
+    """Note what the model is made of, and what the steps changed in it beside its parameters."""
+    after = digests_of_state(model)
+    seen.state = {name: digest for name, digest in after.items() if state_before.get(name) != digest}
+    seen.mode_layers, seen.batch_norms = layers_by_mode(model), batch_norms(model)
+    seen.share_of_biases = share_of_biases(model)
 
 
 def _note_gradients(model: nn.Module, noted: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from harness.doctor.process import ProcessState
 from harness.plan.cell import Cell
 from harness.plan.checks.memory import at_smaller_batch
 from harness.plan.comparison import base_cell
@@ -57,6 +58,8 @@ class Subject:
     """One device has the memory to train the whole model."""
     epochs: bool = False
     """The cell is trained for whole epochs too."""
+    process: ProcessState | None = None
+    """The threads and processes before the examination."""
     steps: Sequence[Steps] = ()
     """The real steps of every rank; empty before they are taken."""
 

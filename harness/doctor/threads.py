@@ -9,9 +9,10 @@ import psutil
 import torch
 
 from harness.doctor.check import Case, Check
+from harness.doctor.process import ProcessState
 from harness.doctor.subject import Subject
 from harness.plan.cell import int_option
-from harness.plan.checks.finding import Finding
+from harness.plan.checks.finding import Finding, join_names
 from harness.plan.placement import place
 
 NAME = "threads"
@@ -24,20 +25,62 @@ class Threads:
     threads: int
     processors: int
     node: int
+    before: int
+    """The computing threads before the examination, as the harness sets them."""
+    now: int
+    started: list[str]
+    """Python threads and processes that the workload started."""
 
 
 def observe(subject: Subject) -> Threads:
     """Count the threads after model and steps, which may have changed their number."""
-    process = psutil.Process()
+    process, now = psutil.Process(), ProcessState.now()
+    earlier = subject.process or now
     allowed = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None
     return Threads(
         threads=torch.get_num_threads() * (subject.replicas if subject.device.type == "cpu" else 1),
         processors=len(allowed) if allowed else psutil.cpu_count() or 1,
         node=subject.ranks.node_rank,
+        before=earlier.threads,
+        now=now.threads,
+        started=now.started_since(earlier),
     )
 
 
 def judge(seen: Sequence[Threads], case: Case) -> list[Finding]:
+    return [*(_oversubscribed(seen, case) or _changed(seen)), *_started(seen)]
+
+
+def _changed(seen: Sequence[Threads]) -> list[Finding]:
+    changed = [(rank, threads) for rank, threads in enumerate(seen) if threads.now != threads.before]
+    return [
+        Finding(
+            NAME,
+            "warning",
+            f"computing threads of rank {rank}: {threads.now} after the model was built and trained, {threads.before} "
+            "before",
+            "the number of threads is no longer the same for every strategy, and strategies are not comparable",
+            "remove torch.set_num_threads, which the harness calls itself (threads_per_device)",
+        )
+        for rank, threads in changed[:1]
+    ]
+
+
+def _started(seen: Sequence[Threads]) -> list[Finding]:
+    ranks = [(rank, threads.started) for rank, threads in enumerate(seen) if threads.started]
+    return [
+        Finding(
+            NAME,
+            "warning",
+            f"threads and processes that the workload started on rank {rank}: {len(started)} ({join_names(started)})",
+            "they share the processors, and Python's interpreter lock, with the training steps",
+            "start none in the workload; loader.workers reads data in processes of their own",
+        )
+        for rank, started in ranks[:1]
+    ]
+
+
+def _oversubscribed(seen: Sequence[Threads], case: Case) -> list[Finding]:
     if case.cell.oversubscribe:  # requested by the user, and a column of its rows
         return []
     by_node = [[rank for rank in seen if rank.node == node] for node in dict.fromkeys(r.node for r in seen)]

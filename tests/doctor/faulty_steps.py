@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+import time
 from typing import Any
 
 import torch
@@ -10,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
 
-from tests.doctor.healthy import CLASSES, Healthy, blobs
+from tests.doctor.healthy import CLASSES, Healthy, Net, blobs
 
 # -- what loss() returns
 
@@ -42,6 +46,169 @@ class LossesOfSamples(Healthy):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         x, y = batch
         return cross_entropy(model(x), y, reduction="none"), torch.tensor(float(len(y)))
+
+
+# -- parameters that move twice, or not at all
+
+
+class UpdatesInLoss(Healthy):
+    """Steps by hand, in front of the optimizer."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        total, weight = super().loss(model, batch)
+        if torch.is_grad_enabled():
+            parameters = list(model.parameters())
+            for parameter, gradient in zip(parameters, torch.autograd.grad(total, parameters), strict=True):
+                parameter.data.sub_(0.001 * gradient)
+            total, weight = super().loss(model, batch)
+        return total, weight
+
+
+class UpdatesInAHook(Healthy):
+    def build_model(self) -> nn.Module:
+        model = Net()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self.update)
+        return model
+
+    @staticmethod
+    def update(parameter: Tensor) -> None:
+        parameter.data.sub_(0.05 * parameter.grad)
+
+
+class PlainWeight(Healthy):
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.randn(8, requires_grad=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * self.scale.to(x.device))
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class DrawnConstant(Healthy):
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.randn(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * self.scale.to(x.device))
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+GLOBAL_WEIGHT = torch.ones(8, requires_grad=True)
+
+
+class GlobalWeight(Healthy):
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * GLOBAL_WEIGHT.to(x.device))
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class OnlyBiases(Healthy):
+    def build_model(self) -> nn.Module:
+        model = Net()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("bias" in name)
+        return model
+
+
+# -- train mode, and state of one rank
+
+
+class EvaluatesInLoss(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        model.eval()
+        return super().loss(model, batch)
+
+
+class OneSampleNorm(Healthy):
+    batch = 1
+
+    def build_model(self) -> nn.Module:
+        shape = nn.Unflatten(1, (1, 2, 4))
+        return nn.Sequential(shape, nn.Conv2d(1, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(32, CLASSES))
+
+
+class CentresItsBatches(Healthy):
+    """A mean of each rank's own batches, in a buffer, which is used."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
+            return super().forward(x - self.mean)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class RemembersItsBatches(Healthy):
+    """The same as a number of Python."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.mean = 0.9 * self.mean + 0.1 * float(x.detach().mean())
+            return super().forward(x - self.mean)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+# -- memory, time, threads
+
+
+class KeepsItsGraphs(Healthy):
+    def __init__(self) -> None:
+        self.history: list[Tensor] = []
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        total, weight = super().loss(model, batch)
+        self.history.append(total)
+        return total, weight
+
+
+class LogsOnOneRank(Healthy):
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        if dist.is_initialized() and dist.get_rank() == 1:
+            time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+class StartsAThread(Healthy):
+    def build_model(self) -> nn.Module:
+        threading.Thread(target=threading.Event().wait, args=(30.0,), name="metrics", daemon=True).start()
+        return Net()
+
+
+class StartsAProcess(Healthy):
+    def build_model(self) -> nn.Module:
+        self.helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10)"])
+        return Net()
+
+
+class ChangesThreads(Healthy):
+    def build_model(self) -> nn.Module:
+        torch.set_num_threads(2)  # each rank of these tests has one
+        return Net()
 
 
 # -- data
@@ -142,6 +309,25 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "gradient scaling": [(ScaledByWorldSize, "ddp")],
     "loss weight": [(MeanOfWeightOne, strategy) for strategy in ("single", "dp", "ddp")],
     "execution": [(LossAlone, "single"), (LossAsANumber, "ddp"), (LossesOfSamples, "single")],
+    "parameter updates": [
+        (UpdatesInLoss, "single"),
+        (UpdatesInLoss, "dp"),
+        (UpdatesInAHook, "single"),
+        (UpdatesInAHook, "ddp"),
+        (PlainWeight, "single"),
+        (GlobalWeight, "single"),
+        (DrawnConstant, "single"),
+        (OnlyBiases, "ddp"),
+    ],
+    "train mode": [(EvaluatesInLoss, "ddp"), (EvaluatesInLoss, "single"), (OneSampleNorm, "single")],
+    "state in forward": [
+        (CentresItsBatches, "ddp"),
+        (RemembersItsBatches, "ddp"),
+        (RemembersItsBatches, "fsdp"),
+    ],
+    "memory growth": [(KeepsItsGraphs, "single")],
+    "slow rank": [(LogsOnOneRank, "ddp")],
+    "threads": [(StartsAThread, "single"), (StartsAProcess, "single"), (ChangesThreads, "single")],
     "data sharding": [(NoSamples, "single"), (SamplerInASubset, "dp"), (OneNoiseForAll, "single")],
     "validation set": [
         (ValidatesOnTraining, "single"),

@@ -6,17 +6,111 @@ import random
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from tests.doctor.faulty_steps import CountsPadding
-from tests.doctor.healthy import CLASSES, Healthy, blobs
+from tests.doctor.healthy import CLASSES, Healthy, Net, blobs
 
 
 class CountsTokens(CountsPadding):
     """Padding is neither in the loss nor in its weight."""
 
     real = True
+
+
+class BoundsItsWeights(Healthy):
+    """Forward changes a weight: it keeps its norm, and takes no step."""
+
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.first.weight.data.div_(self.first.weight.norm().clamp(min=1.0))
+            return super().forward(x)
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class PlainConstants(Healthy):
+    """Plain tensors that are the same under every seed: the mean and spread of the data, class weights."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.spread = torch.full((8,), 2.0), torch.full((8,), 1.9)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward((x - self.mean.to(x.device)) / self.spread.to(x.device))
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class GradientPenalty(Healthy):
+    """A term of the gradient of the loss in its input, which wants a gradient for that."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        x = x.clone().requires_grad_()
+        scores = model(x)
+        slope = 0.0
+        if torch.is_grad_enabled():
+            (gradient,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+            slope = 0.01 * gradient.square().sum()
+        return cross_entropy(scores, y, reduction="sum") + slope, torch.tensor(float(len(y)))
+
+
+class FrozenBackbone(Healthy):
+    def build_model(self) -> nn.Module:
+        model = Net()
+        model.first.requires_grad_(False)
+        return model
+
+
+class FrozenNorm(Healthy):
+    """The statistics of a pretrained norm are kept, while the rest is in train mode."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, CLASSES)
+
+        def train(self, mode: bool = True) -> FrozenNorm.Net:
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(torch.relu(self.norm(self.first(x))))
+            return out
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class KeepsItsLastOutput(Healthy):
+    """For a picture: nothing depends on it."""
+
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            self.shown = out.detach().mean(dim=0)
+            return out
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+class KeepsNumbers(Healthy):
+    def __init__(self) -> None:
+        self.history: list[Tensor] = []
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        total, weight = super().loss(model, batch)
+        self.history.append(total.detach())
+        return total, weight
 
 
 class ProperSplit(Healthy):
@@ -69,6 +163,14 @@ class NoiseByIndex(Healthy):
 HEALTHY: list[tuple[type[Healthy], str]] = [
     (CountsTokens, "single"),
     (CountsTokens, "ddp"),
+    (BoundsItsWeights, "single"),
+    (PlainConstants, "single"),
+    (GradientPenalty, "single"),
+    (FrozenBackbone, "ddp"),
+    (FrozenNorm, "ddp"),
+    (FrozenNorm, "single"),
+    (KeepsItsLastOutput, "ddp"),
+    (KeepsNumbers, "single"),
     (ProperSplit, "single"),
     (SplitSlices, "single"),
     (EverySecondSample, "dp"),

@@ -50,6 +50,7 @@ OF_NO_FAULTY_WORKLOAD = {"batch divisibility", "GPU copies"}
 REPORTS_AS = {
     "loss parameters": "parameter updates",
     "random streams": "randomness",
+    "state on ranks": "state in forward",
 }
 """Checks whose findings have another check's name."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.doctor import (
@@ -20,16 +20,21 @@ from harness.doctor import (
     gradients,
     loader,
     loss_weight,
+    memory_growth,
     padding,
     parameters,
     randomness,
+    rank_state,
+    slow_rank,
     threads,
+    train_mode,
     validation,
     wrapper,
 )
 from harness.doctor.batch_facts import Padded, padded_of, real_lengths
 from harness.doctor.check import Case
 from harness.doctor.digest import digest_of
+from harness.doctor.model_facts import moved_by_hand
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
 from harness.plan.cell import Cell
@@ -276,7 +281,7 @@ def test_one_device_is_compared_at_the_rate_of_the_whole_batch() -> None:
 
 
 def test_threads_beyond_the_processors() -> None:
-    rank = threads.Threads(threads=1, processors=2, node=0)
+    rank = threads.Threads(threads=1, processors=2, node=0, before=1, now=1, started=[])
     assert threads.judge([rank, rank], case()) == []
     (finding,) = threads.judge([rank, rank], case(loader={"workers": 2}))
     assert "4 loader workers" in finding.seen and "reduce loader.workers" in finding.advice
@@ -289,6 +294,14 @@ def test_threads_beyond_the_processors() -> None:
     assert threads.judge([rank, replace(rank, node=1), replace(rank, node=1)], case(devices=3, batch=63)) == []
     (finding,) = threads.judge([rank, replace(rank, node=1, threads=4)], case())  # not the first one's node
     assert "4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)" in finding.seen
+
+
+def test_changed_threads_and_what_the_workload_started_are_named() -> None:
+    rank = threads.Threads(threads=2, processors=4, node=0, before=1, now=2, started=[])
+    (finding,) = threads.judge([rank], case(strategy="single", devices=1))
+    assert "computing threads of rank 0: 2 after the model was built and trained, 1 before" in finding.seen
+    (finding,) = threads.judge([replace(rank, now=1, started=["thread metrics"])], case(strategy="single", devices=1))
+    assert "rank 0: 1 (thread metrics)" in finding.seen
 
 
 # -- what steps do beside the optimizer
@@ -306,6 +319,59 @@ def test_a_weight_of_samples_is_their_number() -> None:
 def test_a_weight_of_tokens_is_a_whole_number_of_at_least_one_a_sample(weight: float, severity: str | None) -> None:
     found = loss_weight.judge([steps(samples=[64], weights=[weight], unit="tokens")], case())
     assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
+def test_parameters_that_move_twice_are_named() -> None:
+    (finding,) = parameters.judge([steps(), steps(moved_by_hand=["w"])], case())
+    assert "before the optimizer steps: 1 of 2 (w)" in finding.seen
+
+
+def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() -> None:
+    model = nn.Linear(4, 1, bias=False)
+    before = {"weight": model.weight.detach().clone()}
+    model.weight.grad = torch.tensor([[1.0, 2.0, 0.0, -1.0]])
+    assert moved_by_hand(model, before) == []
+    model.weight.data.sub_(0.01 * model.weight.grad)
+    assert moved_by_hand(model, before) == ["weight"]
+    model.weight.data.copy_(before["weight"] + torch.tensor([[2.0, -1.0, 3.0, 0.0]]))  # across the gradient
+    assert moved_by_hand(model, before) == []
+
+
+def test_eval_mode_in_a_step_matters_if_a_layer_depends_on_it() -> None:
+    assert train_mode.judge([steps(evaluates=True)], case()) == []
+    (finding,) = train_mode.judge([steps(mode_layers=["drop"]), steps(evaluates=True)], case())
+    assert "layers that it changes: drop" in finding.seen
+
+
+def test_batch_statistics_need_two_samples_a_device() -> None:
+    norms = [steps(batch_norms=["norm"])] * 2
+    assert train_mode.judge(norms, case(batch=4)) == []
+    (finding,) = train_mode.judge(norms, case(batch=2))
+    assert "samples of a device in a step: 1" in finding.seen
+
+
+def test_state_of_one_rank_matters_if_the_same_batch_has_another_loss() -> None:
+    ranks = [steps(state={"mean": "a", "n": "1"}, same_batch_loss=1.0)]
+    ranks.append(steps(state={"mean": "b", "n": "1"}, same_batch_loss=1.1))
+    (finding,) = rank_state.judge(ranks, case())
+    assert finding.check == "state in forward" and "each of 2 ranks: mean;" in finding.seen
+    assert rank_state.judge([ranks[0], replace(ranks[1], same_batch_loss=1.0)], case()) == []  # it is only shown
+    assert rank_state.judge([ranks[0], replace(ranks[0], same_batch_loss=1.1)], case()) == []  # Python's own draws
+    assert rank_state.judge([ranks[0], replace(ranks[1], same_batch_loss=None)], case()) == []
+
+
+def test_memory_grows_if_every_step_keeps_more() -> None:
+    (finding,) = memory_growth.judge([steps(), steps(kept_bytes=[2**20, 3 * 2**20, 5 * 2**20])], case())
+    assert "on rank 1: 2 MiB more" in finding.seen
+    for kept in ([], [100], [2**20, 2**21, 2**21], [10, 14, 18]):
+        assert memory_growth.judge([steps(kept_bytes=kept)], case()) == []
+
+
+def test_a_rank_whose_own_step_is_slow_is_named() -> None:
+    (finding,) = slow_rank.judge([0.01, 0.06], case())
+    assert "10.0, 60.0 ms; slow: rank 1" in finding.seen
+    for times in ([0.001, 0.004], [0.1, 0.2], [0.0, 0.0]):  # too short to know, as parts of a batch differ, not known
+        assert slow_rank.judge(times, case()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""State in forward on several ranks: what each rank's forward remembers of its own batches, and the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.doctor import state
+from harness.doctor.check import Case, Check
+from harness.doctor.steps import Steps
+from harness.plan.checks.finding import Finding, join_names
+
+ALIKE = 1e-5
+"""Largest relative difference of the losses of one batch on models that are the same."""
+
+
+def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    """Compare what the steps changed beside the parameters; it matters only if the same batch has another loss."""
+    names = sorted(name for name in seen[0].state if len({rank.state.get(name) for rank in seen}) > 1)
+    losses = [rank.same_batch_loss for rank in seen]
+    known = [loss for loss in losses if loss is not None]
+    if not names or len(known) < len(losses) or max(known) - min(known) <= ALIKE * max(map(abs, known)):
+        return []
+    return [
+        Finding(
+            state.NAME,
+            "warning",
+            f"state that forward changes differently on each of {len(seen)} ranks: {join_names(names)}; loss of the "
+            f"same batch on ranks 0 to {len(seen) - 1}: {', '.join(f'{loss:.4g}' for loss in known[:4])}",
+            "each rank trains with a state of its own batches: "
+            + (
+                "nothing synchronises it"
+                if case.cell.traits.shards_parameters
+                else "ddp sends rank 0's buffers to all, and nothing synchronises attributes"
+            ),
+            "exchange the state between the ranks (dist.all_reduce) before it is used, or compute it from the whole "
+            "batch",
+        )
+    ]
+
+
+CHECK = Check("state on ranks", None, judge)
