@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from pandas.api.extensions import ExtensionArray, ExtensionDtype, take
 from pandas.api.typing import NAType
 from pandas.arrays import FloatingArray
 
@@ -77,16 +79,27 @@ def floats(values: Iterable[float | NAType | None]) -> FloatingArray:
     return FloatingArray(np.array([0.0 if value is None else value for value in known], dtype=np.float64), missing)
 
 
-def _typed(frame: pd.DataFrame, column: Column) -> pd.Series[Any]:
+def _typed(frame: pd.DataFrame, column: Column) -> pd.Series[Any] | ExtensionArray | npt.NDArray[np.object_]:
     """Return a column of the frame in its type; a missing list is the empty one, a missing mapping None."""
+    given = frame.get(column.name)
     if column.dtype == "list" or column.dtype == "mapping":
-        values = frame[column.name].tolist() if column.name in frame else [None] * len(frame)
         empty = () if column.dtype == "list" else None
-        kept = [value if isinstance(value, Mapping | tuple) else empty for value in values]
-        return pd.Series(kept, index=frame.index, dtype=object)
-    if column.name in frame:
-        return frame[column.name].astype(column.dtype)
-    return pd.Series(pd.NA, index=frame.index, dtype=column.dtype)
+        values = [None] * len(frame) if given is None else given.array
+        kept = (value if isinstance(value, Mapping | tuple) else empty for value in values)
+        return np.fromiter(kept, dtype=object, count=len(frame))
+    dtype = _DTYPES[column.dtype]
+    if given is None:
+        return take(_EMPTY[column.dtype], np.full(len(frame), -1), allow_fill=True)
+    return given if given.dtype == dtype else given.array.astype(dtype)
+
+
+_DTYPES: Mapping[DType, ExtensionDtype] = {
+    "string": pd.StringDtype(),
+    "Int64": pd.Int64Dtype(),
+    "Float64": pd.Float64Dtype(),
+    "boolean": pd.BooleanDtype(),
+}
+_EMPTY = {name: pd.Series(dtype=dtype).array for name, dtype in _DTYPES.items()}
 
 
 def column(name: str, dtype: DType, meaning: str, unit: str = "") -> Column:
