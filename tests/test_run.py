@@ -40,7 +40,9 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     assert "Trials: " in done.stdout and "10 ok" in done.stdout
     for chatter in ("raylet", "Ray", "pid=", "INFO", "WARNING"):
         assert chatter not in done.stdout, chatter
-    report = Path(done.stdout.strip().splitlines()[-1].removeprefix("Report: "))
+    *shown, command_shown = done.stdout.strip().splitlines()
+    assert command_shown.startswith("python -m harness")  # what to do next
+    report = Path(next(line for line in shown if line.startswith("Report: ")).removeprefix("Report: "))
     assert report.exists()
     results = harness.load(report.parent)
     assert set(results.trials["outcome"]) == {"ok"} and len(results.impossible) == 1

@@ -15,6 +15,7 @@ from harness.analysis.gate import exit_code
 from harness.errors import ComparisonError, WriteError, cause_of
 from harness.record.frames import records
 from harness.report.compare_summary import sentences
+from harness.report.glossary import with_holm_explained
 from harness.report.markdown import plain
 from harness.report.page import render
 from harness.report.tables import compare as tables
@@ -64,11 +65,16 @@ def write_output(path: Path, content: str | bytes) -> None:
 def as_html(comparison: Comparison) -> str:
     """Return the page, one self-contained file."""
     names = list(dict.fromkeys(comparison.runs["experiment"].tolist()))
+    found, parts = sentences(comparison), [part for part in _parts(comparison) if part.table.rows]
+    said = with_holm_explained([*found, *(part.words for part in parts)])[len(found) :]
     return render(
         "compare.html",
         title=f"Comparison of {len(comparison.runs)} runs: {', '.join(names)}",
-        sentences=sentences(comparison),
-        parts=[replace(part, table=part.table.without_constants()) for part in _parts(comparison) if part.table.rows],
+        sentences=found,
+        parts=[
+            replace(part, table=part.table.without_constants(), words=words)
+            for part, words in zip(parts, said, strict=True)
+        ],
     )
 
 

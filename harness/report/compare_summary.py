@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.analysis.compare import FASTER, SLOWER, WITHIN_NOISE, Comparison
 from harness.analysis.gate import FAILS, PASSES, UNDECIDED
+from harness.report.glossary import with_holm_explained
 from harness.report.row import Row, is_apart, is_true, number, rows_of
 from harness.report.tables.compare import labels_of, ratio_text, run_state
 from harness.report.tables.text import plural, words
@@ -17,7 +18,7 @@ KEEP_RUNS = "Two runs alone decide nothing: keep at least 3 earlier runs in the 
 
 def sentences(comparison: Comparison) -> list[str]:
     """Return what the comparison found, most important first, a sentence each."""
-    return [
+    found = [
         *_changes(comparison),
         *_noise(comparison),
         *_gate(comparison),
@@ -25,6 +26,7 @@ def sentences(comparison: Comparison) -> list[str]:
         *_differing(comparison),
         *_unmatched(comparison),
     ]
+    return with_holm_explained(found)
 
 
 def _changes(comparison: Comparison) -> Iterator[str]:

@@ -8,7 +8,7 @@ from harness.analysis.verdict.rules import ENOUGH
 from harness.report.labels import on_devices, rate_unit, shown_strategy
 from harness.report.row import Row, Scalar, is_missing, number, rows_of, texts
 from harness.report.sentence import MOST, Context, Sentence
-from harness.report.tables.text import NO_BREAK, decimal, percent, plural, speed, with_ends
+from harness.report.tables.text import decimal, percent, plural, speed, with_ends
 
 times = decimal("{:.2f}")
 
@@ -39,10 +39,10 @@ def _compared(row: Row, ratio: Row | None, context: Context) -> str:
         return rate if alone else f"{rate}; not compared with one device, which has no result beside it"
     base, gain = base_words(ratio), _gain(ratio)
     found = _difference(ratio)
-    if found == "no clear difference":
-        return f"{base} may do as well: {gain} times its throughput, no clear difference; {rate}"
+    if found == "not clear":
+        return f"no clear gain over {base}, which may do as well: {gain} times its throughput; {rate}"
     if found == "unknown":
-        return f"{base} may do as well: {gain} times its throughput, without an interval; {rate}"
+        return f"not known to be faster than {base}: {gain} times its throughput, without an interval; {rate}"
     return f"{gain} times the throughput of {base}{', slower' * (found == 'slower')}; {rate}"
 
 
@@ -62,7 +62,7 @@ def _difference(ratio: Row) -> str:
     if is_missing(ratio["low"]):
         return "unknown"
     if number(ratio["low"]) <= 1 <= number(ratio["high"]):
-        return "no clear difference"
+        return "not clear"
     return "faster" if number(ratio["speedup"]) > 1 else "slower"
 
 
@@ -99,7 +99,7 @@ def _share(row: Row | None) -> str:
     if row is None or is_missing(row["ratio"]):
         return ""
     ends = "" if is_missing(row["low"]) else f", {times(row['low'])} to {times(row['high'])}"
-    return f" ({times(row['ratio'])} times its throughput{ends})".replace(" ", NO_BREAK).replace(NO_BREAK, " ", 1)
+    return f" ({times(row['ratio'])} times its throughput{ends})"
 
 
 def _short_names(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> list[str]:

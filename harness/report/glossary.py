@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.report.sentence import Sentence
@@ -66,3 +66,16 @@ def _explained(text: str, known: set[str]) -> str:
             text, added = f"{text[:place]}{meaning}{text[place:]}", added + len(meaning)
             known.update({word}, (other for other, (pattern, _) in WORDS.items() if pattern.search(meaning)))
     return text
+
+
+HOLM = re.compile(r"Holm's adjustment")
+HOLM_MEANING = ", which keeps the chance of any false claim at 5 %,"
+
+
+def with_holm_explained(texts: Sequence[str]) -> list[str]:
+    """Return the texts of a comparison with Holm's adjustment explained where it is named first."""
+    found = [*texts]
+    first = next((at for at, text in enumerate(found) if HOLM.search(text)), None)
+    if first is not None and not any(HOLM_MEANING in text for text in found):
+        found[first] = HOLM.sub(lambda use: f"{use[0]}{HOLM_MEANING}", found[first], count=1)
+    return found

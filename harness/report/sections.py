@@ -104,7 +104,8 @@ SCALING = (
         lambda results: leaders_table(results.leaders),
         "Settings that train the same model on the same data, in the same precision, on the same devices and at the "
         "same global batch, each against the fastest, paired by block. p: two-sided t test of the log ratio, adjusted "
-        "by Holm over the group; cannot be told apart: p of at least 0.05. Left out: emulated and oversubscribed "
+        "by Holm's method, which keeps the chance of any false claim in a group at 5 %; cannot be told apart: p of at "
+        "least 0.05. Left out: emulated and oversubscribed "
         "settings, and settings that are not equivalent.",
         level=3,
     ),

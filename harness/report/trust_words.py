@@ -73,4 +73,9 @@ def cost(blocks: int, context: Context) -> str:
     ledger, trials = context.table("ledger"), context.table("trials")
     groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
     spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
-    return f" (about {duration(spent / groups['block'].nunique() * blocks)})" if spent > 0 and len(groups) else ""
+    return f" ({_about(spent / groups['block'].nunique() * blocks)})" if spent > 0 and len(groups) else ""
+
+
+def _about(seconds: float) -> str:
+    """Return 'about 54 min': whole minutes from one minute, no seconds."""
+    return f"about {duration(seconds) if seconds < 60 or seconds >= 3570 else f'{seconds / 60:.0f} min'}"

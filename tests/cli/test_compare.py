@@ -58,6 +58,7 @@ def test_a_slow_down_is_named_with_its_page(runs: dict[str, Path]) -> None:
     assert "0.82 % between runs (standard deviation of a cell's throughput over 4 earlier runs below" in text
     page = runs["place"] / "test" / f"compare-{runs['first'].name}-{runs['slow'].name}.html"
     assert page.is_file() and str(page) in result.stdout
+    assert page.read_text().count("adjustment, which keeps the chance of any false claim at 5 %,") == 1
     tables = [line for line in result.stdout.splitlines() if not line.startswith(("A ", "B ", "Page:"))]
     assert max(map(len, tables)) <= 80
 
@@ -74,7 +75,7 @@ def test_cells_that_holm_s_adjustment_leaves_within_noise_are_explained(
     assert output.count("B / A · A in samples/s") == 1 and "single x1 · batch 8/device" in output  # one table
     text = " ".join(output.split())
     assert "no change is claimed" in text
-    said = "Intervals of 2 of them exclude 1 taken alone, but not after Holm's adjustment over 2 cells"
+    said = "Intervals of 2 of them exclude 1 taken alone, but not after Holm's adjustment, which keeps"
     assert (said in text) == (ratio < 1)
 
 

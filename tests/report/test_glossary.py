@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.results import load
-from harness.report.glossary import WORDS, explained
+from harness.report.glossary import WORDS, explained, with_holm_explained
 from harness.report.sentence import Sentence
 from harness.report.verdict import make_verdict
 
@@ -56,6 +56,16 @@ def test_a_message_of_an_error_is_left_as_it_is() -> None:
 def test_what_is_open_is_explained_in_its_lead() -> None:
     (found,) = explained([Sentence("open", "18 cells on 4, 8 devices", "this machine has too few.")])
     assert found.lead == "18 cells (points of the grid) on 4, 8 devices"
+
+
+def test_holms_adjustment_is_explained_where_a_comparison_names_it_first() -> None:
+    found = with_holm_explained(["No change.", "After Holm's adjustment over 3 cells.", "Holm's adjustment again."])
+    assert found == [
+        "No change.",
+        "After Holm's adjustment, which keeps the chance of any false claim at 5 %, over 3 cells.",
+        "Holm's adjustment again.",
+    ]
+    assert with_holm_explained(found) == found and with_holm_explained(["Nothing."]) == ["Nothing."]
 
 
 def test_the_verdict_of_a_run_explains_each_of_its_words_once() -> None:

@@ -50,7 +50,8 @@ CELLS = {
 def verdict_of(*statements: dict[str, Any], **given: Any) -> Verdict:
     """Return the verdict on these statements; ``given``: tables of the run, and settings of its file."""
     tables = {table.name: table.frame([]) for table in DERIVED}
-    tables |= {name: READ[name].frame(rows) for name, rows in given.items() if name in READ}
+    known = {**{table.name: table for table in DERIVED}, **READ}
+    tables |= {name: known[name].frame(rows) for name, rows in given.items() if name in known}
     trials = [{**axes, "trial_id": name, "cell_id": name} for name, axes in CELLS.items()]
     grid = {"model": ["resnet8"], "strategy": ["ddp"], "devices": [8], "per_device_batch_size": [32]}
     content = {"name": "study", "grid": grid, **given.get("experiment", {})}
@@ -142,6 +143,16 @@ def test_how_sure_names_reasons_in_plain_words_and_the_blocks_that_would_help() 
         "one setting measured twice may differ from itself by up to 23 % (A/A test); the times of single steps vary "
         "widely. Intervals within 5 % need about 4 more blocks."
     )
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(9, "36 s"), (800, "53 min"), (1000, "1 h 06 min")])
+def test_more_blocks_have_their_wall_time(seconds: float, words: str) -> None:
+    trials = [
+        {**CELL, "trial_id": f"a{block}", "cell_id": "a", "block": block, "group_id": f"b{block}"} for block in range(2)
+    ]
+    ledger = [{"level": "group", "group_id": f"b{block}", "seconds": seconds} for block in range(2)]
+    (sentence,) = sentences_on("trust", {**TRUST, "reasons": ("noise",)}, trials=trials, ledger=ledger)
+    assert sentence.text.endswith(f"need about 4 more blocks (about {words}).")
 
 
 @pytest.mark.parametrize("doubt", DOUBTS)

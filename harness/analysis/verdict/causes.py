@@ -14,8 +14,8 @@ DATA = "waiting for data"
 """The part of the step that has two measurements: against one device in the waterfall, as a whole in the phases."""
 WAITS = 0.10
 """The share of a step spent waiting for data from which all of it is a cause, whatever the number of devices."""
-WORTH_NAMING = 0.005
-"""The least share of a step that is named: less is shown as 0 %."""
+WORTH_NAMING = 0.01
+"""The least share of a step that is named."""
 CLEAR, UNCLEAR, NO_INTERVAL = "clear", "unclear", "no interval"
 
 

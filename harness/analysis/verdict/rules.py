@@ -24,6 +24,8 @@ ANSWERED = {*IMPOSSIBLE, "precise", "not_measured"}
 """The reasons to skip that leave no question open: no machine can run it, it is precise, or its trial has failed."""
 CUT_SHORT = {"time_up"}
 """The reasons to skip that the same command can take up again on the same machine."""
+RANK = r" on rank \d+: "
+"""What stands in a reason between the type of an error and its message."""
 PLACES = ("nodes", "device_ids")
 COMPARED_AXES = ("workload", "data", "model", "precision", "device")
 
@@ -206,7 +208,8 @@ def failures(tables: Tables) -> Iterator[Statement]:
     """State the trials that failed, by outcome and reason, and the doctor's errors."""
     last = tables["trials"].drop_duplicates("trial_id", keep="last")
     bad = last[~last["outcome"].isin(["ok", "skipped"])]
-    for (outcome, _), rows in bad.groupby(["outcome", "reason"], sort=False, dropna=False):
+    cause = bad["reason"].str.replace(RANK, ": ", n=1, regex=True)  # one error that several ranks report
+    for (outcome, _), rows in bad.groupby(["outcome", cause], sort=False, dropna=False):
         cells = tuple(dict.fromkeys(rows["cell_id"].astype(str)))
         subject, reasons = str(outcome), tuple(map(str, rows["reason"].dropna().unique()))
         yield Statement(

@@ -261,6 +261,14 @@ def test_each_cause_of_a_failure_is_stated() -> None:
     ]
 
 
+def test_an_error_that_several_ranks_report_is_one_cause() -> None:
+    rows = [trial(f"{cell}1", "error", reason=f"ValueError on rank {rank}: bad") for rank, cell in enumerate("ab")]
+    found = one(list(rules.failures(tables(trials=rows))))
+    assert (found.cell_id, found.others, found.n) == ("a", ("b",), 2)
+    other = trial("c1", "error", reason="ValueError on rank 0: worse")
+    assert len(list(rules.failures(tables(trials=[*rows, other])))) == 2
+
+
 def test_errors_of_the_doctor_are_failures_and_warnings_are_not() -> None:
     rows = [{"check": "loader", "severity": level, "seen": "slow"} for level in ("error", "warning", "note")]
     found = one(list(rules.failures(tables(findings=rows))))
