@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.doctor import data, memory, parameters, steps
 from harness.doctor.all_checks import CHECKS
+from harness.doctor.builds import FewBuilds
 from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
 from harness.doctor.process import ProcessState
@@ -73,7 +74,7 @@ def examine(subject: Subject) -> DoctorReport:
     """Run every check. Raises DoctorTrialFailed if the real steps raise, or a check after them that needs all ranks."""
     if empty := data.empty(subject.training_samples):
         return DoctorReport(empty)
-    subject = replace(subject, process=ProcessState.now())
+    subject = replace(subject, process=ProcessState.now(), workload=FewBuilds(subject.workload))
     sizes = memory.survey(subject)
     subject = replace(subject, memory=sizes, whole_model_fits=memory.fits_on_one_device(sizes, subject.cell))
     found = DoctorReport(memory=sizes)

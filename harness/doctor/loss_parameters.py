@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor import parameters
+from harness.doctor.builds import FewBuilds
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import SMALL, Subject
 from harness.doctor.unregistered import hidden_tensors, name_of
@@ -61,10 +62,11 @@ def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]
     Constants such as a mean, class weights or a table of positions are the same under every seed.
     """
     plain = {name: tensor for tensor, name in hidden if tensor.is_floating_point() and not tensor.requires_grad}
-    if not plain:
+    workload = subject.workload
+    if not plain or (isinstance(workload, FewBuilds) and workload.kept.model is not None):  # copies: no other values
         return []
     torch.manual_seed(subject.seed + 1)
-    other = {name: tensor for tensor, name in hidden_tensors(subject.workload.build_model())}
+    other = {name: tensor for tensor, name in hidden_tensors(workload.build_model())}
     return [name for name, tensor in plain.items() if name in other and _differ(tensor, other[name])]
 
 

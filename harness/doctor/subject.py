@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from harness.doctor.builds import FewBuilds
 from harness.doctor.process import ProcessState
 from harness.plan.cell import Cell
 from harness.plan.checks.memory import at_smaller_batch
@@ -104,8 +105,9 @@ class Subject:
         return on_host(model, init_weights_of(self.workload)).to(self.device)
 
     def training(self, workload: Workload | None = None) -> Training:
-        """Make the training of the cell, as a trial does."""
-        return Training(self.cell, workload or self.workload, self.seed, self.ranks)
+        """Make the training of the cell, as a trial does: without ``workload``, of a model that is built for it."""
+        own = self.workload.inner if isinstance(self.workload, FewBuilds) else self.workload
+        return Training(self.cell, workload or own, self.seed, self.ranks)
 
     def single_device_training(self, workload: Workload | None = None) -> Training:
         """Make the training of one device, on this rank only; at the learning rate of the cell's global batch."""

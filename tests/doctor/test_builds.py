@@ -1,0 +1,56 @@
+"""How often an examination builds the model, and what a copy of a model keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.doctor import builds
+from harness.doctor.builds import FewBuilds
+from harness.doctor.examine import examine
+from harness.doctor.subject import Subject
+from harness.train.ranks import Ranks
+from tests.doctor.healthy import Healthy, Net
+from tests.doctor.ranks import cell_for
+
+CPU = torch.device("cpu")
+
+
+class Counting(Healthy):
+    def __init__(self) -> None:
+        self.builds: list[int] = []
+
+    def build_model(self) -> nn.Module:
+        self.builds.append(1)
+        self.net = Net()
+        return self.net
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("dp", 2)])
+def test_a_model_that_takes_long_is_built_twice_an_examination(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int
+) -> None:
+    monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    workload = Counting()
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * devices)
+    found = examine(Subject(cell_for(strategy, devices), workload, workload.datasets(), 0, ranks))
+    assert {finding.check for finding in found.findings} <= {"threads"} and len(workload.builds) <= 2
+
+
+def test_a_copy_is_what_the_workload_keeps_of_its_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    few = FewBuilds(Counting())
+    first = few.build_model()
+    with torch.no_grad():
+        next(first.parameters()).zero_()
+    second: Any = few.build_model()
+    assert few.inner.net is second is not first
+    assert bool(second.first.weight.any()), "a copy of the model as it was built"
+
+
+def test_a_model_that_is_built_fast_is_built_each_time() -> None:
+    few = FewBuilds(Counting())
+    assert few.build_model() is not few.build_model() and len(few.inner.builds) == 2
