@@ -25,6 +25,8 @@ class Kept:
 
     model: nn.Module | None = None
     links: dict[str, str] = field(default_factory=dict)
+    kind: type[nn.Module] | None = None
+    """The class of the models that were built."""
 
 
 class FewBuilds:
@@ -52,6 +54,7 @@ class FewBuilds:
             return self._linked(self.kept.model)
         start = time.perf_counter()
         model = self.inner.build_model()
+        self.kept.kind = type(model)
         if time.perf_counter() - start > SLOW_S and _fits(model):
             with suppress(Exception):  # a model that cannot be copied is built each time
                 self.kept.model = copy.deepcopy(model)

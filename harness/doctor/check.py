@@ -75,12 +75,13 @@ def describe_error(error: BaseException, most: int = 300) -> str:
 
     The place is the last line of the user's own code on the way to the error, if there is one.
     """
-    frames = [frame for frame in extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
+    frames = [frame for frame in extract_tb(error.__traceback__) if is_the_users(frame.filename)]
     place = f" [{frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno}]" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}{place}"
 
 
-def _is_the_users(file: str) -> bool:
+def is_the_users(file: str) -> bool:
+    """Return whether a file is neither the harness's nor a library's."""
     return not file.startswith((f"{PACKAGE}/", "<")) and LIBRARY not in file
 
 

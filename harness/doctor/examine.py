@@ -11,13 +11,15 @@ from harness.doctor.all_checks import CHECKS
 from harness.doctor.builds import FewBuilds
 from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
+from harness.doctor.places import place_of, places_of
 from harness.doctor.process import ProcessState
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
 from harness.measure.scenarios import TrialContext
 from harness.plan.checks.finding import Finding
-from harness.plan.rows import MemoryFacts, TrialFacts
+from harness.plan.rows import FindingRow, MemoryFacts, TrialFacts
 from harness.plan.trial import SkipTrial, TrialResult
+from harness.train.workloads import Workload
 
 Seen = Mapping[str, Sequence[Any]]
 """The observations of all ranks by the name of the check."""
@@ -31,12 +33,19 @@ class DoctorReport:
     figures: dict[str, str] = field(default_factory=dict)
     memory: MemoryFacts | None = None
     """The sizes from which memory is estimated; None if the model cannot be built."""
+    workload: Workload | None = None
 
     @property
     def facts(self) -> TrialFacts:
-        """The facts of the trial's row."""
-        found: TrialFacts = {"findings": [finding.row() for finding in self.findings], "figures": self.figures}
+        """The facts of the trial's row; each finding has its place in the user's code, if there is one."""
+        places = places_of(self.workload) if self.workload else {}
+        rows = [_placed(finding.row(), place_of(finding.check, places)) for finding in self.findings]
+        found: TrialFacts = {"findings": rows, "figures": self.figures}
         return {**found, "memory": self.memory} if self.memory else found
+
+
+def _placed(row: FindingRow, place: str) -> FindingRow:
+    return {**row, "place": place} if place else row
 
 
 class DoctorTrialFailed(Exception):
@@ -73,11 +82,11 @@ def run_doctor_trial(context: TrialContext) -> TrialResult:
 def examine(subject: Subject) -> DoctorReport:
     """Run every check. Raises DoctorTrialFailed if the real steps raise, or a check after them that needs all ranks."""
     if empty := data.empty(subject.training_samples):
-        return DoctorReport(empty)
+        return DoctorReport(empty, workload=subject.workload)
     subject = replace(subject, process=ProcessState.now(), workload=FewBuilds(subject.workload))
     sizes = memory.survey(subject)
     subject = replace(subject, memory=sizes, whole_model_fits=memory.fits_on_one_device(sizes, subject.cell))
-    found = DoctorReport(memory=sizes)
+    found = DoctorReport(memory=sizes, workload=subject.workload)
     if sizes and not subject.whole_model_fits:
         found.findings.append(
             memory.without_reference(sizes, subject.cell, [c.name for c in CHECKS if c.needs_whole_model])

@@ -140,6 +140,8 @@ class FindingRow(TypedDict):
     seen: str
     means: str
     advice: str
+    place: NotRequired[str]
+    """A place in the user's code; absent if there is none."""
 
 
 class ActivationBytes(TypedDict):

@@ -8,7 +8,7 @@ import pandas as pd
 from rich.text import Text
 
 from harness.plan.planner import Plan
-from harness.report.tables.findings import finding_location, group_findings, seen_text, summary_line
+from harness.report.tables.findings import finding_location, group_findings, places_text, seen_text, summary_line
 from harness.system.sanitize import escape_control
 
 SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -26,7 +26,7 @@ def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]
 
 
 def finding_lines(findings: pd.DataFrame) -> list[Text]:
-    """Return findings as text, each after an empty line: where, observation, meaning, advice."""
+    """Return findings as text, each after an empty line: where, place, observation, meaning, advice."""
     lines = []
     for group in group_findings(findings):
         first = group.iloc[0]
@@ -34,6 +34,9 @@ def finding_lines(findings: pd.DataFrame) -> list[Text]:
             (f"{first['severity']:<8}", SEVERITY_COLOURS[first["severity"]]), f"{escape_control(first['check'])}: "
         )
         lines += [Text(""), head.append(escape_control(finding_location(group)), style="bold")]
-        for title, text in (("observed", seen_text(group)), ("meaning", first["means"]), ("action", first["advice"])):
-            lines.append(Text(f"  {title:<8}  {escape_control(str(text))}"))
+        texts = {"place": places_text(group), "observed": seen_text(group)}
+        texts |= {"meaning": first["means"], "action": first["advice"]}
+        for title, text in texts.items():
+            if text:
+                lines.append(Text(f"  {title:<8}  {escape_control(str(text))}"))
     return lines

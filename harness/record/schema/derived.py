@@ -68,6 +68,7 @@ FINDINGS = Table(
         *CELL_COLUMNS,
         _c("check", "string", "name of the check"),
         _c("severity", "string", "error (later trials of such cells are skipped), warning or note"),
+        _c("place", "string", "place in the user's code to look at first"),
         _c("seen", "string", "observation, with the numbers"),
         _c("means", "string", "consequence"),
         _c("advice", "string", "recommended action"),

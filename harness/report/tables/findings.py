@@ -17,12 +17,18 @@ def findings_table(findings: pd.DataFrame) -> TextTable:
         ("severity", "severity", words),
         ("check", "check", words),
         ("where", "where", words),
+        ("place", "place", words),
         ("observed", "seen", words),
         ("meaning", "means", words),
         ("action", "advice", words),
     )
     rows = [
-        {**rows_of(group[:1])[0], "where": finding_location(group), "seen": seen_text(group)}
+        {
+            **rows_of(group[:1])[0],
+            "where": finding_location(group),
+            "place": places_text(group),
+            "seen": seen_text(group),
+        }
         for group in group_findings(findings)
     ]
     return make_table(columns, rows, lambda row: "base" if row["severity"] == "error" else "")
@@ -37,6 +43,11 @@ def group_findings(findings: pd.DataFrame) -> list[pd.DataFrame]:
 def seen_text(rows: pd.DataFrame) -> str:
     """Return what was observed, each observation once."""
     return "; ".join(dict.fromkeys(map(str, rows["seen"])))
+
+
+def places_text(rows: pd.DataFrame) -> str:
+    """Return the places in the user's code, each once; empty if there is none."""
+    return ", ".join(dict.fromkeys(rows["place"].dropna()))
 
 
 def finding_location(rows: pd.DataFrame) -> str:
