@@ -18,18 +18,20 @@ from harness.cli.listing import list_command
 from harness.cli.report import report_command
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run_command,
-    "plan": plan_command,
-    "doctor": doctor_command,
-    "report": report_command,
     "init": init_command,
     "list": list_command,
+    "plan": plan_command,
+    "doctor": doctor_command,
+    "run": run_command,
+    "report": report_command,
     "compare": compare_command,
     "history": history_command,
     "export": export_command,
 }
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+BEGIN = "Begin with: harness init QUESTION, which writes FILE; harness plan FILE; harness run FILE."
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, epilog=BEGIN)
 
 
 def _print_versions(wanted: bool) -> None:

@@ -36,7 +36,7 @@ Address = Annotated[
 Assume = Annotated[
     str | None, typer.Option(metavar="NODESxGPUS", help="Plan for an assumed cluster, such as 2x8, and stop.")
 ]
-Only = Annotated[str | None, typer.Option(help="A part of the grid only: 'strategy=ddp,devices=2'.")]
+Only = Annotated[str | None, typer.Option(help="A part of the grid only: strategy=ddp,devices=2")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop; no Ray is started.")]
 Resume = Annotated[
     str | None,
@@ -48,7 +48,7 @@ AddBlocks = Annotated[
 Output = Annotated[Path, typer.Option(help="The folder of run folders.")]
 Preflight = Annotated[
     bool,
-    typer.Option("--preflight/--no-preflight", help="Examine each kind of cell, first in its worker group (doctor)."),
+    typer.Option("--preflight/--no-preflight", help="First run the doctor's checks on each kind of cell."),
 ]
 Inline = Annotated[
     bool, typer.Option("--inline", help="For a debugger: one rank in this process, without Ray; its rows are marked.")
@@ -189,7 +189,7 @@ def plan_command(file: File, **options: Any) -> None:
 
 @_with_options("address", "output", "only", "no_user_code", "quiet")
 def doctor_command(file: File, links: Links = False, **options: Any) -> None:
-    """Check on real ranks whether FILE would measure what it says; nothing is recorded."""
+    """Check, before any measurement, that FILE would measure what it says; record nothing."""
     _carry_out(_measure_links if links else _examine, file, **options)
 
 

@@ -143,7 +143,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
             ProfiledPart("reduce", "dp_reduce_s", "adding up the gradients", ("BroadcastBackward",)),
         ),
         marker="s",
-        summary="DataParallel: one process drives every device, and copies the model to them at each forward pass",
+        summary="DataParallel: one process drives all devices and copies the model to each in every forward pass",
     ),
     "ddp": StrategyTraits(
         calls_wrapper=True,
@@ -153,7 +153,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
         wrapper_cost=True,
         options=DdpOptions,
         marker="D",
-        summary="DistributedDataParallel: one process a device, gradients are averaged while backward runs",
+        summary="DistributedDataParallel: one process per device; gradients are averaged while backward runs",
     ),
     "fsdp": StrategyTraits(
         shards_parameters=True,
@@ -189,7 +189,7 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
         ),
         options=FsdpOptions,
         marker="^",
-        summary="FSDP2: one process a device, parameters, gradients and optimizer state are sharded",
+        summary="FSDP2: one process per device; parameters, gradients and optimizer state are sharded",
     ),
 }
 """The built-in strategies, in the order of tables and figures."""

@@ -22,9 +22,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from harness.config.axes import AXES, is_option_axis
+from harness.config.axes import AXES, batch_note, is_option_axis
 from harness.config.strategy_traits import BASE_STRATEGY
-from harness.errors import nearest
+from harness.errors import closest, nearest
 from harness.plan.cell import Cell, format_gpu_ids, share_of
 from harness.plan.rows import PartnerIds, SetIds, TrialAxes
 
@@ -76,7 +76,10 @@ def check_axis(name: str) -> str:
     """Return the name of an axis or option; raise ValueError if it is unknown."""
     allowed = dict.fromkeys((*AXES, *(axis for axis in CELL_AXES if axis not in NOT_NAMED)))
     if name not in allowed and not is_option_axis(name):
-        raise ValueError(f"unknown axis {name!r}; {nearest(name, allowed)}, or an option such as ddp.bucket_cap_mb")
+        note = batch_note(closest(name, allowed))
+        raise ValueError(
+            f"unknown axis {name!r}; {nearest(name, allowed)}, or an option such as ddp.bucket_cap_mb{note}"
+        )
     return name
 
 

@@ -63,8 +63,8 @@ def _workers(group: WorkerGroup) -> str:
 def plan_lines(plan: Plan) -> list[str]:
     """Return the rest of the plan as text: the machine, what all cells share, what is added, what cannot run."""
     machine = plan.machine
-    kind = "GPUs" if machine.device == "cuda" else "CPU slots"
-    lines = [f"On {plan.inventory}: {machine.devices} {kind}, {plural(machine.threads_per_device, 'thread')} each."]
+    devices = plural(machine.devices, "GPU" if machine.device == "cuda" else "CPU slot")
+    lines = [f"On {plan.inventory}: {devices}, {plural(machine.threads_per_device, 'thread')} each."]
     if plan.labels.constants:
         lines.append(f"Every cell: {plan.labels.constants}.")
     lines += _numbers(plan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -86,7 +87,7 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
         if request.no_user_code:
             check_no_user_code(experiment, request.file)
         check_variants(experiment, request.file)
-    for check in (check_resume, check_inline, check_add_blocks):
+    for check in (check_local, check_resume, check_inline, check_add_blocks):
         with found.also():
             check(request)
     found.raise_all()
@@ -99,6 +100,13 @@ def _experiment_of(request: Request) -> Experiment:
         return load_experiment(request.file)
     source = str(request.file)
     return parse_experiment(parse_mapping(request.content, source=source), source=source, home=request.home)
+
+
+def check_local(request: Request) -> None:
+    """Raise ExperimentError if results are to be written to a URI, as s3://bucket, which as a path is a folder s3:."""
+    if any(re.fullmatch("[A-Za-z][A-Za-z0-9+.-]+:", part) for part in request.output.parts):
+        allowed = "a folder of this machine, or of a file system that is mounted here; copy it afterwards"
+        raise ExperimentError("--output", [f"got {str(request.output)!r}, a URI; allowed: {allowed}"])
 
 
 def check_resume(request: Request) -> None:

@@ -29,6 +29,7 @@ def load_user_class(what: str, name: str, *, builtin: bool = False) -> type:
         ) from error
     found = vars(module).get(class_name)
     if not inspect.isclass(found):
-        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-        raise WorkloadError(f"{what}: {module_name} has no class {class_name!r}; {nearest(class_name, classes)}")
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("__")]
+        known = nearest(class_name, classes) if classes else "it has no class at all"
+        raise WorkloadError(f"{what}: {module_name} has no class {class_name!r}; {known}")
     return found

@@ -54,6 +54,17 @@ def test_a_plan_for_an_assumed_cluster(write_experiment: Write) -> None:
     assert "Added: 1 cell," in result.output
 
 
+def test_one_device_is_one_slot(write_experiment: Write) -> None:
+    text = SMALL.replace("[1, 2]", "1")
+    assert "1 GPU, " in call("plan", write_experiment(text), "--assume", "1x1").output
+
+
+def test_help_names_the_commands_in_their_usual_order_and_how_to_begin() -> None:
+    output = call("--help").output
+    places = [output.index(f"│ {name} ") for name in ("init", "plan", "run", "report", "compare")]
+    assert places == sorted(places) and "Begin with: harness init QUESTION" in output
+
+
 def test_links_are_an_option_of_the_doctor_alone(write_experiment: Write) -> None:
     assert "--links" in call("doctor", "--help").output
     result = call("run", write_experiment(SMALL), "--links")
@@ -176,6 +187,7 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         (["--resume", "/nowhere"], "not a run folder"),
         (["--add-blocks", "3"], "it adds to a run that is there; give its folder with --resume"),
         (["--output", __file__], "the run folder cannot be created"),
+        (["--output", "s3://bucket/results"], "got 's3:/bucket/results', a URI; allowed: a folder of this machine"),
         (["--address", "ray://host:10001"], "Ray Client is not supported"),
     ],
 )

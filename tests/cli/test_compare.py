@@ -173,6 +173,7 @@ def bad(runs: dict[str, Path], tmp_path: Path) -> dict[str, tuple[list[Any], str
         ),
         "no noise": ([first, slow, "--run-noise", "0"], "--run-noise: got '0'"),
         "an axis": ([first, slow, "--by", "modle"], "--by: unknown axis 'modle'; did you mean 'model'?"),
+        "a batch": ([first, slow, "--by", "batch_size"], "per device: fixed on each (weak scaling)"),
         "a filter": ([first, slow, "--only", "stratgy=ddp"], "unknown axis 'stratgy'"),
         "two formats": ([first, slow, "--json", "--markdown"], "only one of both can be printed"),
         "an output": ([first, slow, "--output", tmp_path], "cannot be written"),

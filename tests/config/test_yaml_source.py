@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 from harness.config import yaml_source
 from harness.errors import ExperimentError
@@ -84,3 +86,21 @@ def test_nesting_and_numbers_up_to_the_limit() -> None:
 def test_text_that_looks_like_a_number_is_text_again(text: str) -> None:
     content = {"name": text, "values": [text, 1000.0, 3]}
     assert yaml_source.parse_mapping(yaml_source.dump(content), source="x") == content
+
+
+def test_numbers_of_numpy_and_paths_are_plain_values() -> None:
+    content = {
+        "seed": np.int64(3),
+        "lr": [np.float32(0.5), np.float64(0.25)],
+        "on": np.True_,
+        "devices": np.arange(3),
+        "data": Path("/data/images"),
+    }
+    plain = {"seed": 3, "lr": [0.5, 0.25], "on": True, "devices": [0, 1, 2], "data": "/data/images"}
+    assert yaml_source.parse_mapping(yaml_source.dump(content), source="x") == plain
+
+
+@pytest.mark.parametrize("value", [object(), np.longdouble(1), 3j])
+def test_a_value_that_is_not_plain_is_refused(value: object) -> None:
+    with pytest.raises(yaml.YAMLError, match="cannot represent an object"):
+        yaml_source.dump({"a": value})

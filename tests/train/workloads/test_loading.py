@@ -66,6 +66,7 @@ def test_a_users_own_class_gets_its_parameters() -> None:
         ("nowhere:Own", {}, "importing nowhere failed with ModuleNotFoundError: No module named 'nowhere' (first on"),
         ("broken_workload:X", {}, "importing broken_workload failed with ModuleNotFoundError"),
         ("own_workload:Onw", {}, "own_workload has no class 'Onw'; did you mean 'Own'?"),
+        ("os.path:Join", {}, "os.path has no class 'Join'; it has no class at all"),
         ("own_workload:NOT_A_CLASS", {}, "own_workload has no class 'NOT_A_CLASS'"),
         ("own_workload:Lacking", {}, "the class lacks datasets, loss"),
         ("own_workload:NoUnit", {}, "unit must be 'samples' or 'tokens'"),
