@@ -121,6 +121,16 @@ def _joined(errors: Sequence[HarnessError]) -> HarnessError:
     return joined
 
 
+SYNONYMS = {
+    "gpu": "cuda",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "dataparallel": "dp",
+    "distributeddataparallel": "ddp",
+    "fullyshardeddataparallel": "fsdp",
+}
+"""Other names of a device, a precision or a strategy, with those of experiment files."""
 SHORTEST_PART = 4
 """The least characters of a name that is looked for among the words of others, as batch_size in global_batch_size."""
 
@@ -140,6 +150,7 @@ def closest(name: str, names: Iterable[str]) -> list[str]:
     """
     by_case = {known.casefold(): known for known in names}
     folded = name.casefold()
+    folded = SYNONYMS[folded] if SYNONYMS.get(folded) in by_case else folded
     found = [folded] if folded in by_case else get_close_matches(folded, by_case, n=1, cutoff=0.85)
     if not found and len(folded) >= SHORTEST_PART:
         found = [known for known in by_case if _has_words(known, folded)]

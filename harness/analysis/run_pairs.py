@@ -230,8 +230,9 @@ def no_shared_cell(first: Side, later: Side) -> ComparisonError:
     paths = f"{first.results.folder.path} and {later.results.folder.path}"
     mine, others = ([cell.first for cell in side.cells.values()][:MOST_ALIKE] for side in (first, later))
     if not mine or not others:
-        empty = " and ".join(side.letter for side in (first, later) if not side.cells)
-        return ComparisonError(f"{paths} share no measured cell: {empty} has none; give other runs, or a wider --only")
+        empty = [side.letter for side in (first, later) if not side.cells]
+        lacking = f"{' and '.join(empty)} {'has' if len(empty) == 1 else 'have'} none"
+        return ComparisonError(f"{paths} share no measured cell: {lacking}; give other runs, or a wider --only")
     row, other = min(product(mine, others), key=lambda pair: len(differing_axes(*pair)))
     axes = differing_axes(row, other)
     if not axes:

@@ -164,7 +164,7 @@ def bad(runs: dict[str, Path], tmp_path: Path) -> dict[str, tuple[list[Any], str
         "the same run": ([first, first], "are one and the same run"),
         "no run": ([first, tmp_path], "not a run folder"),
         "a newer schema": ([first, newer], "got schema version 999"),
-        "no shared cell": ([first, slow, "--only", "model=resnet14"], "share no measured cell"),
+        "no shared cell": ([first, slow, "--only", "model=resnet14"], "share no measured cell: A and B have none;"),
         "a threshold": ([first, slow, "--fail-if", "throughput"], "--fail-if: got 'throughput'; allowed: METRIC < NUM"),
         "a metric": ([first, slow, "--fail-if", "memory < 1"], "METRIC is throughput or speedup"),
         "a share": (
