@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.analysis.doubts import kind_of
 from harness.analysis.verdict.trust import GOOD_BLOCKS, HALFWIDTH
+from harness.report.doubt_words import plain_doubt
 from harness.report.row import Row, is_missing, number, texts
 from harness.report.sentence import MOST, Context, Sentence
 from harness.report.tables.text import duration, percent, plural
@@ -19,26 +19,6 @@ REASONS: Mapping[str, str] = {
     "blocks": f"few blocks, {GOOD_BLOCKS} are better",
     "equivalence": "it is not known whether it trains as one device does",
 }
-DOUBTS: Mapping[str, str] = {
-    "impossible efficiency": "a speedup that more devices cannot explain",
-    "waits for data": "most of the step is a wait for data",
-    "inline": "it ran in the command's own process",
-    "no steady state": "the speed had not settled after the warm-up",
-    "skipped updates": "fp16 skipped updates",
-    "wide spread": "the times of single steps vary widely",
-    "windows drift": "the speed changed during a measurement",
-    "stalled": "single steps took seconds",
-    "slow rank": "one device was slower than the others",
-    "foreign load": "other programs used the processor",
-    "memory swapped": "memory was swapped to disk",
-    "clocks throttled": "a GPU lowered its clock, for heat or power",
-    "foreign load on the GPU": "other programs used a GPU",
-    "threads differ from the base's": "the number of threads per device differs",
-    "other devices than the base's": "the devices are of another model",
-    "other hosts than the base's": "the machines are others",
-    "environment differs from the base's": "versions or settings differ",
-}
-"""The doubts of a trial in words that need no key; their names stand in the section Doubts."""
 
 
 def how_sure(row: Row, context: Context) -> Sentence:
@@ -47,9 +27,9 @@ def how_sure(row: Row, context: Context) -> Sentence:
     lead = level.capitalize()
     if (context.results.verdict["topic"] == "trust").sum() > 1:
         lead = f"{lead} for {', '.join(map(context.short, (row['cell_id'], *others[: MOST - 1])))}"
-    doubts = dict.fromkeys(kind_of(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
+    doubts = dict.fromkeys(plain_doubt(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
     words = [REASONS[reason].format(reach=percent(row["value"])) for reason in reasons if reason in REASONS]
-    words += [DOUBTS[doubt] for doubt in doubts]
+    words += doubts
     quiet = "" if is_missing(row["value"]) else f"one setting measured twice differs by at most {percent(row['value'])}"
     text = f"{'; '.join(words) or f'{quiet} (A/A test), no doubts'}. {_further_blocks(row, context)}"
     return Sentence("trust", lead, text.strip(), code=level)

@@ -41,8 +41,11 @@ class Verdict:
         return found
 
 
-BRACKETS = "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds."
-"""What the numbers in brackets are, for below the sentences."""
+BRACKETS = (
+    "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds. In tables and figures "
+    "x2 means: on 2 devices."
+)
+"""What the numbers in brackets are, and what the labels of tables mean, for below the sentences."""
 NO_VERDICT = Verdict(())
 
 

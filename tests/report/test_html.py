@@ -495,9 +495,11 @@ def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
         ]
     )
     assert belief_lines(tables(noise, trials)) == [
-        "Noise floor (A/A test of the base, 95 % interval): 0.900 to 1.100.",
-        "Usual in this run: wide spread (2 of 3 timed trials). A cell is marked for other doubts, or for clearly more.",
-        "Doubts (?), by timed trials: slow rank 1 (1 of 3).",
+        "One setting measured twice, the second over the first (A/A test of the base, 95 % interval): 0.900 to 1.100.",
+        "Usual in this run: the times of single steps vary widely (wide spread, in 2 of 3 timed trials). "
+        "A cell is marked (?) for other doubts, or for clearly more.",
+        "Reasons to distrust a number (?), by timed trials: one device was slower than the others "
+        "(slow rank 1, in 1 of 3).",
     ]
     one = NOISE.frame([{"ratio": 1.0}])
     assert belief_lines(tables(one, trials[:0])) == ["Noise floor: unknown, as an interval needs 3 blocks."]

@@ -13,10 +13,10 @@ from harness.analysis.doubts import DOUBTS
 from harness.analysis.verdict import READ
 from harness.config.experiment import parse_experiment
 from harness.record.schema import DERIVED, TRIALS, VERDICT
+from harness.report.doubt_words import DOUBTS as PLAIN
 from harness.report.sentence import MOST, TOPICS, Sentence
 from harness.report.sentences import PHRASES
 from harness.report.tables.text import NO_BREAK
-from harness.report.trust_words import DOUBTS as PLAIN
 from harness.report.verdict import Verdict, make_verdict
 
 CELL: dict[str, Any] = {

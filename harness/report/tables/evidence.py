@@ -11,6 +11,7 @@ from harness.analysis.doubts import kind_of, meaning
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.analysis.usual_doubts import timed, usual_doubts
 from harness.plan.labels import joined
+from harness.report.doubt_words import plain_doubt
 from harness.report.labels import cell_label, check_label, settings, shown_strategy
 from harness.report.row import Row, is_missing, is_true, number, rows_of
 from harness.report.tables.ratios import pair_label, pair_setting, parity_label, ratio
@@ -82,8 +83,10 @@ def usual_words(trials: pd.DataFrame) -> str:
     usual = usual_doubts(trials)
     if not usual:
         return ""
-    each = "; ".join(f"{name} ({count} of {total} timed trials)" for name, (count, total) in usual.items())
-    return f"Usual in this run: {each}. A cell is marked for other doubts, or for clearly more."
+    each = "; ".join(
+        f"{plain_doubt(name)} ({name}, in {count} of {total} timed trials)" for name, (count, total) in usual.items()
+    )
+    return f"Usual in this run: {each}. A cell is marked ({DOUBTFUL}) for other doubts, or for clearly more."
 
 
 def stalls_table(stalls: pd.DataFrame) -> TextTable:
@@ -195,7 +198,8 @@ def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         )
         wrong = int(known["excludes_one"].fillna(False).sum())
         chance = f" {wrong} of {len(known)} exclude 1; 1 in 20 does by chance." if wrong else ""
-        lines.append(f"Noise floor (A/A test of the base, 95 % interval): {floors}.{chance}")
+        what = "One setting measured twice, the second over the first (A/A test of the base, 95 % interval)"
+        lines.append(f"{what}: {floors}.{chance}")
     elif len(noise):
         lines.append(f"Noise floor: unknown, as an interval needs {LEAST_BLOCKS} blocks.")
     if wide := imprecise(tables):
@@ -209,6 +213,6 @@ def _doubt_lines(trials: pd.DataFrame) -> list[str]:
     usual = usual_doubts(trials)
     lines = [usual_words(trials)] if usual else []
     rows = [line.cells for line in doubt_table(trials).rows]
-    if rest := [f"{name} ({count})" for name, count, *_ in rows if kind_of(name) not in usual]:
-        lines.append(f"Doubts ({DOUBTFUL}), by timed trials: {'; '.join(rest)}.")
+    if rest := [f"{plain_doubt(name)} ({name}, in {count})" for name, count, *_ in rows if kind_of(name) not in usual]:
+        lines.append(f"Reasons to distrust a number ({DOUBTFUL}), by timed trials: {'; '.join(rest)}.")
     return lines
