@@ -27,6 +27,7 @@ from harness.plan.rows import RankFacts, RankRow, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager
+from harness.train.data_reuse import SharedData
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.workloads import Datasets, Workload
@@ -56,14 +57,16 @@ class TrialContext:
             self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
 
     def workload(self) -> tuple[Workload, Datasets]:
-        """Return the workload and its data sets, built once a process for all trials that share them."""
+        """Return a new workload and its data sets, which trials of a process share if they are as they were built."""
         cell = self.trial.cell
         key = (cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
-        if key not in self.cache:
-            workload = workloads.build(cell)
-            self.cache[key] = (workload, workload.datasets())
-        found: tuple[Workload, Datasets] = self.cache[key]
-        return found
+        known: SharedData | None = self.cache.get(key)
+        unchanged = all(self.ranks.gather(known is not None and known.is_unchanged))
+        if known and unchanged:  # all ranks build, or none: datasets() may have collectives
+            return known.new_workload(cell), known.datasets
+        workload = workloads.build(cell)
+        self.cache[key] = shared = SharedData.of(cell, workload)
+        return workload, shared.datasets
 
 
 @dataclass(frozen=True)

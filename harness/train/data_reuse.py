@@ -1,0 +1,90 @@
+"""Data sets that later trials of a process use again, if they are then the same; each trial has its own workload."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.plan.cell import Cell
+from harness.train import workloads
+from harness.train.workloads import Datasets, Workload
+
+
+@dataclass(frozen=True)
+class SharedData:
+    """The data sets of a workload, and the attributes that ``datasets()`` set in it, such as a vocabulary.
+
+    ``digest``: that of the data sets' pickle as they were built; None if they cannot be pickled. "" if nothing can
+    change them: those of a built-in workload, and those of torch's own types.
+    """
+
+    datasets: Datasets
+    attributes: Mapping[str, object]
+    digest: str | None
+
+    @classmethod
+    def of(cls, cell: Cell, workload: Workload) -> SharedData:
+        """Build the data sets of a new workload."""
+        before = dict(getattr(workload, "__dict__", {}))
+        datasets = workload.datasets()
+        after = getattr(workload, "__dict__", {})
+        found = {name: value for name, value in after.items() if name not in before or before[name] is not value}
+        constant = cell.workload in BUILTIN_WORKLOADS or all(map(_is_constant, datasets))
+        return cls(datasets, found, "" if constant else digest_of(datasets))
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the data sets are as they were built."""
+        return self.digest == "" or (self.digest is not None and digest_of(self.datasets) == self.digest)
+
+    def new_workload(self, cell: Cell) -> Workload:
+        """Build a workload as it is after ``datasets()``, whose data sets are these."""
+        workload = workloads.build(cell)
+        for name, value in self.attributes.items():
+            setattr(workload, name, value)
+        return workload
+
+
+def _is_constant(dataset: object) -> bool:
+    """Return whether a data set is of torch's own types alone, in which nothing changes as samples are read."""
+    if type(dataset) is Subset:
+        return _is_constant(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(_is_constant, dataset.datasets))
+    return type(dataset) is TensorDataset
+
+
+def digest_of(datasets: object) -> str | None:
+    """Return a digest of an object's pickle; None if it cannot be pickled."""
+    pickler = _Digest()
+    try:
+        pickler.dump(datasets)
+    except Exception:  # whatever an object of the user raises here
+        return None
+    return pickler.hash.hexdigest()
+
+
+class _Digest(pickle.Pickler):
+    """Pickles into a digest; the values of arrays and tensors go there without a copy."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.sha1(usedforsecurity=False)
+        super().__init__(self, protocol=5, buffer_callback=lambda buffer: self.hash.update(buffer.raw()))
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        return len(data)
+
+    def reducer_override(self, obj: object) -> Any:
+        if type(obj) is not Tensor or obj.layout is not torch.strided or obj.device.type == "meta":
+            return NotImplemented
+        self.hash.update(obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return str, (f"{obj.dtype} {tuple(obj.shape)}",)

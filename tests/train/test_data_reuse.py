@@ -1,0 +1,86 @@
+"""Which data sets later trials use again, and what a trial's own workload has."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from harness.train import data_reuse
+from harness.train.data_reuse import SharedData, digest_of
+from harness.train.workloads import Workload
+from tests.doctor.ranks import cell_for
+
+
+class Counting(Dataset[Any]):
+    """Counts the samples that were read, if asked to."""
+
+    def __init__(self, *, counts: bool) -> None:
+        self.values, self.tensor, self.counts, self.read = np.arange(8.0), torch.arange(8.0), counts, 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += self.counts
+        return self.values[index]
+
+
+class Own:
+    unit = "samples"
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.history = data, [1]
+
+    def datasets(self) -> Any:
+        self.vocabulary = ["a", "b"]
+        return self.data, self.data
+
+
+def shared(data: Any) -> SharedData:
+    workload: Any = Own(data)
+    return SharedData.of(cell_for("single", 1), workload)
+
+
+@pytest.mark.parametrize(
+    ("data", "reused"),
+    [(Counting(counts=False), True), (Counting(counts=True), False), (TensorDataset(torch.zeros(3)), True)],
+)
+def test_data_is_used_again_if_it_is_as_it_was_built(data: Any, reused: bool) -> None:
+    found = shared(data)
+    assert found.is_unchanged
+    data[0]
+    assert found.is_unchanged == reused
+
+
+def test_changed_values_of_arrays_and_tensors_are_noticed() -> None:
+    for name in ("values", "tensor"):
+        data = Counting(counts=False)
+        found = shared(data)
+        getattr(data, name)[3] += 1
+        assert not found.is_unchanged
+
+
+def test_what_cannot_be_pickled_is_built_again() -> None:
+    data = Counting(counts=False)
+    data.lock = threading.Lock()  # type: ignore[attr-defined]
+    assert digest_of(data) is None and not shared(data).is_unchanged
+
+
+@pytest.mark.parametrize("wrap", [lambda data: Subset(data, [0]), lambda data: ConcatDataset([data])])
+def test_torch_s_own_types_are_not_read_and_an_own_one_inside_them_is(wrap: Any) -> None:
+    assert shared(wrap(TensorDataset(torch.zeros(3)))).digest == ""
+    assert shared(wrap(Counting(counts=False))).digest
+
+
+def test_a_new_workload_has_what_datasets_set_and_nothing_of_an_earlier_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_reuse.workloads, "build", lambda cell: Own(None))
+    found = shared(TensorDataset(torch.zeros(3)))
+    first: Workload = found.new_workload(cell_for("single", 1))
+    first.history.append(2)  # type: ignore[attr-defined]
+    second: Any = found.new_workload(cell_for("single", 1))
+    assert second is not first and second.history == [1] and second.vocabulary == ["a", "b"]
