@@ -23,6 +23,7 @@ from harness.analysis.missing import missing
 from harness.analysis.overview import describe, efficiency_table, option_columns
 from harness.analysis.pairs import noise, parity, versus
 from harness.analysis.phases import host_phases, ledger, phases
+from harness.analysis.published import published
 from harness.analysis.ratios import scaling
 from harness.analysis.stalls import stalls
 from harness.analysis.steps import StepTimes, step_times
@@ -35,7 +36,7 @@ from harness.plan.environment import RunEnvironment
 from harness.plan.feasibility import IMPOSSIBLE
 from harness.plan.rows import RecordedTrial
 from harness.record.folder import RunFolder
-from harness.record.schema import FINDINGS
+from harness.record.schema import FINDINGS, empty_table
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,6 +156,12 @@ def _convergence(results: Results) -> pd.DataFrame:
     return convergence(results.trials, results.epochs, target, results.verdicts)
 
 
+def _published(results: Results) -> pd.DataFrame:
+    entries = results.experiment.published
+    steps = results.steps if any(entry.level == "steps" for entry in entries) else empty_table("steps")
+    return published(entries, results.trials, results.cells, results.epochs, steps, results.environment)
+
+
 def _findings(results: Results) -> pd.DataFrame:
     """Return the doctor's findings on cells, the plan and the nodes; no rows if the doctor did not run."""
     of_trials = findings(results.lines, results.trials)
@@ -184,6 +191,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "host_phases": lambda r: host_phases(r.trials, r.windows),
     "stalls": lambda r: stalls(r.trials, r.windows, r.ranks, r.steps, r.step_times),
     "convergence": _convergence,
+    "published": _published,
     "outcomes": lambda r: outcomes(r.trials),
     "missing": lambda r: missing(r.lines, r.folder.plan(), r.environment),
     "ledger": lambda r: ledger(r.lines, r.environment),

@@ -21,6 +21,7 @@ from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
 from harness.config.conflicts import Conflict, raise_conflicts
 from harness.config.passes import validate
 from harness.config.problems import describe_errors
+from harness.config.published import Published
 from harness.config.sections import (
     Checkpoint,
     Convergence,
@@ -47,6 +48,7 @@ from harness.config.values import (
 from harness.errors import ExperimentError, nearest
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
+MOST_PUBLISHED = 1000
 
 
 def _workload(value: object) -> object:
@@ -78,6 +80,7 @@ class Experiment(Strict):
     throughput: Throughput | None = Throughput()
     convergence: Convergence | None = None
     checkpoint: Checkpoint | None = None
+    published: Annotated[tuple[Published, ...], BeforeValidator(as_tuple), Field(max_length=MOST_PUBLISHED)] = ()
     limits: Limits = Limits()
     device: DeviceRequest = "auto"
     launcher: Axis[LauncherName] = ("ray",)

@@ -17,6 +17,7 @@ from harness.errors import ExperimentError
 from harness.plan.cell import Cell, Options, Scaling, share_of, without_earlier
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
+from harness.plan.published import check_published
 from harness.system.code_version import CodeVersion
 
 TraitsByName = Mapping[str, StrategyTraits]
@@ -81,6 +82,7 @@ def expand(
     asked = tuple(c for c in cells if not any(c.matches(rule) for rule in experiment.exclude))
     if not asked:
         raise ExperimentError("exclude", ["exclude leaves no cell of the grid: there is nothing to measure"])
+    check_published(experiment, asked)
     bases = base_cells(asked)
     there = set(asked)
     return Cells(asked, tuple(base for base in bases if base not in there))

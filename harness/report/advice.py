@@ -75,7 +75,7 @@ def next_experiment(experiment: Experiment, row: Row, options: Mapping[str, Plai
     ``options``: the cell's; those that vary in this experiment are held fixed. Trainings to convergence are left out.
     """
     content = experiment.model_dump(mode="json", exclude_defaults=True)
-    for name in ("cells", "exclude", "convergence", "checkpoint"):
+    for name in ("cells", "exclude", "convergence", "checkpoint", "published"):
         content.pop(name, None)
     batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
     axes = ("data", "model", "strategy", "devices", "nodes", batch, "precision", "compile", "variant")

@@ -28,6 +28,7 @@ from harness.report.tables.evidence import (
 from harness.report.tables.findings import findings_table
 from harness.report.tables.leaders import leaders_table
 from harness.report.tables.links import collectives_table, links_failed, links_table, links_words
+from harness.report.tables.published import published_table, published_words
 from harness.report.tables.ratios import noise_table, parity_table, versus_table
 from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
 from harness.report.tables.text import TextTable, impossible_lines
@@ -167,6 +168,12 @@ DETAILS = (
         "convergence",
         lambda results: convergence_table(results.convergence),
         summary.convergence_words,
+    ),
+    Section(
+        "Published and measured",
+        "published",
+        lambda results: published_table(results.published),
+        lambda results: published_words(results.published),
     ),
     Section(
         "Efficiency loss by part, in numbers",

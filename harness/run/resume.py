@@ -147,8 +147,8 @@ def _family_id(cell: Cell) -> str | None:
 
 OPTION_FIELDS = ("strategy_options", "optimizer", "schedule", "training", "loader")
 """The sections whose defaults may change between versions; what changes a cell is one of MEANINGS."""
-LIMITS = {"limits"}
-"""The sections that may differ on resume: limits are no part of what is measured."""
+LIMITS = {"limits", "published"}
+"""The sections that may differ on resume: they are no part of what is measured."""
 
 
 def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) -> tuple[RunFolder, Experiment]:

@@ -77,8 +77,8 @@ def test_all_problems_are_reported_at_once() -> None:
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; it should be a valid integer",
         "limts: unknown key; did you mean 'limits'? (allowed: cells, checkpoint, convergence, device, equivalence, "
-        "exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, schedule, seed, "
-        "strategy_options, throughput, training, variants, workload, workload_options)",
+        "exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, published, schedule, "
+        "seed, strategy_options, throughput, training, variants, workload, workload_options)",
     ]
 
 

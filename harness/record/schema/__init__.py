@@ -6,7 +6,7 @@ import pandas as pd
 
 from harness.record.schema.cell import AXIS_COLUMNS, CELL_COLUMNS
 from harness.record.schema.compared import COMPARED_CONVERGENCE, COMPARISON, GATE, HISTORY, RUNS, UNMATCHED
-from harness.record.schema.conclusions import LEADERS, VERDICT
+from harness.record.schema.conclusions import LEADERS, PUBLISHED, VERDICT
 from harness.record.schema.derived import (
     CELLS,
     DEVICE_MEMORY,
@@ -56,6 +56,7 @@ __all__ = [
     "OUTCOMES",
     "PARITY",
     "PHASES",
+    "PUBLISHED",
     "RANKS",
     "RECORDED",
     "RUNS",
@@ -90,6 +91,7 @@ DERIVED = (
     HOST_PHASES,
     STALLS,
     CONVERGENCE,
+    PUBLISHED,
     OUTCOMES,
     MISSING,
     LEDGER,

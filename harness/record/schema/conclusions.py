@@ -60,3 +60,34 @@ VERDICT = Table(
         _c("evidence", "string", "section of the report that shows the numbers"),
     ),
 )
+
+PUBLISHED = Table(
+    "published",
+    "one published figure of the experiment file beside what this run measured of the same cell",
+    (
+        _c("cell", "string", "the cell, as the file selects it"),
+        _c("cell_id", "string", "its id; `<NA>` if it was not measured"),
+        *CELL_COLUMNS,
+        _c(
+            "metric",
+            "string",
+            "column of the table epochs, steps or cells, or running_loss: the mean of the losses so far",
+        ),
+        _c("epoch", "Int64", "number of the epoch, from 1; `<NA>` for the last one, and for other metrics"),
+        _c("step", "Int64", "number of the step in its trial, from 1; `<NA>` for other metrics"),
+        _c("metric_unit", "string", "unit of the numbers"),
+        _c("published_low", "Float64", "published figure, lowest if a range was published"),
+        _c("published_high", "Float64", "published figure, highest if a range was published"),
+        _c("measured", "Float64", "measured here: mean over seeds, or blocks of throughput trials"),
+        _c("measured_low", "Float64", "lowest of the seeds or blocks"),
+        _c("measured_high", "Float64", "highest of the seeds or blocks"),
+        _c("n", "Int64", "number of seeds or blocks"),
+        _c("difference", "Float64", "measured less the nearer end of what was published, 0 between both"),
+        _c("relative_difference", "Float64", "difference over that end"),
+        _c("source", "string", "where it was published"),
+        _c("url", "string", "address of the source"),
+        _c("hardware", "string", "what it was measured on, in the file's words"),
+        _c("measured_on", "string", "models of the devices of this run"),
+        _c("other_hardware", "boolean", "true unless the file's words name a model of this run's devices"),
+    ),
+)

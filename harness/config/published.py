@@ -1,0 +1,156 @@
+"""Published figures of an experiment file: what others measured of a cell, to stand beside what is measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from harness.config.axes import Filter
+from harness.config.conflicts import Conflict, raise_conflicts
+from harness.config.strategy_traits import Strict
+from harness.config.values import Text, as_tuple
+from harness.errors import nearest
+
+Level = Literal["epochs", "steps", "cells"]
+
+
+class Metric(NamedTuple):
+    """A column of the tables epochs, steps or cells that a published figure may be of, and the kind of its unit."""
+
+    level: Level
+    unit: str
+
+
+METRICS: Mapping[str, Metric] = {
+    "train_loss": Metric("epochs", ""),
+    "val_loss": Metric("epochs", ""),
+    "val_accuracy": Metric("epochs", "1"),
+    "val_perplexity": Metric("epochs", ""),
+    "val_psnr": Metric("epochs", "dB"),
+    "val_iou": Metric("epochs", "1"),
+    "loss": Metric("steps", ""),
+    "running_loss": Metric("steps", ""),
+    "step_s": Metric("steps", "s"),
+    "throughput_per_s": Metric("cells", "1/s"),
+    "peak_memory_bytes": Metric("cells", "bytes"),
+}
+"""``running_loss``: the mean of the losses of all steps so far. ``step_s`` without ``at``: the cell's median."""
+UNITS: Mapping[str, Mapping[str, float]] = {
+    "": {},
+    "1": {"1": 1.0, "%": 0.01},
+    "dB": {"dB": 1.0},
+    "s": {"s": 1.0, "ms": 0.001},
+    "1/s": {"samples/s": 1.0, "tokens/s": 1.0},
+    "bytes": {"bytes": 1.0, "MiB": 2.0**20, "GiB": 2.0**30},
+}
+"""The units of each kind, with the factor to that of the column; the first is the column's own."""
+Figure = float | Literal["nan"]
+Position = Annotated[int, Field(ge=1, le=1_000_000_000)]
+MOST_FIGURES = 1000
+
+
+class At(Strict):
+    """The epoch or the step of a figure, counted from 1; of several ``values`` the first one's."""
+
+    epoch: Position | None = None
+    step: Position | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.epoch is None) == (self.step is None):
+            raise ValueError("give exactly one of epoch and step")
+        return self
+
+
+class Published(Strict):
+    """Figures that others published of one cell, which ``cell`` selects by its axes; no part of any cell's id.
+
+    One figure (``value``), a ``range`` from the lowest to the highest, or ``values`` of consecutive epochs or steps;
+    nan for a loss that was no number. ``unit``: by default the column's. ``hardware``: what they were measured on.
+    """
+
+    metric: Text
+    value: Figure | None = None
+    range: Annotated[tuple[float, float] | None, BeforeValidator(as_tuple)] = None
+    values: Annotated[
+        Annotated[tuple[Figure, ...], Field(min_length=1, max_length=MOST_FIGURES)] | None, BeforeValidator(as_tuple)
+    ] = None
+    at: At | None = None
+    unit: Text | None = None
+    cell: Filter
+    source: Text
+    url: Text | None = None
+    hardware: Text
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, metric: str) -> str:
+        if metric not in METRICS:
+            raise ValueError(f"got {metric[:80]!r}; {nearest(metric[:80], METRICS)}")
+        return metric
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        level, kind = METRICS[self.metric]
+        given = [name for name in ("value", "range", "values") if getattr(self, name) is not None]
+        units = UNITS[kind]
+        allowed = ", ".join(units) if units else "none: the figure has no unit"
+        place = {"epochs": "epoch", "steps": "step"}.get(level, "")
+        has = "epoch" if self.at and self.at.epoch else "step" if self.at else ""
+        raise_conflicts(
+            Conflict(
+                len(given) != 1,
+                f"got {', '.join(given) or 'no figure'}; give exactly one of value, range and values",
+                ("value", "range", "values"),
+            ),
+            Conflict(
+                self.range is not None and not self.range[0] <= self.range[1],
+                f"range: got {list(self.range or ())}; allowed: the lowest figure, then the highest",
+                ("range",),
+            ),
+            Conflict(
+                bool(has) and has != place,
+                f"at: got {has} for {self.metric}; allowed: {place or 'no at, since it is a figure of the whole cell'}",
+                ("at", "metric"),
+            ),
+            Conflict(
+                self.values is not None and not place,
+                f"values: got several of {self.metric}; allowed: value or range, since it has neither epochs nor steps",
+                ("values", "metric"),
+            ),
+            Conflict(
+                level == "steps" and self.metric != "step_s" and self.values is None and not has,
+                f"at: {self.metric} is a figure of one step; give at: {{step: n}}",
+                ("at", "metric"),
+            ),
+            Conflict(
+                self.unit is not None and self.unit not in units,
+                f"unit: got {(self.unit or '')[:80]!r} for {self.metric}; allowed: {allowed}",
+                ("unit", "metric"),
+            ),
+        )
+        return self
+
+    @property
+    def level(self) -> Level:
+        """The table of the metric; a step time without a step is the cell's median."""
+        return "cells" if self.metric == "step_s" and not (self.at or self.values) else METRICS[self.metric].level
+
+    @property
+    def factor(self) -> float:
+        """The factor from its unit to that of the column."""
+        return UNITS[METRICS[self.metric].unit].get(self.unit or "", 1.0)
+
+    @property
+    def figures(self) -> tuple[tuple[int | None, float, float], ...]:
+        """The epoch or step, None for the last epoch or the whole cell, and the lowest and highest figure of each.
+
+        In the unit of the column.
+        """
+        first = (self.at.epoch or self.at.step) if self.at else 1 if self.values else None
+        if self.range is not None:
+            return ((first, self.range[0] * self.factor, self.range[1] * self.factor),)
+        values = [float(value) * self.factor for value in self.values or (self.value,) if value is not None]
+        return tuple((first + i if first else None, value, value) for i, value in enumerate(values))

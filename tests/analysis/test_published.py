@@ -1,0 +1,118 @@
+"""Published figures beside measured ones, from hand-made records; the section of the report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.analysis import trials as trial_tables
+from harness.analysis.published import published
+from harness.config.published import Published
+from harness.plan.environment import RunEnvironment
+from harness.record.schema import EPOCHS, STEPS
+from harness.report.tables.published import published_table, published_words
+from tests.records import line, steps_of
+
+CELL = {"strategy": "ddp", "devices": 2}
+
+
+def entry(metric: str, **given: Any) -> Published:
+    basis = {"cell": CELL, "source": "A. Author", "hardware": "2 NVIDIA X100"}
+    return Published.model_validate({**basis, "metric": metric, **given})
+
+
+def environment(model: str) -> RunEnvironment:
+    nodes: Any = [{"cpu": "a processor", "devices": [{"kind": "cuda", "model": model}]}]
+    groups: Any = [{"nodes": nodes}]
+    return {"groups": groups, "invocations": []}
+
+
+def step(trial: str, rank: int, window: int, number: int, seconds: float, loss: float) -> dict[str, Any]:
+    names = ("trial_id", "attempt", "rank", "window", "step", "step_s", "loss")
+    return dict(zip(names, (trial, 1, rank, window, number, seconds, loss), strict=True))
+
+
+def table_of(*entries: Published, model: str = "NVIDIA X100") -> pd.DataFrame:
+    lines = [
+        *(line("ddp2", rates=(100.0, 50.0), block=block) for block in (0, 1)),
+        line("single", rates=(60.0,)),
+        *(line("ddp2", rates=(1.0, 1.0), kind="convergence", seed=seed) for seed in (0, 1)),
+    ]
+    steps = steps_of(lines)
+    trials = trial_tables.trials(lines, steps)
+    curves = [
+        {
+            "trial_id": f"ddp2-s{seed}",
+            "attempt": 1,
+            "epoch": epoch,
+            "train_loss": 3.0 - epoch + seed,
+            "val_accuracy": 0.5,
+        }
+        for seed in (0, 1)
+        for epoch in (1, 2)
+    ]
+    rows = [
+        step("ddp2-b0", rank, window, number, 1.0 + rank + window, loss)
+        for rank in (0, 1)
+        for window, number, loss in ((0, 0, 2.0), (0, 1, 4.0 + 2 * rank), (1, 0, math.nan))
+    ]
+    seen = environment(model)
+    return published(entries, trials, trial_tables.cells(trials, steps), EPOCHS.frame(curves), STEPS.frame(rows), seen)
+
+
+def values(table: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
+    return [
+        tuple(None if pd.isna(value) else value for value in row) for row in table[list(names)].itertuples(index=False)
+    ]
+
+
+def test_epochs_are_compared_with_the_mean_over_seeds() -> None:
+    table = table_of(entry("train_loss", values=[2.5, 2.0]), entry("val_accuracy", value=40, unit="%"))
+    assert values(table, "epoch", "measured", "measured_low", "measured_high", "n") == [
+        (1, 2.5, 2.0, 3.0, 2),
+        (2, 1.5, 1.0, 2.0, 2),
+        (None, 0.5, 0.5, 0.5, 2),
+    ]
+    assert table["difference"].tolist() == [0.0, -0.5, pytest.approx(0.1)]
+    assert table["relative_difference"].tolist() == [0.0, -0.25, pytest.approx(0.25)]
+
+
+def test_a_range_has_a_difference_outside_of_it_only() -> None:
+    inside, above = (entry("throughput_per_s", range=ends) for ends in ([90, 110], [120, 200]))
+    table = table_of(inside, above)
+    assert table["measured"].tolist() == pytest.approx([100.0, 100.0]) and table["n"].tolist() == [1, 1]
+    assert table["difference"].tolist() == pytest.approx([0.0, -20.0])
+
+
+def test_steps_are_those_of_the_slowest_rank_and_losses_the_mean_of_the_ranks() -> None:
+    table = table_of(
+        entry("step_s", value=1, at={"step": 1}),
+        entry("loss", value=5, at={"step": 2}),
+        entry("running_loss", values=[2, 3, "nan", 1]),
+    )
+    found = values(table, "step", "measured")
+    assert found[:4] == [(1, 2.0), (2, 5.0), (1, 2.0), (2, 3.5)]
+    assert table["step"].tolist()[4:] == [3, 4]
+    assert math.isnan(table["measured"].to_numpy(float, na_value=-1)[4]) and table["n"].tolist()[5] == 0
+    shown = [row.cells for row in published_table(table).rows]
+    assert shown[4][3] == "nan" and "both nan" in shown[4] and "not measured" in shown[5]
+
+
+def test_a_cell_that_was_not_measured_has_no_numbers() -> None:
+    table = table_of(entry("step_s", value=1, cell={"strategy": "dp", "devices": 2}))
+    assert values(table, "cell", "cell_id", "measured", "n", "difference") == [
+        ("strategy dp, devices 2", None, None, 0, None)
+    ]
+
+
+@pytest.mark.parametrize(("model", "other"), [("NVIDIA X100", False), ("NVIDIA Y200", True)])
+def test_other_hardware_is_marked(model: str, other: bool) -> None:
+    table = table_of(entry("train_loss", values=[2.5]), model=model)
+    assert values(table, "measured_on", "other_hardware") == [(model, other)]
+    (row,) = published_table(table).rows
+    assert (row.kind == "apart") == other and ("other hardware" in row.cells) == other
+    words = published_words(table)
+    assert f"Here: {model}." in words and "A. Author: 2 NVIDIA X100." in words
