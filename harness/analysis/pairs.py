@@ -47,17 +47,22 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | N
 
 
 def versus(
-    trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None, variants: Sequence[str] = ()
+    trials: pd.DataFrame,
+    rule: Rule | None = None,
+    checked: Verdicts | None = None,
+    variants: Sequence[str] = (),
+    placements: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Return the ratio of every two cells that differ in one axis, paired by block: neighbours, and last to first.
 
-    For strategies on several devices: dp, ddp, fsdp in this order. ``variants``: their order.
+    For strategies on several devices: dp, ddp, fsdp in this order. ``variants``: their order. ``placements``: that of
+    device_ids, each of which is compared with the first.
     """
     places = {name: place for place, name in enumerate(variants)}
     groups = sorted(by_cell(measured(trials)).values(), key=lambda group: order(group[0]))
     groups.sort(key=lambda group: places.get(group[0]["variant"], len(places)))
     rows = []
-    for pair in axis_pairs((group[0], group) for group in groups):
+    for pair in axis_pairs(((group[0], group) for group in groups), placements):
         group, other = pair.one, pair.other
         if ratio := _ratio(group, other, None if pair.axis in SIZES else rule, checked):
             named = {"other_id": other[0]["cell_id"], "other_label": other[0]["label"], "axis": pair.axis}

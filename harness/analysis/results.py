@@ -184,7 +184,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "parity": lambda r: parity(r.trials, r.rule, r.verdicts),
     "leaders": lambda r: leaders(r.trials, r.rule, r.verdicts),
     "verdict": _verdict,
-    "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants)),
+    "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants), r.experiment.placements),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(r.trials, r.windows, r.scaling, r.pilot),
     "phases": lambda r: phases(r.trials, r.windows, r.pilot),

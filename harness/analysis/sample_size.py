@@ -25,19 +25,21 @@ Speeds = Mapping[tuple[int, int], float]
 TWIN = "twin"
 
 
-def needed_blocks(trials: Iterable[Trial], lines: Lines, rule: BlockRule) -> dict[str, int]:
+def needed_blocks(
+    trials: Iterable[Trial], lines: Lines, rule: BlockRule, placements: Sequence[str] = ()
+) -> dict[str, int]:
     """Return the number of blocks by cell id, from the recorded trials of the first ``at_least`` blocks.
 
     It follows from the spread of every ratio in which the cell appears: to its base, to a cell that differs in one
     axis, to the same cell under another launcher, to its twin. For a cell that is compared with no other cell it
     follows from the spread of its throughput as well. A base, and the cells that explain a cell, have as many blocks
-    as the cell that needs most.
+    as the cell that needs most. ``placements``: the order of device_ids, as the experiment file has it.
     """
     pilot = _pilot(lines, rule.at_least)
     cells = {trial.cell for trial in trials if trial.kind == "throughput"}
     needed: dict[str, int] = {}
     compared: set[str] = set()
-    for cell, other in [*_base_pairs(cells), *_other_pairs(cells, pilot)]:
+    for cell, other in [*_base_pairs(cells), *_other_pairs(cells, pilot, placements)]:
         ratios = _ratios(pilot.get((cell.id, ""), {}), pilot.get((other.id, ""), {}))
         if ratios:
             compared |= {cell.id, other.id}
@@ -65,10 +67,12 @@ def _base_pairs(cells: Iterable[Cell]) -> Iterator[tuple[Cell, Cell]]:
             yield cell, base
 
 
-def _other_pairs(cells: set[Cell], pilot: Mapping[tuple[str, str], Speeds]) -> Iterator[tuple[Cell, Cell]]:
+def _other_pairs(
+    cells: set[Cell], pilot: Mapping[tuple[str, str], Speeds], placements: Sequence[str]
+) -> Iterator[tuple[Cell, Cell]]:
     """Yield the pairs of the tables versus and parity that have blocks of the pilot in common."""
     measured = [cell for cell in cells if pilot.get((cell.id, ""))]
-    along = axis_pairs((axes_of(cell), cell) for cell in measured)
+    along = axis_pairs(((axes_of(cell), cell) for cell in measured), placements)
     pairs = [(pair.one, pair.other) for pair in along if pair.axis not in SIZES]
     pairs += [(cell, other) for cell in measured for other in other_launcher_cells(cell) if other in cells]
     for cell, other in pairs:

@@ -132,6 +132,12 @@ class Experiment(Strict):
         """Every grid of the file."""
         return (*((self.grid,) if self.grid else ()), *self.cells)
 
+    @property
+    def placements(self) -> tuple[str, ...]:
+        """The numbers of GPUs that the grids name, each as text, '6,7', in the order of the file."""
+        named = [ids for grid in self.grids for ids in grid.device_ids or ()]
+        return tuple(dict.fromkeys(",".join(map(str, ids)) for ids in named))
+
     def _variant_conflicts(self) -> Iterator[Conflict]:
         own = "a workload or a strategy of your own, package.module:ClassName"
         keys = ("variants", "workload", "grid", "cells")

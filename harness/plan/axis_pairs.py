@@ -1,7 +1,8 @@
 """Pairs of cells that differ in one axis: what the table versus compares, and the number of blocks follows.
 
 Values of an axis are compared as neighbours in their order, and the last with the first: buckets of 1, 25 and 100 MB
-give 25 / 1, 100 / 25 and 100 / 1. The launcher is left out: the table parity compares Ray with torchrun.
+give 25 / 1, 100 / 25 and 100 / 1. Placements (device_ids) have no order: each is compared with the first of the
+experiment file, their common base. The launcher is left out: the table parity compares Ray with torchrun.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ class AxisPair(NamedTuple, Generic[Item]):
     other_value: str
 
 
-def axis_pairs(cells: Iterable[tuple[Axes, Item]]) -> list[AxisPair[Item]]:
-    """Return the pairs of every axis that varies among these cells, axis by axis."""
+def axis_pairs(cells: Iterable[tuple[Axes, Item]], placements: Sequence[str] = ()) -> list[AxisPair[Item]]:
+    """Return the pairs of every axis that varies among these cells, axis by axis.
+
+    ``placements``: the values of device_ids, '6,7', in the order of the experiment file.
+    """
     known = list(cells)
     pairs: list[AxisPair[Item]] = []
     for axis in varying_axes([axes for axes, _ in known]):
@@ -56,7 +60,7 @@ def axis_pairs(cells: Iterable[tuple[Axes, Item]]) -> list[AxisPair[Item]]:
             if _is_compared(axis, axes):
                 groups.setdefault(_held_fixed(axis, axes), []).append((axes, item))
         for group in groups.values():
-            pairs += _pairs_of(axis, group)
+            pairs += _pairs_of(axis, group, placements)
     return pairs
 
 
@@ -83,13 +87,15 @@ def value_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _pairs_of(axis: str, group: Sequence[tuple[Axes, Item]]) -> list[AxisPair[Item]]:
+def _pairs_of(axis: str, group: Sequence[tuple[Axes, Item]], placements: Sequence[str]) -> list[AxisPair[Item]]:
     """Return the pairs among cells that differ in the axis alone; cells of one value are each paired."""
     by_value: dict[str, list[Item]] = {}
-    for axes, item in sorted(group, key=lambda cell: _order(axis, axis_value(axis, cell[0]))):
+    for axes, item in sorted(group, key=lambda cell: _order(axis, axis_value(axis, cell[0]), placements)):
         by_value.setdefault(value_text(axis_value(axis, axes)), []).append(item)
     values = list(by_value)
     wanted = [*pairwise(values), *([(values[0], values[-1])] if len(values) > 2 else [])]
+    if axis == "device_ids":
+        wanted = [(values[0], value) for value in values[1:]]
     return [
         AxisPair(axis, one, other, value, other_value)
         for other_value, value in wanted
@@ -135,7 +141,7 @@ def _key(value: object) -> Hashable:
     return value if isinstance(value, bool | int | float | str) else json.dumps(value, default=str)
 
 
-def _order(axis: str, value: object) -> tuple[object, ...]:
+def _order(axis: str, value: object, placements: Sequence[str]) -> tuple[object, ...]:
     """Return a sort key: none or an option's usual value, numbers, texts; strategies and precisions by their tables.
 
     Variants are equal: they stay in the order of the cells, which is to be that of the experiment file.
@@ -144,6 +150,8 @@ def _order(axis: str, value: object) -> tuple[object, ...]:
         return (0, strategy_order(str(value)))
     if axis == "variant":
         return (0,)
+    if axis == "device_ids" and value in placements:
+        return (0, placements.index(str(value)))
     if axis == "precision" and value in PRECISIONS:
         return (0, PRECISIONS.index(value))
     if value is None or (axis in EARLIER and value == EARLIER[axis]):

@@ -122,7 +122,8 @@ SCALING = (
         "versus",
         lambda results: versus_table(results.versus),
         "Ratio of the throughputs of two cells that differ in one axis, paired by block: neighbouring values, and the "
-        "last against the first. Shaded: the interval excludes 1. Italics: emulated or oversubscribed.",
+        "last against the first; of placements (device_ids), which have no order, each against the first of the file. "
+        "Shaded: the interval excludes 1. Italics: emulated or oversubscribed.",
         level=3,
     ),
     Section(

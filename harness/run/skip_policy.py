@@ -69,7 +69,7 @@ class SkipPolicy:
         if rule is None or trial.scenario not in ("throughput", "profile") or trial.block < rule.at_least:
             return None
         if self._needed is None:
-            self._needed = needed_blocks(self._plan.trials, self._read_lines(), rule)
+            self._needed = needed_blocks(self._plan.trials, self._read_lines(), rule, self._plan.experiment.placements)
         needed = self._needed.get(trial.cell.id, rule.at_most)
         if trial.block < needed:
             return None

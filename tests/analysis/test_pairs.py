@@ -97,6 +97,31 @@ def test_a_file_is_about_its_options_then_its_strategies() -> None:
     assert set(main_axes(strategies)["axis"]) == {"strategy"}
 
 
+def test_pairs_of_gpus_are_compared_with_an_interval_against_one_common_pair() -> None:
+    rates, links = {"0,4": 20.0, "5,6": 40.0, "6,7": 50.0}, {"0,4": "SYS", "5,6": "PHB", "6,7": "NV4"}
+    lines = [
+        line(f"dp{ids}", strategy="dp", block=block, rates=(factor * rate,), devices=2, emulated=False, device="cuda")
+        | {
+            "device_ids": ids,
+            "facts": {"steady": True, "link": links[ids]},
+            "global_batch_size": 20,
+            "base_id": f"single{ids[0]}",
+        }
+        for block, factor in enumerate((1.0, 3.0, 0.5))
+        for ids, rate in rates.items()
+    ]
+    found = pairs.versus(trials_of(list(map(with_set_ids, lines))), placements=("6,7", "5,6", "0,4"))
+    assert found[["axis", "value", "other_value"]].to_numpy().tolist() == [
+        ["device_ids", "5,6", "6,7"],
+        ["device_ids", "0,4", "6,7"],
+    ]
+    assert found["ratio"].tolist() == pytest.approx([0.8, 0.4]) and found["low"].tolist() == pytest.approx([0.8, 0.4])
+    assert [row.cells[0] for row in versus_table(found).rows] == [
+        "dp x2 (GPU 5,6: PHB) / dp x2 (GPU 6,7: NV4)",
+        "dp x2 (GPU 0,4: SYS) / dp x2 (GPU 6,7: NV4)",
+    ]
+
+
 def test_if_a_strategy_is_missing_its_neighbours_meet() -> None:
     lines = [one for one in study(1.0) if one["strategy"] != "ddp"]
     found = pairs.versus(trials_of(lines))

@@ -41,6 +41,17 @@ def test_equal_cells_make_no_pair() -> None:
     assert pairs_of(cell(), cell()) == []
 
 
+def test_every_placement_is_compared_with_the_first_of_the_file() -> None:
+    cells = [cell(device_ids=ids) for ids in ("0,4", "5,6", "6,7", "10,11")]
+    pairs = axis_pairs(((one, None) for one in cells), ("6,7", "5,6", "0,4", "10,11"))
+    assert [(pair.value, pair.other_value) for pair in pairs] == [("5,6", "6,7"), ("0,4", "6,7"), ("10,11", "6,7")]
+    assert [(value, other) for _, value, other in pairs_of(*cells)] == [
+        ("5,6", "0,4"),
+        ("6,7", "0,4"),
+        ("10,11", "0,4"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("axis", "values", "expected"),
     [

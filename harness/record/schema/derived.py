@@ -125,7 +125,8 @@ PARITY = Table(
 
 VERSUS = Table(
     "versus",
-    "one cell against another that differs in one axis: neighbouring values, and the last against the first",
+    "one cell against another that differs in one axis: neighbouring values, and the last against the first; of "
+    "device_ids each against the first of the file",
     (
         _c("cell_id", "string", "cell"),
         _c("other_id", "string", "the other cell"),
