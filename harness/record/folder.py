@@ -86,7 +86,7 @@ class RunFolder:
     @classmethod
     def create(cls, output: Path, experiment: Experiment, plan: Plan, source: str) -> RunFolder:
         """Create a run folder with the experiment and the plan; raises RunFolderError if that is impossible."""
-        if (output / experiment.name).is_symlink():
+        if os.path.islink(output / experiment.name):
             raise RunFolderError(
                 f"{output / experiment.name}: is a link, which may lead outside the output folder; remove it"
             )
@@ -98,7 +98,7 @@ class RunFolder:
             replace_text(path / "experiment.yaml", sanitize.source(source, yaml.safe_load(source)))
             replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
             replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
-        except (OSError, WriteError) as error:
+        except (OSError, ValueError, WriteError) as error:  # a ValueError: a name with a null character
             raise RunFolderError(
                 f"{path}: the run folder cannot be created: {cause_of(error)}; give another folder with --output"
             ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,7 +10,7 @@ from math import inf
 from pathlib import Path
 
 from harness.config.experiment import Experiment
-from harness.errors import HarnessError, RunFolderError
+from harness.errors import HarnessError, RunFolderError, cause_of
 from harness.record.folder import RunFolder
 from harness.run.events import Emit, Note
 from harness.run.prepare import Prepared, prepare
@@ -62,13 +63,21 @@ def choose_run(request: Request, experiment: Experiment) -> tuple[Request, str]:
 
 def _runs_of(experiment: Experiment, parent: Path) -> Iterator[tuple[Path, str]]:
     """Yield the run folders in ``parent`` that the experiment made, each with why it is unfinished."""
-    for path in sorted(parent.iterdir()) if parent.is_dir() else ():
+    for path in _folders_in(parent):
         try:
             folder = RunFolder.open(path)
             if same_experiment(folder, experiment):
                 yield path, _why_unfinished(folder)
         except HarnessError:  # another file, a damaged run, or one of another version: nothing to resume
             continue
+
+
+def _folders_in(parent: Path) -> list[Path]:
+    """Return what is in a folder, by name; empty if there is none. Raises RunFolderError if it cannot be read."""
+    try:
+        return sorted(parent.iterdir()) if os.path.isdir(parent) else []
+    except OSError as error:
+        raise RunFolderError(f"--resume auto: {parent} cannot be read: {cause_of(error)}") from None
 
 
 def _why_unfinished(folder: RunFolder) -> str:

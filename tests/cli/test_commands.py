@@ -187,6 +187,8 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         (["--resume", "/nowhere"], "not a run folder"),
         (["--add-blocks", "3"], "it adds to a run that is there; give its folder with --resume"),
         (["--output", __file__], "the run folder cannot be created"),
+        (["--output", "x" * 300], "the run folder cannot be created: File name too long"),
+        (["--output", "x" * 300, "--resume", "auto"], "the run folder cannot be created: File name too long"),
         (["--output", "s3://bucket/results"], "got 's3:/bucket/results', a URI; allowed: a folder of this machine"),
         (["--address", "ray://host:10001"], "Ray Client is not supported"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import harness
-from harness.errors import ExperimentError
+from harness.errors import ExperimentError, RunFolderError
 from harness.report.notebook import RunResults
 from harness.run import api, pipeline
 from tests.scripted import TEXT, Scripted
@@ -115,6 +115,13 @@ def test_an_argument_of_another_type_is_one_error(
         harness.run_experiment(**{"experiment": CONTENT, **arguments})
     (only,) = caught.value.problems
     assert only.startswith(problem) and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_no_file_system_can_have_is_one_error(scripted: list[int], tmp_path: Path) -> None:
+    for resume in (None, "auto"):
+        with pytest.raises(RunFolderError, match="the run folder cannot be created: embedded null byte"):
+            harness.run_experiment(CONTENT, output="a\0b", resume=resume, quiet=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_all_arguments_of_other_types_are_one_error() -> None:

@@ -66,6 +66,16 @@ def test_the_newest_unfinished_run_of_the_experiment_is_chosen(tmp_path: Path) -
     assert reason == f"--resume auto: {newest.path}, the newest unfinished run: {why}"
 
 
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(RunFolderError, match=rf"--resume auto: {tmp_path / 'test'} cannot be read: Permission denied"):
+        chosen(tmp_path)
+
+
 def test_other_limits_are_the_same_experiment(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted", "limits: {wall: 10m}\n")
     assert chosen(tmp_path, "limits: {wall: 2h}\n")[0] == folder.path
