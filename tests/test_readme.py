@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from harness.analysis.results import load
 from harness.config import experiment as config
 from harness.config.yaml_source import parse_mapping
 from harness.launch.inline import InlineLauncher
@@ -18,12 +19,15 @@ from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
+from harness.report.tables.text import NO_BREAK
+from harness.report.verdict import make_verdict
 from harness.run.execution import Execution
 from harness.run.validation import check_optimizers, check_workloads
 from tests.conftest import laptop
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 REFERENCE = (Path(__file__).parents[1] / "experiments" / "README.md").read_text()
+EXAMPLE = Path(__file__).parents[1] / "results" / "example" / "scaling-2-cpu-cores"
 EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml"))
 
 
@@ -101,6 +105,19 @@ def test_the_command_has_the_options_that_are_shown() -> None:
         assert option in text, option
 
 
+def test_the_output_that_is_shown_is_the_examples() -> None:
+    lines = [line[4:] for line in README.split("## What you see")[1].split("##")[0].splitlines() if line[:4] == " " * 4]
+    *rows, command = re.split(r"\n(?! )", "\n".join(lines))
+    verdict = make_verdict(load(EXAMPLE))
+    known = {
+        f"{heading} {one.lead}{': ' if one.lead else ''}{one.text}".replace(NO_BREAK, " ")
+        for heading, sentences in verdict.by_heading.items()
+        for one in sentences
+    }
+    assert rows and {" ".join(row.split()) for row in rows} <= known
+    assert command.partition("results/")[0] == verdict.command.partition(str(EXAMPLE))[0]
+
+
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("inventory", [laptop(), Inventory.assume(1, 8), Inventory.assume(2, 8)], ids=str)
 def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inventory) -> None:
@@ -112,12 +129,11 @@ def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inv
 
 def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.report.html.FIGURES", {})  # drawn from this folder in test_no_user_code
-    example = Path(__file__).parents[1] / "results" / "example" / "scaling-2-cpu-cores"
     copy = tmp_path / "run"
-    shutil.copytree(example, copy)
+    shutil.copytree(EXAMPLE, copy)
     results = write_report(copy)
     assert set(results.trials["outcome"]) == {"ok", "skipped"}
-    rebuilt, then = (pd.read_csv(folder / "tables" / "scaling.csv") for folder in (copy, example))
+    rebuilt, then = (pd.read_csv(folder / "tables" / "scaling.csv") for folder in (copy, EXAMPLE))
     pd.testing.assert_frame_equal(rebuilt[then.columns], then)  # columns that came later are empty
     assert results.steps["step_s"].notna().all()
     figure = re.search(r"!\[.*\]\((.*)\)", README)
