@@ -11,6 +11,7 @@ from harness.analysis.stats import Estimate
 from harness.config.strategy_traits import strategy_order
 from harness.plan.axis_pairs import natural
 from harness.plan.comparison import options_text
+from harness.plan.labels import TAGS
 from harness.record.frames import records
 
 Lines = Sequence[Mapping[str, Any]]
@@ -41,6 +42,17 @@ def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
     keys = trials[["cell_id", "block", "invocation"]].iloc[places]
     last: pd.DataFrame = trials.iloc[places[~keys.duplicated(keep="last").to_numpy()]]  # one copy of many columns
     return last
+
+
+def is_no_claim(row: Row) -> bool:
+    """Return whether a row's speed is no claim: emulated, oversubscribed, or allowed despite an error of the doctor."""
+    return any(not pd.isna(row.get(tag)) and bool(row[tag]) for tag in TAGS)
+
+
+def no_claims(frame: pd.DataFrame) -> pd.Series[bool]:
+    """Return the same of each row of a frame."""
+    flags = {tag: frame[tag].fillna(False).astype(bool) for tag in TAGS if tag in frame}
+    return pd.DataFrame(flags, index=frame.index).any(axis=1)
 
 
 def by_cell(trials: pd.DataFrame) -> dict[str, Rows]:

@@ -150,7 +150,7 @@ def _row(pair: Pair) -> dict[str, float | str | tuple[object, ...] | None]:
         "run": pair.run,
         "cell_id": later.first["cell_id"],
         "first_cell_id": first.first["cell_id"],
-        **{name: later.first[name] for name in (*AXES, "unit")},
+        **{name: later.first.get(name) for name in (*AXES, "unit")},
         "by": pair.by or None,
         "first_throughput_per_s": ratio.first,
         "throughput_per_s": ratio.later,
@@ -187,7 +187,7 @@ def _unmatched(lost: Sequence[Lost]) -> pd.DataFrame:
         {
             "run": each.run,
             "measured_in": each.measured_in,
-            **{name: each.row[name] for name in ("cell_id", *AXES)},
+            **{name: each.row.get(name) for name in ("cell_id", *AXES)},
             "planned": each.planned,
             "reason": each.reason,
         }
@@ -232,7 +232,12 @@ def _training(letter: str, pairs: Sequence[tuple[Row, Row]], name: str, question
     recorded = [(float(one), float(other)) for one, other in known if one is not None and other is not None]
     values = [both for both in recorded if all(map(math.isfinite, both))]
     first, later = pairs[0]
-    row = {"run": letter, **{axis: later[axis] for axis in ("cell_id", *AXES)}, "metric": name, "seeds": len(values)}
+    row = {
+        "run": letter,
+        **{axis: later.get(axis) for axis in ("cell_id", *AXES)},
+        "metric": name,
+        "seeds": len(values),
+    }
     if not values:
         return row
     by = ", ".join(f"{axis} {axis_value(first, axis)} -> {axis_value(later, axis)}" for axis in question.by)

@@ -7,7 +7,7 @@ from itertools import product
 
 import pandas as pd
 
-from harness.analysis.common import Row, Values, order
+from harness.analysis.common import Row, Values, is_no_claim, order
 from harness.analysis.condition import Condition
 from harness.analysis.run_pairs import Lost, Pair
 from harness.analysis.stats import LEVEL, holm
@@ -37,7 +37,7 @@ def gate(pairs: Sequence[Pair], lost: Sequence[Lost], conditions: Sequence[Condi
         row["p_adjusted"] = adjusted
         if adjusted > ALPHA:
             row |= {"verdict": UNDECIDED, "reason": "the interval, Holm-adjusted, holds the threshold"}
-    planned = [each for each in lost if each.planned and not (each.row["emulated"] or each.row["oversubscribed"])]
+    planned = [each for each in lost if each.planned and not is_no_claim(each.row)]
     rows += [
         {**_axes(each.run, each.row), "condition": str(condition), "verdict": UNDECIDED, "reason": each.reason}
         for each, condition in product(planned, conditions)
@@ -63,4 +63,4 @@ def _verdict(pair: Pair, condition: Condition) -> tuple[Values, float | None]:
 
 
 def _axes(run: str, row: Row) -> Values:
-    return {"run": run, **{name: row[name] for name in ("cell_id", *AXES)}}
+    return {"run": run, **{name: row.get(name) for name in ("cell_id", *AXES)}}

@@ -63,7 +63,7 @@ def _rows(results: Results) -> Iterator[Row]:
         scaled = efficiencies.get(cell_id, {})
         yield {
             **of_run,
-            **{name: cell.first[name] for name in ("cell_id", "unit", *AXES)},
+            **{name: cell.first.get(name) for name in ("cell_id", "unit", *AXES)},
             "environment": _hash(cell),
             **_throughput(cell),
             **{name: scaled.get(name) for name in ("base_id", "speedup", "efficiency")},

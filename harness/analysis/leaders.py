@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, Rule, by_cell, ends, measured, order
+from harness.analysis.common import Row, Rows, Rule, by_cell, ends, measured, no_claims, order
 from harness.analysis.equivalence import Verdicts
 from harness.analysis.ratios import pair_p_value, paired
 from harness.analysis.stats import geometric_mean, holm, paired_ratio
@@ -45,7 +45,7 @@ def own_work(row: Row) -> str:
 
 
 def _claims(trials: pd.DataFrame, checked: Verdicts) -> pd.DataFrame:
-    rehearsal = trials["emulated"].astype(bool) | trials["oversubscribed"].astype(bool)
+    rehearsal = no_claims(trials)
     control = (trials["launcher"] == "torchrun") & bool((trials["launcher"] == "ray").any())
     different = [check for check, verdict in checked.items() if verdict.equivalence == "not equivalent"]
     return trials[~rehearsal & ~control & ~trials["check_id"].isin(different)]

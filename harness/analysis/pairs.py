@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Rows, Rule, Values, by_cell, ends, measured, order
+from harness.analysis.common import Rows, Rule, Values, by_cell, ends, is_no_claim, measured, order
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.ratios import doubts_of, meets, pair_p_value, paired
 from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio
 from harness.plan.axis_pairs import SIZES, axis_pairs
+from harness.plan.labels import TAGS
 from harness.record.schema import DESCRIPTION, NOISE, PARITY, VERSUS
 
 RATIO = ("ratio", *ENDS, "excludes_one", "p_value", "precise")
@@ -67,7 +68,7 @@ def versus(
         if ratio := _ratio(group, other, None if pair.axis in SIZES else rule, checked):
             named = {"other_id": other[0]["cell_id"], "other_label": other[0]["label"], "axis": pair.axis}
             values = {"value": pair.value, "other_value": pair.other_value, "other_strategy": other[0]["strategy"]}
-            apart = {flag: bool(group[0][flag] or other[0][flag]) for flag in ("emulated", "oversubscribed")}
+            apart = {tag: any(is_no_claim({tag: one[0].get(tag)}) for one in (group, other)) for tag in TAGS}
             speeds = {"throughput_per_s": ratio.pop("own"), "other_throughput_per_s": ratio.pop("other")}
             doubts = doubts_of(group, other, pair.other_value)
             rows.append({**_axes(group), **apart, **named, **values, **speeds, **ratio, "doubts": doubts})

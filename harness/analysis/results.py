@@ -15,6 +15,7 @@ from harness.analysis.convergence import convergence
 from harness.analysis.device_memory import device_memory
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
+from harness.analysis.faulty import with_faulty
 from harness.analysis.findings import findings, static_findings
 from harness.analysis.gpus import gpus
 from harness.analysis.leaders import leaders
@@ -91,7 +92,8 @@ class Results:
     @cached_property
     def lines(self) -> list[RecordedTrial]:
         """The recorded trials, without those of cells that no machine can run, which earlier versions recorded."""
-        return [line for line in self._recorded if line["skip_code"] not in IMPOSSIBLE]
+        possible = [line for line in self._recorded if line["skip_code"] not in IMPOSSIBLE]
+        return with_faulty(possible, self.experiment.allow)
 
     @cached_property
     def impossible(self) -> Mapping[str, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import pandas as pd
+
 from harness.analysis.common import Row, Rows, bases_of, by_cell, measured, rows_by_cell
 from harness.analysis.doubts import tally
 from harness.analysis.environments import Conditions, conditions_of
@@ -12,6 +14,7 @@ from harness.analysis.equivalence import NOT_RUN, Verdict, Verdicts
 from harness.analysis.ratios import paired
 from harness.analysis.results import Results
 from harness.analysis.trials import trial_row
+from harness.plan.labels import TAGS
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class RunCell:
 
     @property
     def rehearsal(self) -> str | None:
-        """The reason if its speed is no claim: emulated or oversubscribed."""
-        return next((name for name in ("emulated", "oversubscribed") if self.first[name]), None)
+        """The reason if its speed is no claim: emulated, oversubscribed or faulty."""
+        return next((tag for tag in TAGS if not pd.isna(self.first.get(tag)) and self.first[tag]), None)
 
 
 def run_cells(results: Results) -> dict[str, RunCell]:

@@ -19,6 +19,7 @@ from harness.config import yaml_source
 from harness.config.axes import Filter
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
 from harness.config.conflicts import Conflict, raise_conflicts
+from harness.config.doctor_checks import check_allowed
 from harness.config.passes import validate
 from harness.config.problems import describe_errors
 from harness.config.published import Published
@@ -41,6 +42,7 @@ from harness.config.values import (
     Options,
     PlainValue,
     Seed,
+    Text,
     absolute_folders,
     as_axis,
     as_tuple,
@@ -87,6 +89,7 @@ class Experiment(Strict):
     oversubscribe: bool = False
     equivalence: bool = True
     preflight: bool = True
+    allow: Annotated[tuple[Annotated[Text, BeforeValidator(check_allowed)], ...], BeforeValidator(as_axis)] = ()
     seed: Seed = 0
 
     @model_validator(mode="after")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.config.doctor_checks import allowed_findings, how_to_allow
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
 from harness.plan.rows import FindingRow, MemoryFacts, TrialFacts
@@ -53,12 +54,15 @@ def failed_rules(examined: Cell, result: TrialResult) -> list[SkipRule]:
     return [SkipRule(examined.workload_key, SkipReason("doctor", f"preflight: {EXECUTION}: {result.reason}"))]
 
 
-def skip_rules(examined: Cell, facts: TrialFacts) -> list[SkipRule]:
-    """Return the rules that follow from the errors of a doctor trial."""
-    found = []
+def skip_rules(examined: Cell, facts: TrialFacts, allow: Collection[str] = ()) -> list[SkipRule]:
+    """Return the rules that follow from the errors of a doctor trial, but those of the checks that are allowed."""
+    found, allowed = [], allowed_findings(allow)
     for finding in errors(facts):
+        if finding["check"] in allowed:
+            continue
         model = facts.get("memory") if finding["check"] == memory.NAME else None
-        reason = SkipReason("doctor", f"preflight: {finding['check']}: {finding['seen']}")
+        how = how_to_allow(finding["check"])
+        reason = SkipReason("doctor", f"preflight: {finding['check']}: {finding['seen']}{how}")
         found.append(SkipRule(examined.workload_key, reason, model))
     return found
 

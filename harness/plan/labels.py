@@ -30,7 +30,7 @@ OTHER_AXES = tuple(
 )
 DEFAULTS: Mapping[str, object] = {"compile": False, "launcher": "ray"}
 """Values that are not worth a word if all cells have them; so is the kind of device, which the plan gives."""
-TAGS = ("emulated", "oversubscribed")
+TAGS = ("emulated", "oversubscribed", "faulty")
 LONGEST = 40
 """The most characters of a value; a longer one is cut, and a digest makes it unique."""
 _PLAIN = re.compile(r"[\w./:@%+-]+")

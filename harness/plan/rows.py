@@ -216,6 +216,7 @@ class TrialAxes(TypedDict):
     oversubscribed: bool
     emulated: bool
     emulated_compute: NotRequired[bool]
+    faulty: NotRequired[bool]
     options: Mapping[str, PlainValue]
     variant: NotRequired[str | None]
 

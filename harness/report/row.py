@@ -46,5 +46,5 @@ def is_unverified(row: Row) -> bool:
 
 
 def is_apart(row: Row) -> bool:
-    """Return whether the row is a rehearsal: emulated or oversubscribed."""
-    return is_true(row["emulated"]) or is_true(row["oversubscribed"])
+    """Return whether the row is no claim about speed: emulated, oversubscribed or faulty."""
+    return is_true(row["emulated"]) or is_true(row["oversubscribed"]) or is_true(row.get("faulty"))

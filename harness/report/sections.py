@@ -27,7 +27,7 @@ from harness.report.tables.evidence import (
 )
 from harness.report.tables.findings import findings_table
 from harness.report.tables.leaders import leaders_table
-from harness.report.tables.links import collectives_table, links_failed, links_table, links_words
+from harness.report.tables.links import collectives_table, links_failed, links_table, links_words, topology_table
 from harness.report.tables.published import published_table, published_words
 from harness.report.tables.ratios import noise_table, parity_table, versus_table
 from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
@@ -206,6 +206,14 @@ DETAILS = (
         "links-table",
         lambda results: links_table(results.links),
         "Bandwidth of the largest size, latency of the smallest and, between GPUs, the link as in nvidia-smi topo -m.",
+        level=3,
+    ),
+    Section(
+        "Topology of each node",
+        "topology",
+        lambda results: topology_table(results.environment),
+        "Links between the GPUs of a node by NVML, as nvidia-smi topo -m names them: NV4: four NVLinks; PIX: one PCIe "
+        "switch; PXB: several; PHB: a host bridge; NODE: within a NUMA node; SYS: between them; X: the GPU itself.",
         level=3,
     ),
     Section(

@@ -64,7 +64,7 @@ def asked(results: Results) -> list[tuple[str, str]]:
     trials = trials[trials["kind"] != "diagnostic"]
     asked = [("workload", experiment.workload)]
     for axis in AXES:
-        if axis in ("workload", "options", "emulated", "oversubscribed", "device"):
+        if axis in ("workload", "options", "emulated", "oversubscribed", "faulty", "device"):
             continue
         distinct = [value for value in trials[axis].drop_duplicates().tolist() if not pd.isna(value)]
         if not distinct or (axis == "global_batch_size" and trials["scaling"].eq("weak").all()):
@@ -121,7 +121,7 @@ def scaling_words(scaling: pd.DataFrame) -> str:
         f"{' and '.join(words[kind] for kind in kinds)}. "
         "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
         f"logarithm over n blocks, each in fresh processes; below {LEAST_BLOCKS} blocks the range is given, with n. "
-        "Italics: emulated or oversubscribed, no claim about speed."
+        "Italics: emulated, oversubscribed or faulty (an error of the doctor, which allow names), no claim about speed."
     )
 
 

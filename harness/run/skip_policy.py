@@ -33,7 +33,7 @@ class SkipPolicy:
 
     def learn(self, trial: Trial, result: TrialResult) -> None:
         """Take a trial's result into account for the trials after it."""
-        self._refusals += skip_rules(trial.cell, result.facts)
+        self._refusals += skip_rules(trial.cell, result.facts, self._plan.experiment.allow)
         if trial.purpose == "doctor":
             self._refusals += failed_rules(trial.cell, result)
         if trial.timed and trial.purpose != "twin":

@@ -76,9 +76,9 @@ def test_all_problems_are_reported_at_once() -> None:
         "or package.module:ClassName of your own",
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; it should be a valid integer",
-        "limts: unknown key; did you mean 'limits'? (allowed: cells, checkpoint, convergence, device, equivalence, "
-        "exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, published, schedule, "
-        "seed, strategy_options, throughput, training, variants, workload, workload_options)",
+        "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, convergence, device, "
+        "equivalence, exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, published, "
+        "schedule, seed, strategy_options, throughput, training, variants, workload, workload_options)",
     ]
 
 
@@ -292,3 +292,14 @@ def test_variants_are_named_folders_relative_to_the_file() -> None:
 def test_variants_are_at_least_two_versions_of_own_code(content: dict[str, Any], problem: str) -> None:
     (found,) = problems_of(content)
     assert problem in found
+
+
+def test_checks_that_are_allowed_are_named_by_their_files() -> None:
+    def allowed(**given: object) -> tuple[str, ...]:
+        return config.parse_experiment(with_grid() | given, source="f").allow
+
+    assert allowed() == ()
+    assert allowed(allow=["copies", "divergence"]) == ("copies", "divergence")
+    assert allowed(allow="copies") == ("copies",)
+    with pytest.raises(ExperimentError, match=r"allow\[0\]: got 'copy'; did you mean 'copies'\?"):
+        allowed(allow=["copy"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.config.doctor_checks import FINDINGS_OF
 from harness.doctor import copies, divergence, gradients, loader, loss_parameters, memory, parameters, shapes, wrapper
 from harness.doctor.all_checks import CHECKS
 from harness.doctor.check import Check
@@ -58,6 +59,14 @@ REPORTS_AS = {
 @pytest.mark.parametrize("name", [check.name for check in CHECKS if check.name not in OF_NO_FAULTY_WORKLOAD])
 def test_every_check_has_a_faulty_workload_that_it_must_find(name: str) -> None:
     assert REPORTS_AS.get(name, name) in FAULTS, "tests/doctor/faulty.py: FAULTS has no workload for it"
+
+
+def test_the_files_that_allow_names_are_those_of_the_checks() -> None:
+    modules: dict[str, set[str]] = {}
+    for check in CHECKS:
+        modules.setdefault(check.judge.__module__.rpartition(".")[2], set()).add(REPORTS_AS.get(check.name, check.name))
+    assert {name: {findings} for name, findings in FINDINGS_OF.items()} == modules
+    assert list(FINDINGS_OF) == list(modules)
 
 
 def test_no_two_checks_have_one_name() -> None:

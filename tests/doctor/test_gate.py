@@ -19,6 +19,12 @@ def facts(check: str, severity: str = "error") -> dict[str, Any]:
     return {"findings": [{"check": check, "severity": severity, "seen": "something"}]}
 
 
+def test_an_error_of_a_check_that_the_file_allows_refuses_nothing() -> None:
+    both = {"findings": [*facts("GPU copies")["findings"], *facts("output shapes")["findings"]]}
+    assert skip_rules(EXAMINED, facts("GPU copies"), ("copies", "divergence")) == []
+    assert [rule.reason.text.split(":")[1] for rule in skip_rules(EXAMINED, both, ("copies",))] == [" output shapes"]
+
+
 @pytest.mark.parametrize(
     ("check", "change", "is_refused"),
     [
@@ -34,7 +40,8 @@ def test_a_cell_is_refused_for_findings_that_apply_to_it(
     check: str, change: dict[str, Any], *, is_refused: bool
 ) -> None:
     reason = skip_reason(skip_rules(EXAMINED, facts(check)), replace(EXAMINED, **change))
-    assert (reason and reason.text) == (f"preflight: {check}: something" if is_refused else None)
+    text = f"preflight: {check}: something (to reproduce it on purpose: allow: [shapes])"
+    assert (reason and reason.text) == (text if is_refused else None)
     assert (reason and reason.code) == ("doctor" if is_refused else None)
 
 

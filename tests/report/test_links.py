@@ -17,6 +17,7 @@ from harness.report.tables.links import (
     links_table,
     links_tables,
     links_words,
+    topology_table,
 )
 from harness.report.tables.text import TextTable
 from tests.records import link_row, links_line
@@ -124,3 +125,23 @@ def test_the_figure_has_a_panel_a_placement_and_a_line_an_operation() -> None:
 def test_without_links_there_is_no_figure() -> None:
     drawing = bus_bandwidth(with_tables(links=links([]), collectives=collectives([])))
     assert drawing.figure is None and drawing.caption.startswith("Left out: ")
+
+
+def test_the_square_of_links_of_each_node_that_recorded_it() -> None:
+    square = [["X", "NV4", None], ["NV4", "X", "SYS"], [None, "SYS", "X"]]
+    topology = {"gpus": ["a", "b", "c"], "links": square, "apart": [], "numa": [0, 0, None], "driver": "1"}
+    nodes = [
+        {"node_id": "1", "host": "one", "topology": topology},
+        {"node_id": "2", "host": "two", "topology": None},
+        {"node_id": "3", "host": "three", "topology": {**topology, "links": [["X"]], "numa": [1]}},
+    ]
+    environment: Any = {"groups": [{"nodes": nodes}], "invocations": []}
+    table = topology_table(environment)
+    assert [column.title for column in table.columns] == ["node", "GPU", "GPU 0", "GPU 1", "GPU 2", "NUMA node"]
+    assert cells(table) == [
+        ("one", "GPU 0", "X", "NV4", "not known", "0"),
+        ("", "GPU 1", "NV4", "X", "SYS", "0"),
+        ("", "GPU 2", "not known", "SYS", "X", ""),
+        ("three", "GPU 0", "X", "", "", "1"),
+    ]
+    assert not topology_table({"groups": [], "invocations": []}).rows

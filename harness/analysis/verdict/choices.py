@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Row
+from harness.analysis.common import Row, is_no_claim
 from harness.analysis.stats import LEVEL, holm
 from harness.analysis.verdict.statement import Statement, Tables
 from harness.plan.axis_pairs import SIZES
@@ -49,7 +49,7 @@ def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
 
 
 def _is_claim(row: Row) -> bool:
-    return not (pd.isna(row["ratio"]) or row["emulated"] or row["oversubscribed"])
+    return not (pd.isna(row["ratio"]) or is_no_claim(row))
 
 
 def _size(row: Row) -> tuple[int, float]:

@@ -10,7 +10,7 @@ from statistics import median
 
 import pandas as pd
 
-from harness.analysis.common import Row
+from harness.analysis.common import Row, is_no_claim
 from harness.analysis.leaders import own_work
 from harness.analysis.verdict.statement import Statement, Tables
 from harness.plan.feasibility import IMPOSSIBLE
@@ -135,11 +135,7 @@ def training(tables: Tables) -> list[Statement]:
     ``others``: cells whose range over seeds overlaps; with few seeds no interval is claimed. Without a target nothing
     is compared. Trainings of rehearsals and of cells that are not equivalent are left out.
     """
-    rows = [
-        row
-        for row in records(tables["convergence"])
-        if pd.isna(row["excluded"]) and not row["emulated"] and not row["oversubscribed"]
-    ]
+    rows = [row for row in records(tables["convergence"]) if pd.isna(row["excluded"]) and not is_no_claim(row)]
     groups: dict[tuple[object, ...], dict[str, list[Row]]] = {}
     for row in rows:
         key = (*(row[axis] for axis in (*COMPARED_AXES, "global_batch_size")), own_work(row))

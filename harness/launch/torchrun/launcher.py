@@ -53,7 +53,7 @@ class TorchrunLauncher:
                     if isinstance(message, GroupStarted):
                         parts = message.parts
                     if isinstance(message, TrialResult):
-                        rules += skip_rules(trial.cell, message.facts)
+                        rules += skip_rules(trial.cell, message.facts, self.experiment.allow)
                     yield message
             if not finished:
                 return

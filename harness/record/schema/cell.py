@@ -31,6 +31,11 @@ AXIS_COLUMNS = (
         "boolean",
         "true for DataParallel on CPU slots, and with emulated_compute: a functional test, no claim about speed",
     ),
+    _c(
+        "faulty",
+        "boolean",
+        "true if the doctor found an error that `allow` names in such cells: no claim about speed; `<NA>` without it",
+    ),
     _c("emulated_compute", "boolean", "true if layers wait instead of computing (workload emulated_compute)"),
     _c("options", "mapping", "options of strategy, workload, optimizer, schedule, training and loader"),
     _c("variant", "string", "name of the version of the user's code; `<NA>` if the experiment file has no variants"),

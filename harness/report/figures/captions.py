@@ -41,6 +41,8 @@ def set_apart(rows: pd.DataFrame) -> str:
         words.append("DataParallel on CPU slots is emulated")
     if shared:
         words.append("oversubscribed ranks share a device")
+    if "faulty" in rows and rows["faulty"].fillna(False).any():
+        words.append("faulty cells have an error of the doctor that the file allows")
     marked = f" Hollow, dotted, pale or starred: {' and '.join(words)}; not a claim about speed." if words else ""
     scaled = rows["precision"].eq("fp16").fillna(False).any()
     return marked + (" A step in fp16 includes the host's read of whether a gradient overflowed." if scaled else "")

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from harness.analysis.common import no_claims
 from harness.analysis.results import Results
 from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
 from harness.plan.labels import joined
@@ -197,11 +198,11 @@ def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
 
 
 def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
-    """Return the legend entries of the strategies in the rows; emulated and oversubscribed ones are hollow."""
+    """Return the legend entries of the strategies in the rows; those that are no claim about speed are hollow."""
     entries = []
     for strategy in sorted(rows["strategy"].unique(), key=strategy_order):
         part = rows[rows["strategy"] == strategy]
-        marks = part["emulated"].astype(bool) | part["oversubscribed"].astype(bool)
+        marks = no_claims(part)
         for apart in (False, True):
             if len(alike := part[marks == apart]):
                 first = rows_of(alike[:1])[0]

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from harness.plan.environment import RunEnvironment
+from harness.report.environment import nodes
 from harness.report.labels import shown_devices
 from harness.report.row import Row, Scalar, is_missing, number, rows_of
 from harness.report.tables.text import Column, TextTable, decimal, flush_right, make_table, size, speed, words
@@ -31,6 +33,27 @@ def microseconds(value: Scalar) -> str:
 def placement_label(row: Row) -> str:
     """Return '4 on 2 nodes, nccl', or '2 (GPU 0,1), cuda'."""
     return f"{shown_devices({**row, 'link': None})}, {row['backend']}"
+
+
+def topology_table(environment: RunEnvironment) -> TextTable:
+    """Return the square of links between the GPUs of each node that recorded one, as ``nvidia-smi topo -m`` does."""
+    found = {node["host"]: topology for node in nodes(environment) if (topology := node.get("topology"))}
+    rows: list[Row] = []
+    for host, topology in found.items():
+        for place, links in enumerate(topology["links"]):
+            named = {f"GPU {other}": link or "not known" for other, link in enumerate(links[:MOST_COLUMNS])}
+            numa = topology["numa"][place] if place < len(topology.get("numa", [])) else None
+            rows.append({"node": "" if place else host, "GPU": f"GPU {place}", "numa": numa, **named})
+    widest = max((len(topology["links"]) for topology in found.values()), default=0)
+    columns: tuple[Column, ...] = (
+        ("node", "node", words),
+        ("GPU", "GPU", words),
+        *((f"GPU {place}", f"GPU {place}", words) for place in range(min(widest, MOST_COLUMNS))),
+        ("NUMA node", "numa", flush_right),
+    )
+    return make_table(
+        columns, [{name: row.get(name) for _, name, _ in columns if isinstance(name, str)} for row in rows]
+    )
 
 
 def links_table(links: pd.DataFrame) -> TextTable:

@@ -1,0 +1,52 @@
+"""Cells that are measured despite an error of the doctor: marked, and out of claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.analysis import pairs, ratios
+from harness.analysis import trials as trial_tables
+from harness.analysis.faulty import with_faulty
+from harness.analysis.leaders import leaders
+from harness.report.tables.scaling import scaling_table
+from tests.records import line, steps_of, with_set_ids
+
+
+def study(check: str, severity: str = "error") -> list[dict[str, Any]]:
+    found = {"check": check, "severity": severity, "seen": "x", "means": "y", "advice": "z"}
+    rates = {"single": (50.0,), "dp2": (90.0, 90.0), "ddp2": (80.0, 80.0)}
+    lines = [
+        line(cell, rates=rate, block=block, emulated=False, purpose="")
+        for block in range(3)
+        for cell, rate in rates.items()
+    ]
+    examined = line("dp2", kind="diagnostic", purpose="doctor", devices=2, emulated=False, facts={"findings": [found]})
+    return [*map(with_set_ids, lines), {**examined, "windows": []}]
+
+
+def faulty_cells(lines: list[Any]) -> set[str]:
+    return {one["cell_id"] for one in lines if one.get("faulty")}
+
+
+def test_an_error_marks_every_cell_of_its_kind_if_its_check_is_allowed() -> None:
+    assert faulty_cells(with_faulty(study("GPU copies"), ("copies",))) == {"dp2"}  # type: ignore[arg-type]
+    assert faulty_cells(with_faulty(study("GPU copies"), ("divergence",))) == set()  # type: ignore[arg-type]
+    assert faulty_cells(with_faulty(study("GPU copies", "warning"), ("copies",))) == set()  # type: ignore[arg-type]
+    assert with_faulty(study("GPU copies"), ()) == study("GPU copies")  # type: ignore[arg-type]
+
+
+def test_marked_cells_are_labelled_and_in_no_claim() -> None:
+    lines: Any = with_faulty(study("GPU copies"), ("copies",))  # type: ignore[arg-type]
+    trials = trial_tables.trials(lines, steps_of(lines))
+    scaling = ratios.scaling(trials)
+    assert dict(zip(scaling["cell_id"], scaling["faulty"], strict=True)) == {
+        "single": False,
+        "dp2": True,
+        "ddp2": False,
+    }
+    assert "dp (faulty) x2" in set(scaling["label"])
+    assert {row.kind for row in scaling_table(scaling).rows if "dp (faulty)" in row.cells} == {"apart"}
+    assert pairs.versus(trials)["faulty"].tolist() == [True]
+    assert "dp2" not in set(leaders(trials)["cell_id"]) | set(leaders(trials)["leader_id"])
+    plain = trial_tables.trials(study("GPU copies"), steps_of(study("GPU copies")))
+    assert "dp2" in set(leaders(plain)["leader_id"]) and plain["faulty"].isna().all()
