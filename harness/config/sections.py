@@ -220,18 +220,24 @@ class Target(Strict):
 
 
 class Convergence(Strict):
-    """Options of convergence trials: cells, number of epochs, seeds, target."""
+    """Options of convergence trials: cells, number of epochs, seeds, target.
+
+    ``devices``: the device counts to train on; by default each strategy's largest. ``only``: a filter on cells.
+    """
 
     epochs: Annotated[int, Field(ge=1, le=100_000)]
     seeds: Axis[Seed] = (0, 1, 2)
     target: Target | None = None
     only: Filter = Field(default_factory=dict)
+    devices: Axis[Count] | None = None
     global_batch_size: Batch | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: got {list(self.seeds)}; each seed may appear only once")
+        if self.devices and "devices" in self.only:
+            raise ValueError("devices: got it here and in only; give one of both")
         return self
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import groupby
 
 from harness.config.experiment import Experiment
-from harness.config.sections import Convergence, Throughput
+from harness.config.sections import Throughput
 from harness.config.values import PlainValue
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell, why_none
@@ -29,6 +29,7 @@ from harness.plan.inventory import Inventory, Machine, resolve
 from harness.plan.labels import Labels
 from harness.plan.placement import Placement, place
 from harness.plan.rows import Purpose
+from harness.plan.trainings import convergence_trials
 from harness.plan.trial import Impossible, Skip, Trial, WorkerGroup
 from harness.system.process import no_garbage_collection
 
@@ -104,7 +105,7 @@ def make_plan(
         added = [cell for cell in cells.added if cell in bases]
         trials += _throughput_trials(possible, added, experiment.throughput, experiment.seed)
     if experiment.convergence:
-        trials += _convergence_trials(cells.asked, experiment.convergence, machine)
+        trials += convergence_trials(cells.asked, experiment.convergence, machine)
     impossible = impossible_cells([*cells.asked, *(trial.cell for trial in trials)])
     without = {each.cell for each in impossible}
     trials = [trial for trial in trials if trial.cell not in without]
@@ -139,43 +140,6 @@ def _throughput_trials(asked: Sequence[Cell], added: Sequence[Cell], settings: T
         for block in range(settings.most_blocks)
         for cell in (*asked, *added)
     ]
-
-
-def _convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Trial]:
-    """Return one trial a cell and seed, under Ray if the grid has it; the k-th seed runs in block k."""
-    chosen = [cell for cell in asked if cell.matches(settings.only)]
-    if "launcher" not in settings.only:  # the launcher changes the speed, which is measured, not the curves
-        chosen = [cell for cell in chosen if cell.launcher == "ray"] or chosen
-    if not chosen:
-        raise ExperimentError("convergence.only", [f"no cell of the grid matches: {why_none(asked, settings.only)}"])
-    chosen = _largest_device_counts(chosen, settings, machine)
-    if settings.global_batch_size:
-        chosen = [cell.at_global_batch_size(settings.global_batch_size) for cell in chosen]
-    cells = dict.fromkeys(cell for cell in chosen)
-    bases = base_cells(chosen)
-    return [
-        Trial(cell, "convergence", block, seed, added=cell not in cells)
-        for block, seed in enumerate(settings.seeds)
-        for cell in {**cells, **bases}
-    ]
-
-
-def _largest_device_counts(cells: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Cell]:
-    """Return each strategy's cells at its largest runnable device count and one batch size, unless ``only`` decides."""
-    chosen = [cell for cell in cells if reason_to_skip(cell, machine) is None] or list(cells)
-    if not {"per_device_batch_size", "global_batch_size"} & settings.only.keys():
-        first = _batch(chosen[0]) if chosen else None
-        chosen = [cell for cell in chosen if _batch(cell) == first]
-    if "devices" not in settings.only:
-        most = {cell.strategy: 0 for cell in chosen}
-        for cell in chosen:
-            most[cell.strategy] = max(most[cell.strategy], cell.devices)
-        chosen = [cell for cell in chosen if cell.devices == most[cell.strategy]]
-    return chosen
-
-
-def _batch(cell: Cell) -> int | None:
-    return cell.per_device_batch_size if cell.scaling == "weak" else cell.global_batch_size
 
 
 def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...]:

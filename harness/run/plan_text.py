@@ -11,6 +11,7 @@ from rich.table import Table
 from harness.plan.cell import Cell, format_gpu_ids
 from harness.plan.planner import Plan
 from harness.plan.rows import Purpose
+from harness.plan.trainings import why_trained
 from harness.plan.trial import Trial, WorkerGroup
 from harness.report.tables.text import duration, impossible_lines, plural
 
@@ -111,7 +112,9 @@ def _convergence_line(plan: Plan) -> list[str]:
     if not cells:
         return []
     chosen = "; ".join(plan.labels.of_cell(cell) for cell in list(cells)[:8]) + ("; ..." if len(cells) > 8 else "")
-    return [f"Convergence (convergence.only chooses): {chosen}."]
+    settings = plan.experiment.convergence
+    assert settings is not None
+    return [f"Convergence: {chosen} ({why_trained(settings)})."]
 
 
 def _open_end(plan: Plan) -> str:
