@@ -9,7 +9,7 @@ from typing import get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from harness.config.axes import BATCHES, batch_note
+from harness.config.axes import BATCHES, OPTION_SECTIONS, batch_note
 from harness.config.conflicts import Conflicts
 from harness.errors import closest, nearest
 
@@ -18,6 +18,15 @@ Place = tuple[int | str, ...]
 
 CHOSEN, CHOICES = "blocks", ("number", "rule")
 """The key of a discriminated union, and the tags that follow it in pydantic's error paths but not in the file."""
+TYPES = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping, {key: value}",
+    "int_type": "an integer",
+    "string_type": "text (in quotes, if it looks like another type)",
+    "too_short": "at least one value",
+    "tuple_type": "a list",
+}
+"""Kinds of pydantic's errors -> what is allowed, in the words of YAML."""
 MOST, MOST_TEXT = 50, 500
 """The maximum number of reported problems, and of characters of each."""
 
@@ -77,6 +86,8 @@ def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{where}: unknown key; {_known_key(str(path[-1])[:80], path[:-1], model)}"
     if kind == "missing":
         return f"{where}: is missing"
+    if kind in TYPES:
+        return f"{where}: got {_short(got)}; allowed: {TYPES[kind]}"
     if kind == "literal_error":
         allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
         return f"{where}: got {_short(got)}; {nearest(str(got)[:80], allowed)}"
@@ -92,6 +103,10 @@ def _known_key(name: str, path: Place, model: type[BaseModel]) -> str:
     """Return the clause that offers keys for an unknown one: those of another section if it has this key."""
     allowed, top = _fields_at(model, path), model.model_fields
     others = {key: f"{part}.{key}" for part in reversed(top) for key in _fields_at(model, (part,)) if key not in top}
+    section, _, option = name.partition(".")
+    meant = closest(section, OPTION_SECTIONS) if option.isidentifier() else []
+    if meant and meant[0] != section:
+        return f"did you mean {f'{meant[0]}.{option}'!r}? (allowed: options of {', '.join(OPTION_SECTIONS)})"
     folded = name.casefold()
     close = closest(name, allowed)
     if (close and folded not in others) or folded in map(str.casefold, allowed):

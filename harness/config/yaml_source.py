@@ -117,7 +117,7 @@ def _mapping(text: str, source: str, most: int) -> tuple[Mapping[str, object], l
         example = "expected a mapping such as 'name: scaling' at the top level"
         raise ExperimentError(source, [*duplicates, f"{example}, got {got}"])
     if bad := [key for key in value if not isinstance(key, str)]:
-        raise ExperimentError(source, [*duplicates, f"keys must be strings, got {repr(bad[0])[:80]}"])
+        raise ExperimentError(source, [*duplicates, f"keys must be text, got {repr(bad[0])[:80]}; put it in quotes"])
     return value, duplicates
 
 

@@ -75,7 +75,7 @@ def test_all_problems_are_reported_at_once() -> None:
         f"grid.strategy[0]: got 'dpp'; did you mean 'dp'? (allowed: {', '.join(sorted(BUILTIN_TRAITS))}), "
         "or package.module:ClassName of your own",
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
-        "grid.devices[1]: got 'x'; it should be a valid integer",
+        "grid.devices[1]: got 'x'; allowed: an integer",
         "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, convergence, device, "
         "equivalence, exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, published, "
         "schedule, seed, strategy_options, throughput, training, variants, workload, workload_options)",
@@ -84,7 +84,10 @@ def test_all_problems_are_reported_at_once() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"grid": {"per_device_batch_size": 8}}, "name: is missing"),
-    ({"name": 3, "grid": {"per_device_batch_size": 8}}, "name: got 3; it should be a valid string"),
+    (
+        {"name": 3, "grid": {"per_device_batch_size": 8}},
+        "name: got 3; allowed: text (in quotes, if it looks like another type)",
+    ),
     ({"name": "", "grid": {"per_device_batch_size": 8}}, "name: got ''; allowed: 1 to 64 letters"),
     ({"name": ".x", "grid": {"per_device_batch_size": 8}}, "name: got '.x'"),
     ({"name": "a/b", "grid": {"per_device_batch_size": 8}}, "name: got 'a/b'"),
@@ -100,16 +103,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_grid(strategy="fsdpp"), "grid.strategy[0]: got 'fsdpp'; did you mean 'fsdp'?"),
     (with_grid(strategy=None), "grid.strategy[0]: got None"),
     (with_grid(devices=-1), "grid.devices[0]: got -1; it should be greater than or equal to 1"),
-    (with_grid(devices=2.5), "grid.devices[0]: got 2.5; it should be a valid integer"),
-    (with_grid(devices=True), "grid.devices[0]: got True; it should be a valid integer"),
-    (with_grid(devices="2"), "grid.devices[0]: got '2'; it should be a valid integer"),
+    (with_grid(devices=[]), "grid.devices: got []; allowed: at least one value"),
+    (with_section(optimizer="SGD"), "optimizer: got 'SGD'; allowed: a mapping, {key: value}"),
+    (with_section(exclude={"strategy": "ddp"}), "exclude: got {'strategy': 'ddp'}; allowed: a list"),
+    (
+        with_grid(**{"optimzer.lr": 0.1}),
+        "grid.optimzer.lr: unknown key; did you mean 'optimizer.lr'? (allowed: options",
+    ),
+    (with_grid(devices=2.5), "grid.devices[0]: got 2.5; allowed: an integer"),
+    (with_grid(devices=True), "grid.devices[0]: got True; allowed: an integer"),
+    (with_grid(devices="2"), "grid.devices[0]: got '2'; allowed: an integer"),
     (with_grid(devices=10**9), "grid.devices[0]: got 1000000000; it should be less than or equal to 65536"),
     (with_grid(nodes=0), "grid.nodes[0]: got 0"),
     (with_grid(per_device_batch_size=0), "grid.per_device_batch_size[0]: got 0"),
     (with_grid(per_device_batch_size=10**12), "grid.per_device_batch_size[0]: got 1000000000000"),
     (with_grid(precision="fp17"), "grid.precision[0]: got 'fp17'; did you mean 'fp16'?"),
-    (with_grid(compile="yes"), "grid.compile[0]: got 'yes'; it should be a valid boolean"),
-    (with_grid(model=3), "grid.model[0]: got 3; it should be a valid string"),
+    (with_grid(compile="yes"), "grid.compile[0]: got 'yes'; allowed: true or false"),
+    (with_grid(model=3), "grid.model[0]: got 3; allowed: text (in quotes, if it looks like another type)"),
     (with_grid(number=3), "grid.number: unknown key"),
     (with_section(rule=3), "rule: unknown key"),
     (with_grid(modle="resnet18"), "grid.modle: unknown key; did you mean 'model'?"),
@@ -119,7 +129,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_grid(**{"loader.workers": -1}), "grid, loader.workers[0]: got -1"),
     (with_section(workload="image_clasification"), "workload: got 'image_clasification'; did you mean"),
     (with_section(workload="a b:c"), "workload: got 'a b:c'"),
-    (with_section(workload=7), "workload: got 7; it should be a valid string"),
+    (with_section(workload=7), "workload: got 7; allowed: text (in quotes, if it looks like another type)"),
     (with_section(cells=[{"devices": 1}]), "cells[0]: give exactly one of per_device_batch_size"),
     (with_section(cells={"devices": 1}), "cells: got {'devices': 1}"),
     (with_section(cells=[3]), "cells[0]: got 3; allowed: a mapping"),
@@ -199,7 +209,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_section(limits={"trial": -5.0}), "limits.trial: got -5.0"),
     (with_section(limits={"attempts": 0}), "limits.attempts: got 0"),
     (with_section(device="gpu"), "device: got 'gpu'; did you mean 'cuda'? (allowed: auto, cpu, cuda)"),
-    (with_section(oversubscribe="yes"), "oversubscribe: got 'yes'; it should be a valid boolean"),
+    (with_section(oversubscribe="yes"), "oversubscribe: got 'yes'; allowed: true or false"),
     (with_section(seed=-1), "seed: got -1"),
     (with_section(seed=1.5), "seed: got 1.5"),
 ]

@@ -27,8 +27,8 @@ def test_wrong_values_do_not_hide_what_does_not_fit_together() -> None:
         "limts: {}\n"
     )
     assert problems_of(text) == [
-        "name: got 3; it should be a valid string",
-        "grid.devices[0]: got 'many'; it should be a valid integer",
+        "name: got 3; allowed: text (in quotes, if it looks like another type)",
+        "grid.devices[0]: got 'many'; allowed: an integer",
         "training.acumulation: unknown key; did you mean 'accumulation'?",
         "checkpoint.every: got 0; it should be greater than or equal to 1",
         "limts: unknown key; did you mean 'limits'?",

@@ -23,7 +23,7 @@ from harness.errors import ExperimentError
         ("a: b: c", "not valid YAML: line 1: mapping values are not allowed here"),
         ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' appears twice; keep one of them"),
         ("a:\n  x: 1\n  x: 2\n", "line 3: the key 'x' appears twice; keep one of them"),
-        ("1: 2\n", "keys must be strings, got 1"),
+        ("1: 2\n", "keys must be text, got 1; put it in quotes"),
         ("a: !!python/object/apply:os.system ['true']", "not valid YAML: line 1: could not determine a constructor"),
         ("a: 1\n---\nb: 2\n", "not valid YAML: line 2: expected a single document"),
         ('a: "\\e[31m"', "not valid YAML: line 1: holds '\\x1b', which is not a printable character"),

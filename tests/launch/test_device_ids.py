@@ -70,8 +70,8 @@ def test_resolved_device_ids_read_back_unchanged(make_experiment: Make) -> None:
         ({"device_ids": [[0, 0]]}, "grid.device_ids[0]: got [0, 0]; allowed: the numbers of one or more"),
         ({"device_ids": [[]]}, "grid.device_ids[0]: got []; allowed: the numbers of one or more"),
         ({"device_ids": [[-1]]}, "grid.device_ids[0][0]: got -1; it should be greater than or equal to 0"),
-        ({"device_ids": [["a"]]}, "grid.device_ids[0][0]: got 'a'; it should be a valid integer"),
-        ({"device_ids": "0,1"}, "grid.device_ids[0][0]: got '0,1'; it should be a valid integer"),
+        ({"device_ids": [["a"]]}, "grid.device_ids[0][0]: got 'a'; allowed: an integer"),
+        ({"device_ids": "0,1"}, "grid.device_ids[0][0]: got '0,1'; allowed: an integer"),
     ],
 )
 def test_conflicting_device_options_are_refused(change: dict[str, Any], problem: str, make_experiment: Make) -> None:
