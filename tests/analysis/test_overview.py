@@ -63,6 +63,7 @@ def test_each_cell_is_a_row_of_text_with_its_interval() -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.*require a `keepdims` parameter:FutureWarning")  # pandas 2.2, of itself
 @pytest.mark.parametrize("column", ["efficiency", "speedup"])
 def test_it_cannot_be_averaged(column: str) -> None:
     table = harness.load(EXAMPLE).efficiency
