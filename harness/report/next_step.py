@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from harness.analysis.results import Results
 from harness.config.yaml_source import dump
@@ -61,7 +62,11 @@ def next_step(statements: Sequence[Row], context: Context) -> NextStep:
     """
     proposal = _proposal(statements, context)
     blocks, results = _blocks(statements), context.results
-    if unfinished := _unfinished(statements, context):
+    if any(line["facts"].get("inline") for line in results.lines):
+        why = "These trials ran in the command's own process (--inline), for a debugger. To measure all of them:"
+        step = _run_file(why, _changed(results, "The same experiment.", {}), results)
+        blocks = None  # such a run is never resumed
+    elif unfinished := _unfinished(statements, context):
         step = NextStep(*unfinished, proposal.file if proposal else NOTHING_NEXT)
     elif proposal and (proposal.noise is None or proposal.share > proposal.noise):
         step = _try(proposal, context)
@@ -85,11 +90,13 @@ def folder_of(results: Results) -> str:
 
 def _unfinished(statements: Sequence[Row], context: Context) -> tuple[str, str] | None:
     """Return why and how to resume a run that lacks trials, or in which nothing was measured."""
-    resume = f"python -m harness.run --resume {folder_of(context.results)}"
+    trials, resume = context.table("trials"), _resume(context.results)
     codes = [row["code"] for row in statements if row["topic"] == "incomplete"]
+    if len(trials) and trials["purpose"].fillna("").eq("links").all():  # a run of the links alone is never resumed
+        return None
     if "missing" in codes or "time_up" in codes:
         return "The run is incomplete. To measure what is missing, and keep what is measured:", resume
-    if not (context.table("trials")["outcome"] == "ok").any():
+    if not (trials["outcome"] == "ok").any():
         return "Nothing was measured. Once the causes above are mended, what failed is measured again by:", resume
     return None
 
@@ -196,7 +203,17 @@ def _changed(results: Results, comment: str, change: Mapping[str, Mapping[str, o
 
 
 def _add_blocks(blocks: int, results: Results) -> str:
-    return f"python -m harness.run --resume {folder_of(results)} --add-blocks {blocks}"
+    return f"{_resume(results)} --add-blocks {blocks}"
+
+
+def _resume(results: Results) -> str:
+    """Return the command that resumes the run, on the cluster that its last invocation named."""
+    invocations = results.environment.get("invocations", [])
+    words = [str(word) for word in (invocations[-1].get("command") or [])] if invocations else []
+    addresses = [after for word, after in pairwise(words) if word == "--address"]
+    addresses += [word.partition("=")[2] for word in words if word.startswith("--address=")]
+    address = f" --address {shlex.quote(addresses[-1])}" if addresses else ""
+    return f"python -m harness.run --resume {folder_of(results)}{address}"
 
 
 def _other_blocks(row: Row | None, step: NextStep, context: Context) -> Iterator[str]:

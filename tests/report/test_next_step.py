@@ -110,6 +110,26 @@ def test_what_failed_is_measured_again_where_nothing_was_measured() -> None:
     assert why.startswith("Nothing was measured.") and command == f"python -m harness.run --resume {RUN}"
 
 
+@pytest.mark.parametrize("words", [["a.yaml", "--address", "head:6379"], ["--address=head:6379", "a.yaml"]])
+def test_a_run_on_a_cluster_is_resumed_there(words: list[str]) -> None:
+    environment = {"invocations": [{"command": words}]}
+    assert said(MISSING, environment=environment)[1] == f"python -m harness.run --resume {RUN} --address head:6379"
+    assert said(MISSING, environment={"invocations": [{}]})[1] == f"python -m harness.run --resume {RUN}"
+
+
+def test_a_run_for_a_debugger_is_measured_anew() -> None:
+    given = {"lines": [{"facts": {"inline": True}}]}
+    why, command = said(MISSING, FASTEST, NOISY, **given)
+    assert "(--inline), for a debugger" in why and command == f"python -m harness.run {RUN}/next.yaml"
+    found = verdict_of(MISSING, FASTEST, NOISY, **given)
+    assert parse_experiment(yaml.safe_load(found.next_file), source="next").name == "study-next" and not found.others
+
+
+def test_a_run_of_the_links_alone_is_not_resumed() -> None:
+    trial = {**CELL, "trial_id": "l", "cell_id": "l", "kind": "diagnostic", "purpose": "links"}
+    assert said(MISSING, trials=[trial])[1].startswith("python -m harness export")
+
+
 def test_a_workload_of_your_own_is_found_beside_your_file() -> None:
     why, command = said(FASTEST, WAITS, experiment={"workload": "mine:Own"})
     assert why.endswith(", all else as here, in the folder of your experiment file:")

@@ -60,6 +60,7 @@ def verdict_of(*statements: dict[str, Any], **given: Any) -> Verdict:
         experiment=parse_experiment(content, source="test"),
         folder=SimpleNamespace(path=given.get("folder", Path("results/study/1"))),
         environment=given.get("environment", {}),
+        lines=given.get("lines", []),
     )
     return make_verdict(results)  # type: ignore[arg-type]
 
