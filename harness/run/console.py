@@ -203,7 +203,7 @@ class ConsoleSink:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _show_verdict(self, event: Reported) -> None:
-        self._console.print("", verdict_grid(event.verdict), Text(BRACKETS, style="dim"))
+        self._console.print("", verdict_grid(event.verdict))
         if event.verdict.command:  # last and alone on its line, to be copied
             text = escape_control(event.verdict.command)
             self._console.print(text, highlight=False, markup=False, soft_wrap=True, style="bold")
@@ -234,6 +234,8 @@ def verdict_grid(verdict: Verdict) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")  # a path is longer than a line
     for heading, sentences in verdict.by_heading.items():
+        if sentences[0].topic == "next":  # last, above the command
+            grid.add_row("", Text(BRACKETS, style="dim"))
         for at, one in enumerate(sentences):
             style = "bold red" if one.is_bad else "bold"
             lead = (escape_control(f"{one.lead}: ") if one.lead else "", style)

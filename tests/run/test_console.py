@@ -77,7 +77,7 @@ def test_the_command_is_the_last_line_and_what_is_incomplete_the_verdicts_first(
     with ConsoleSink(Console(file=out, width=80)) as sink:
         sink(Reported(tmp_path, tmp_path / "report.html", tables, Verdict(said), 3.0))
     lines = out.getvalue().splitlines()
-    assert lines[-1] == said[0].command
+    assert lines[-1] == said[0].command and lines[-2].rstrip() == "What to do next  It is small:"
     verdict = [line for line in lines if line.startswith(("INCOMPLETE", "What"))]
     assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "What to use", "What to do next"]
 
