@@ -37,6 +37,9 @@ class Workload(Protocol):
     ``shard_units(model)``, the modules that fsdp shards one by one; ``init_weights(model)``, if ``build_model`` builds
     on the meta device: it sets every parameter and buffer in place, as torch.nn.init does, also where they are sharded.
     Without it each process of a node first holds the whole model in the node's memory.
+
+    Each trial makes a new object. ``datasets()`` is called once a process, and again if the data sets are no longer as
+    they were built: by their pickle, if they are not of torch's own types (``data_reuse.py``).
     """
 
     unit: str
