@@ -305,9 +305,20 @@ class CountsPadding(Healthy):
         return total, (wanted >= 0).sum().float()
 
 
+class MeanOverTokens(CountsPadding):
+    """A mean with a weight of one: throughput would count batches."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        wanted = torch.where(batch == 0, -1, batch % CLASSES)
+        return cross_entropy(model(batch).flatten(0, 1), wanted.flatten(), ignore_index=-1), torch.tensor(1.0)
+
+
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "gradient scaling": [(ScaledByWorldSize, "ddp")],
-    "loss weight": [(MeanOfWeightOne, strategy) for strategy in ("single", "dp", "ddp")],
+    "loss weight": [
+        *((MeanOfWeightOne, strategy) for strategy in ("single", "dp", "ddp")),
+        (MeanOverTokens, "single"),
+    ],
     "execution": [(LossAlone, "single"), (LossAsANumber, "ddp"), (LossesOfSamples, "single")],
     "parameter updates": [
         (UpdatesInLoss, "single"),
@@ -322,13 +333,19 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "train mode": [(EvaluatesInLoss, "ddp"), (EvaluatesInLoss, "single"), (OneSampleNorm, "single")],
     "state in forward": [
         (CentresItsBatches, "ddp"),
+        (CentresItsBatches, "fsdp"),
         (RemembersItsBatches, "ddp"),
         (RemembersItsBatches, "fsdp"),
     ],
     "memory growth": [(KeepsItsGraphs, "single")],
     "slow rank": [(LogsOnOneRank, "ddp")],
     "threads": [(StartsAThread, "single"), (StartsAProcess, "single"), (ChangesThreads, "single")],
-    "data sharding": [(NoSamples, "single"), (SamplerInASubset, "dp"), (OneNoiseForAll, "single")],
+    "data sharding": [
+        (NoSamples, "single"),
+        (SamplerInASubset, "dp"),
+        (SamplerInASubset, "single"),
+        (OneNoiseForAll, "single"),
+    ],
     "validation set": [
         (ValidatesOnTraining, "single"),
         (OverlappingSplit, "single"),

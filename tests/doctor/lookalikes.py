@@ -34,15 +34,17 @@ class BoundsItsWeights(Healthy):
 
 
 class PlainConstants(Healthy):
-    """Plain tensors that are the same under every seed: the mean and spread of the data, class weights."""
+    """Plain tensors that are the same under every seed: mean and spread of the data, positions, class weights."""
 
     class Net(Net):
         def __init__(self) -> None:
             super().__init__()
             self.mean, self.spread = torch.full((8,), 2.0), torch.full((8,), 1.9)
+            self.positions, self.weights = torch.arange(8.0).sin(), torch.tensor([1.0, 2.0, 1.0])
 
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward((x - self.mean.to(x.device)) / self.spread.to(x.device))
+            standard = (x - self.mean.to(x.device)) / self.spread.to(x.device)
+            return super().forward(standard + self.positions.to(x.device)) * self.weights.to(x.device)
 
     def build_model(self) -> nn.Module:
         return self.Net()
