@@ -108,17 +108,24 @@ class Collected:
 def _joined(errors: Sequence[HarnessError]) -> HarnessError:
     """Return one error with the text of several."""
     joined: HarnessError
+    problems = [problem for error in errors for problem in _problems(error)]
     several = [error for error in errors if isinstance(error, ExperimentError)]
     if len(several) == len(errors):
-        sources = dict.fromkeys(error.source for error in several)
-        joined = ExperimentError(", ".join(sources), [f"{e.source}: {text}" for e in several for text in e.problems])
+        joined = ExperimentError(", ".join(dict.fromkeys(error.source for error in several)), problems)
     else:
         kinds = {type(error) for error in errors}
         kind = kinds.pop() if kinds == {WorkloadError} else HarnessError
-        lines = "".join(f"\n  - {error}" for error in errors)
-        joined = kind(f"{len(errors)} problems{lines}")
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        joined = kind(f"{len(problems)} problems{lines}")
     joined.parts = tuple(errors)
     return joined
+
+
+def _problems(error: HarnessError) -> list[str]:
+    """Return the problems of an error, each with its source."""
+    if isinstance(error, ExperimentError):
+        return [f"{error.source}: {problem}" for problem in error.problems]
+    return [str(error)]
 
 
 SYNONYMS = {

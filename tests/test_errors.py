@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.errors import Collected, ExperimentError, HarnessError, WorkloadError, closest, nearest
+from harness.errors import Collected, ExperimentError, HarnessError, RunFolderError, WorkloadError, closest, nearest
 
 BATCHES = ["global_batch_size", "lr", "per_device_batch_size"]
 
@@ -72,6 +72,11 @@ def test_several_errors_are_one_of_their_kind_each_once_also_if_they_were_joined
 def test_problems_of_several_sources_name_theirs() -> None:
     joined = collected(ExperimentError("e.yaml", ["a", "b"]), ExperimentError("--only", ["c"]))
     assert str(joined) == "e.yaml, --only: 3 problems\n  - e.yaml: a\n  - e.yaml: b\n  - --only: c"
+
+
+def test_problems_of_several_kinds_are_one_list() -> None:
+    joined = collected(ExperimentError("--assume", ["a", "b"]), RunFolderError("/r: c"))
+    assert str(joined) == "3 problems\n  - --assume: a\n  - --assume: b\n  - /r: c"
 
 
 def test_other_exceptions_are_not_kept() -> None:

@@ -207,7 +207,12 @@ def test_all_mistakes_in_the_options_are_one_error(with_file: bool, write_experi
     file = [write_experiment(SMALL)] if with_file else []
     result = call("run", *file, "--resume", "/nowhere", "--assume", "foo", "--only", "stratgy=ddp")
     assert result.exit_code == 2, result.output
-    for problem in ("3 problems", "/nowhere: not a run folder", "--assume: 1 problem", "unknown axis 'stratgy'"):
+    for problem in (
+        "error: 3 problems\n  - ",
+        "\n  - /nowhere: not a run folder",
+        "--assume: got 'foo'",
+        "--only: unknown axis",
+    ):
         assert problem in result.stderr
 
 
