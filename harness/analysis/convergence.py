@@ -10,7 +10,7 @@ from harness.config.sections import Target
 from harness.record.schema import CONVERGENCE, DESCRIPTION
 from harness.record.schema.table import floats
 
-KEPT = ("trial_id", "attempt", "cell_id", "seed", "effective_lr", *DESCRIPTION)
+KEPT = ("trial_id", "attempt", "cell_id", "seed", "effective_lr", "training_samples", *DESCRIPTION)
 """The columns of a trial that the row of a training has."""
 
 
@@ -37,7 +37,7 @@ def convergence(
             {
                 **{name: trial[name] for name in KEPT},
                 "epochs": last["epoch"],
-                **{name: last[name] for name in ("train_loss", "train_s")},
+                **{name: last[name] for name in ("train_loss", "train_accuracy", "train_s")},
                 **{name: last[name] for name in curve.columns if str(name).startswith("val_")},
                 "best_val_accuracy": curve["val_accuracy"].max(),
                 **_time_to_target(curve, target),

@@ -116,6 +116,10 @@ class Results:
         return self.folder.epochs(self.lines)
 
     @cached_property
+    def training_steps(self) -> pd.DataFrame:
+        return self.folder.training_steps(self.lines)
+
+    @cached_property
     def checks(self) -> pd.DataFrame:
         return self.folder.checks(self.lines)
 

@@ -25,6 +25,7 @@ class Metric(NamedTuple):
 
 METRICS: Mapping[str, Metric] = {
     "train_loss": Metric("epochs", ""),
+    "train_accuracy": Metric("epochs", "1"),
     "val_loss": Metric("epochs", ""),
     "val_accuracy": Metric("epochs", "1"),
     "val_perplexity": Metric("epochs", ""),

@@ -223,6 +223,8 @@ class Convergence(Strict):
     """Options of convergence trials: cells, number of epochs, seeds, target.
 
     ``devices``: the device counts to train on; by default each strategy's largest. ``only``: a filter on cells.
+    ``train_metrics``: the workload's metrics, such as the accuracy, are also computed on the training set, after each
+    epoch and not on the training clock.
     """
 
     epochs: Annotated[int, Field(ge=1, le=100_000)]
@@ -231,6 +233,7 @@ class Convergence(Strict):
     only: Filter = Field(default_factory=dict)
     devices: Axis[Count] | None = None
     global_batch_size: Batch | None = None
+    train_metrics: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:

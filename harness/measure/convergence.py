@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,11 +18,13 @@ from harness.config.sections import Convergence
 from harness.measure.divergence import Divergence, earliest, first_in
 from harness.measure.epoch_data import EpochData
 from harness.measure.phase_timers import epoch_marks
+from harness.measure.step_losses import StepLosses
 from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, measure_window, synchronize
 from harness.plan.cell import int_option
 from harness.plan.rows import WindowRow
 from harness.train.checkpoint import CheckpointManager
+from harness.train.loader import Share
 from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule
 from harness.train.phases import Mark
 from harness.train.training import Training
@@ -65,7 +67,7 @@ class TrainingClock:
 
 
 class Evaluator:
-    """Evaluates a training on its whole validation set."""
+    """Evaluates a training on its whole validation set, or on its training set."""
 
     def __init__(self, training: Training, data: EpochData) -> None:
         self._training, self._data, self._ranks = training, data, data.ranks
@@ -76,21 +78,30 @@ class Evaluator:
 
         Each sample counts exactly once. All ranks call this together.
         """
+        means = self._means(self._data.validation_batches(), advance)
+        return {f"val_{name}": value for name, value in {**self._training.derived(means), **means}.items()}
+
+    def evaluate_training(self, advance: Callable[[], None]) -> dict[str, float]:
+        """Return the same of the training set, but for the loss, which is a mean over the steps of the epoch."""
+        means = self._means(self._data.training_batches_once(), advance)
+        values = {**self._training.derived(means), **means}
+        return {f"train_{name}": value for name, value in values.items() if name != "loss"}
+
+    def _means(self, batches: Iterable[tuple[Share, object]], advance: Callable[[], None]) -> dict[str, float]:
         model = self._training.model
         if self._ranks.world_size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)  # batch statistics differ by rank; rank 0's are the model's
         model.eval()
-        totals = self._totals(advance)
+        totals = self._totals(batches, advance)
         model.train()
         sums = self._ranks.sum([value for entry in totals.values() for value in entry])
-        means = {name: sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
-        return {f"val_{name}": value for name, value in {**self._training.derived(means), **means}.items()}
+        return {name: sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
 
-    def _totals(self, advance: Callable[[], None]) -> dict[str, list[float]]:
+    def _totals(self, batches: Iterable[tuple[Share, object]], advance: Callable[[], None]) -> dict[str, list[float]]:
         """Return this rank's sum and weight of the loss and of each metric."""
         totals: dict[str, list[float]] = {}
-        for share, batch in self._data.validation_batches():
+        for share, batch in batches:
             for name, (total, weight) in self._training.evaluate(self._copy(batch), share).items():
                 entry = totals.setdefault(name, [0.0, 0.0])
                 entry[0] += total
@@ -128,11 +139,11 @@ def _short_collections() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _EpochTotals:
-    """One rank's epoch: seconds, and sums over its steps."""
+    """One rank's epoch: seconds, and the sum of the losses and the weight of each of its steps."""
 
     duration_s: float
-    loss: float
-    weight: float
+    losses: list[float]
+    weights: list[float]
     diverged: Divergence | None
 
 
@@ -151,6 +162,10 @@ class Epochs:
         self._evaluator, self._copy = Evaluator(training, data), data.copier()
         self.clock = TrainingClock()
         self.rows: list[dict[str, float]] = []
+        self._train_metrics = False
+        self.steps = StepLosses(0)
+        self._rates: list[float] = []
+        """The learning rate of each step of the current epoch."""
         self.resumed_epoch = 0
         self._each_step: LRScheduler | None = None
         """The schedule, if it advances at each step."""
@@ -161,6 +176,8 @@ class Epochs:
         options = self.data.cell.schedule
         schedule = make_schedule(self.training.optimizer, options)
         self._each_step = schedule if by_step(options) else None
+        self._train_metrics = settings.train_metrics
+        self.steps = StepLosses(settings.epochs * self.data.steps)
         self._resume(schedule)
         to_do = range(self.resumed_epoch, settings.epochs)
         for epoch in (number + 1 for number in to_do):
@@ -176,11 +193,13 @@ class Epochs:
     def _train(self, epoch: int, advance: Callable[[], None]) -> tuple[float, float]:
         """Train one epoch; return its mean loss, and the learning rate of its last step."""
         shares, steps, parts = self.data.shares(epoch - 1), self.data.steps, self.data.cell.micro_batches
+        self._rates, groups = [], self.training.optimizer.param_groups
         self.ranks.barrier()
         with self._warm_up.rates_from((epoch - 1) * steps, self._each_step) as set_rate, _short_collections():
 
             def step(batch: object, mark: Mark) -> tuple[Tensor, Tensor]:
                 set_rate()
+                self._rates.append(groups[0]["lr"])
                 return self.training.step(batch, next(shares), mark)
 
             window = measure_window(
@@ -193,17 +212,20 @@ class Epochs:
                 advance=_collecting(advance),
                 micro_batches=parts,
             )
-            rate = float(self.training.optimizer.param_groups[0]["lr"])
-        return self._mean_loss(window, (epoch - 1) * steps), rate
+            rate = float(groups[0]["lr"])
+        return self._mean_loss(window, epoch), rate
 
-    def _mean_loss(self, window: Window, steps_before: int) -> float:
-        """Count the epoch on the clock, note whether it diverged, and return its mean loss over all ranks."""
+    def _mean_loss(self, window: Window, epoch: int) -> float:
+        """Count the epoch on the clock, note its steps and whether it diverged; return its mean loss over all ranks."""
+        steps_before = (epoch - 1) * self.data.steps
         own = self._totals(window, steps_before)
-        self.clock.add_window(self.ranks.rank, window, own.weight)
+        self.clock.add_window(self.ranks.rank, window, sum(own.weights))
         totals = self.ranks.gather(own)
         self.clock.add_epoch(max(each.duration_s for each in totals))
         self.diverged = earliest(each.diverged for each in totals)
-        return sum(each.loss for each in totals) / sum(each.weight for each in totals)
+        losses, weights = [each.losses for each in totals], [each.weights for each in totals]
+        self.steps.add(epoch, steps_before, losses, weights, list(map(float, self._rates)))
+        return sum(map(sum, losses)) / sum(map(sum, weights))
 
     def _totals(self, window: Window, steps_before: int) -> _EpochTotals:
         losses, weights = [float(loss) for loss in window.losses], [float(weight) for weight in window.weights]
@@ -212,14 +234,14 @@ class Epochs:
         diverged = first_in(means, rank, steps_before)
         if diverged is None and not self.training.finite([]):
             diverged = Divergence(rank)
-        return _EpochTotals(window.duration_s, sum(losses), sum(weights), diverged)
+        return _EpochTotals(window.duration_s, losses, weights, diverged)
 
     def _save(self, epoch: int, *, last: bool) -> None:
         """Save a checkpoint. The order of the data follows from the seed and the epoch: the sampler's state."""
         if self.checkpoints:
             sampler = {"seed": self.data.seed, "epoch": epoch}
             steps = epoch * self.data.steps if self._each_step else epoch
-            values = {"sampler": sampler, "schedule": {"steps": steps}, "rows": self.rows}
+            values = {"sampler": sampler, "schedule": {"steps": steps}, "rows": self.rows, "steps": self.steps.columns}
             with self.clock.part("checkpoints"):
                 self.checkpoints.save(epoch, values, last=last)
 
@@ -230,6 +252,7 @@ class Epochs:
             return
         self.rows, self.resumed_epoch = kept["rows"], kept["sampler"]["epoch"]
         self.clock.train_s = self.rows[-1]["train_s"]
+        self.steps.restore(kept.get("steps", {}))
         if schedule:
             fast_forward(schedule, kept["schedule"]["steps"])
 
@@ -238,6 +261,8 @@ class Epochs:
         before = self.clock.spent["evaluation"]
         with self.clock.part("evaluation"):
             validation = {} if self.diverged else self._evaluator.evaluate(advance)
+            if self._train_metrics and not self.diverged:
+                validation |= self._evaluator.evaluate_training(advance)
         return {
             "epoch": epoch,
             "samples": epoch * self.data.samples,

@@ -61,10 +61,17 @@ class EpochData:
 
     def validation_batches(self) -> Iterator[tuple[Share, object]]:
         """Return the rank's shares of the validation set with their batches, each sample exactly once."""
+        return self._once(self.validation)
+
+    def training_batches_once(self) -> Iterator[tuple[Share, object]]:
+        """Return the same of the training set, in its own order."""
+        return self._once(self.train)
+
+    def _once(self, dataset: SizedDataset) -> Iterator[tuple[Share, object]]:
         # a forward pass as large as in training: with accumulation there may be no room for more
         batch = max(1, self.cell.global_batch_size // self.cell.micro_batches)
-        plan = (len(self.validation), batch, self.ranks.rank, self.ranks.world_size)
-        loaded = batches(self.validation, evaluation_shares(*plan), **self._loading)
+        plan = (len(dataset), batch, self.ranks.rank, self.ranks.world_size)
+        loaded = batches(dataset, evaluation_shares(*plan), **self._loading)
         return zip(evaluation_shares(*plan), loaded, strict=True)
 
     def copier(self) -> Callable[[object], object]:

@@ -235,7 +235,7 @@ def convergence(context: TrialContext) -> TrialResult:
     spent = epochs.clock.spent
     context.parts |= {part: seconds for part, seconds in spent.items() if checkpoints or part != "checkpoints"}
     context.rank_facts |= setup.memory(ranks)
-    facts = {**setup.training.facts, "resumed_epoch": epochs.resumed_epoch or None}
+    facts = {**setup.training.facts, "resumed_epoch": epochs.resumed_epoch or None, "training_samples": data.samples}
     return TrialResult(
         trial.id,
         **outcome_columns(epochs.diverged, facts),
@@ -244,6 +244,7 @@ def convergence(context: TrialContext) -> TrialResult:
         steps_s=spent["epochs"],
         windows=tuple(row for row in ranks.gather(epochs.clock.window) if row),
         epochs=columns_of(epochs.rows),
+        training_steps=epochs.steps.columns,
     )
 
 

@@ -183,6 +183,7 @@ class TrialFacts(ExchangeSeconds, total=False):
     loss_scale: float
     skipped_updates: int
     resumed_epoch: int | None
+    training_samples: int
     diverged_step: int | None
     freed_s: float
     flops_per_unit: float | None

@@ -147,6 +147,7 @@ class TrialResult:
     windows: tuple[WindowRow, ...] = ()
     steps: Columns = field(default_factory=dict)
     epochs: Columns = field(default_factory=dict)
+    training_steps: Columns = field(default_factory=dict)
     checks: Columns = field(default_factory=dict)
     links: tuple[LinkRow, ...] = ()
 

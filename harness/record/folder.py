@@ -25,8 +25,8 @@ from harness.record.frames import csv_bytes
 from harness.record.jsonl import for_file, read_lines, upgrade_environment, with_options
 from harness.record.parquet import gather, in_parquet, read_frame, write_frame
 from harness.record.reading import check_no_links, encode_json, naming_file, read_object, read_text
-from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content
-from harness.record.schema import CHECKS, EPOCHS, STEPS, Table, table_of
+from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content, raw_name
+from harness.record.schema import CHECKS, EPOCHS, RAW, STEPS, TRAINING_STEPS, Table, table_of
 from harness.record.validation import check_environment, check_plan
 from harness.system import sanitize
 from harness.system.files import (
@@ -157,8 +157,9 @@ class RunFolder:
         """
         record = Record(trial, result, circumstances)
         line, parts = record.line(), list(self._parts(record))
-        if not record.rows:  # an attempt that was killed before its line was written may have left steps
-            remove_all([self._raw(record.name)])
+        # an attempt that was killed before its line was written may have left steps
+        names = {raw_name(table, record.name) for table in RAW}
+        remove_all(self._raw(name) for name in names - record.rows.keys())
         replace_all(parts)
         size = self._size()
         try:
@@ -174,8 +175,8 @@ class RunFolder:
 
     def _parts(self, record: Record) -> Iterator[tuple[Path, bytes | memoryview]]:
         """Yield the path and content of each file of one trial."""
-        if rows := record.rows:
-            yield self._raw(record.name), memoryview(in_parquet(*rows))
+        for name, rows in record.rows.items():
+            yield self._raw(name), memoryview(in_parquet(*rows))
         if record.log:
             yield (
                 self.path / record.log,
@@ -254,13 +255,17 @@ class RunFolder:
         """Return the epochs of the convergence trials among these lines."""
         return self._compacted(EPOCHS, [line for line in lines if line["kind"] == "convergence"])
 
+    def training_steps(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
+        """Return the steps of the convergence trials among these lines."""
+        return self._compacted(TRAINING_STEPS, [line for line in lines if line["kind"] == "convergence"])
+
     def checks(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
         """Return the parameter updates of the equivalence checks among these lines."""
         return self._compacted(CHECKS, [line for line in lines if line["purpose"] == "equivalence"])
 
     def compact(self, frames: Mapping[str, pd.DataFrame]) -> None:
-        """Write the rows gathered from raw/ as steps.parquet, epochs.parquet and checks.parquet."""
-        for table in (STEPS, EPOCHS, CHECKS):
+        """Write the rows gathered from raw/ as steps.parquet, epochs.parquet and the like."""
+        for table in RAW:
             frame = frames[table.name]
             with replacing(self.path / f"{table.name}.parquet") as partial:
                 write_frame(partial, frame)
@@ -274,9 +279,8 @@ class RunFolder:
         return self._from_raw(table, lines)
 
     def _from_raw(self, table: Table, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        named = [
-            (line["trial_id"], line["attempt"], self._raw(f"{line['trial_id']}-{line['attempt']}")) for line in lines
-        ]
+        attempts = [(line["trial_id"], line["attempt"]) for line in lines]
+        named = [(trial, number, self._raw(raw_name(table, f"{trial}-{number}"))) for trial, number in attempts]
         with naming_file(self.path / "raw"):
             return gather(table, [part for part in named if part[2].exists()])
 

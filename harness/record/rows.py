@@ -11,7 +11,7 @@ from harness.plan.comparison import axes_of, partner_ids, set_ids
 from harness.plan.planner import Plan, codes_of
 from harness.plan.rows import Circumstances, RecordedTrial, TrialColumns
 from harness.plan.trial import Columns, Trial, TrialResult
-from harness.record.schema import CHECKS, EPOCHS, STEPS, Table
+from harness.record.schema import CHECKS, EPOCHS, STEPS, TRAINING_STEPS, Table
 from harness.system import sanitize
 
 
@@ -29,10 +29,20 @@ class Record:
         return f"{self.trial.id}-{self.circumstances['attempt']}"
 
     @property
-    def rows(self) -> tuple[Table, Columns] | None:
-        """Return all ranks' steps, the epochs, or a check's update, with their table; None if there are none."""
-        tables = ((STEPS, self.result.steps), (EPOCHS, self.result.epochs), (CHECKS, self.result.checks))
-        return next(((table, columns) for table, columns in tables if columns), None)
+    def rows(self) -> dict[str, tuple[Table, Columns]]:
+        """Return the rows that the trial has, with their table, by the stem of their file in raw/.
+
+        All ranks' steps, a check's update, or the epochs of a training and, in a file of their own, its steps.
+        """
+        result = self.result
+        tables = (
+            (STEPS, result.steps),
+            (EPOCHS, result.epochs),
+            (CHECKS, result.checks),
+            (TRAINING_STEPS, result.training_steps),
+        )
+        known = [(table, columns) for table, columns in tables if any(map(len, columns.values()))]
+        return {raw_name(table, self.name): (table, columns) for table, columns in known}
 
     @property
     def log(self) -> str | None:
@@ -68,6 +78,11 @@ class Record:
 
 
 SCHEMA_VERSION = 3
+
+
+def raw_name(table: Table, name: str) -> str:
+    """Return the stem of the file in raw/ with a trial's rows of a table; ``name``: '<trial>-<attempt>'."""
+    return f"{name}-steps" if table is TRAINING_STEPS else name
 
 
 def trial_columns(trial: Trial) -> TrialColumns:

@@ -11,7 +11,7 @@ import pandas as pd
 from harness.analysis.results import TABLES, Results, load
 from harness.errors import HarnessError, InternalError, WriteError, cause_of
 from harness.record.folder import RunFolder
-from harness.record.schema import empty_table
+from harness.record.schema import RAW, empty_table
 from harness.report import summary
 from harness.report.environment import NO_FACTS, facts
 from harness.report.figures import FIGURES, style
@@ -52,7 +52,7 @@ def build_report(results: Results) -> Results:
     folder, parts = results.folder, Parts()
     with _internal_error(folder):  # everything is made before anything is written
         folder.check()
-        recorded = {"steps": results.steps, "epochs": results.epochs, "checks": results.checks}
+        recorded = {table.name: getattr(results, table.name) for table in RAW}
         tables = {name: _table(results, name, parts) for name in TABLES}
         with style():
             pictures = [make_picture(name, draw, results, parts) for name, draw in FIGURES.items()]

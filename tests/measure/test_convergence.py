@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import weakref
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 from harness.config.sections import Convergence
 from harness.measure.convergence import COLLECT_STEPS, Epochs
 from harness.measure.epoch_data import EpochData
+from harness.measure.step_losses import MOST_STEPS, StepLosses
 from harness.plan.cell import Cell
 from harness.train.checkpoint import CheckpointManager, files
 from harness.train.ranks import Ranks
@@ -176,3 +178,48 @@ def test_garbage_of_an_epoch_is_collected_in_it() -> None:
     Epochs(Training(cell, workload, 3, ranks), long).run(Convergence(epochs=1), lambda: None)
     assert workload.most <= 2 * COLLECT_STEPS
     assert workload.exempt > 1000 and gc.get_freeze_count() == 0, "collections of an epoch walk no modules"
+
+
+def test_every_step_has_its_loss_and_the_rate_of_that_step() -> None:
+    schedule = {"name": "StepLR", "step_size": 4, "gamma": 0.1, "interval": "step"}
+    run = epochs_of(replace(CELL, schedule=schedule), 2)
+    steps = run.steps.columns
+    assert (steps["epoch"], steps["step"]) == ([1, 1, 1, 2, 2, 2], [1, 2, 3, 4, 5, 6])
+    assert steps["learning_rate"] == pytest.approx([0.1] * 4 + [0.01] * 2)
+    first = sum(loss * size for loss, size in zip(steps["loss"][:3], (8, 8, 4), strict=True)) / SAMPLES
+    assert first == pytest.approx(run.rows[0]["train_loss"])
+
+
+class Accurate(Noisy):
+    """Its accuracy is the share of samples whose target is positive."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        assert not model.training
+        return {"accuracy": ((batch[1] > 0).sum(), len(batch[1]))}
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_metrics_of_the_training_set_count_each_sample_once_and_not_on_the_clock(*, wanted: bool) -> None:
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    training, x = Training(CELL, Accurate(0.0), 3, ranks), torch.ones(SAMPLES, 4)
+    train = TensorDataset(x, torch.tensor([[1.0]] * 5 + [[-1.0]] * 15))
+    run = Epochs(training, EpochData(CELL, 3, ranks, train, data()))
+    run.run(Convergence(epochs=1, train_metrics=wanted), lambda: None)
+    (row,) = run.rows
+    assert row.get("train_accuracy") == (0.25 if wanted else None) and "val_accuracy" in row
+    assert {name for name in row if name.startswith("train_")} - {"train_accuracy"} == {"train_s", "train_loss"}
+
+
+def test_the_steps_before_a_checkpoint_are_kept_in_it(tmp_path: Path) -> None:
+    whole = epochs_of(CELL, 4).steps.columns
+    epochs_of(CELL, 2, tmp_path)
+    assert epochs_of(CELL, 4, tmp_path).steps.columns == whole
+
+
+def test_of_a_long_training_every_second_or_third_step_is_kept() -> None:
+    long = StepLosses(2 * MOST_STEPS + 1)
+    long.add(1, 6, [[6.0, 2.0, 9.0], [2.0, 6.0, 9.0]], [[1.0, 1.0, 2.0], [3.0, 1.0, 4.0]], [0.3, 0.2, 0.1])
+    assert (long.every, long.columns) == (3, {"epoch": [1], "step": [7], "loss": [2.0], "learning_rate": [0.3]})
+    short = StepLosses(MOST_STEPS)
+    short.add(2, 0, [[6.0, math.nan]], [[2.0, 1.0]], [0.3, 0.2])
+    assert short.columns["loss"][0] == 3.0 and math.isnan(short.columns["loss"][1])

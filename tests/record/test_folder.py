@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
+from harness.record.schema import RAW
 from harness.system.files import append_lines, replace_text
 from tests.conftest import laptop
 from tests.system.test_files import LIMIT, small_files
@@ -150,10 +152,28 @@ def test_a_folder_without_raw_files_reads_the_compacted_ones(folder: RunFolder, 
     folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
     lines = folder.lines()
     before = folder.steps(lines)
-    folder.compact({"steps": before, "epochs": folder.epochs(lines), "checks": folder.checks(lines)})
+    folder.compact({table.name: getattr(folder, table.name)(lines) for table in RAW})
     for raw in (folder.path / "raw").iterdir():
         raw.unlink()
     assert folder.steps(lines).equals(before)
+
+
+def test_a_training_has_its_epochs_and_its_steps_in_files_of_their_own(make_experiment: Make, tmp_path: Path) -> None:
+    experiment = make_experiment({"per_device_batch_size": 4}, throughput=None, convergence={"epochs": 1, "seeds": 0})
+    plan = make_plan(experiment, laptop())
+    folder, (trial, *_) = RunFolder.create(tmp_path, experiment, plan, ""), plan.trials
+    rows = {"epoch": [1, 1], "step": [1, 2], "loss": [2.0, math.nan], "learning_rate": [0.1, 0.1]}
+    folder.append(trial, TrialResult(trial.id, "ok", epochs={"epoch": [1]}, training_steps=rows), FACTS)
+    before = folder.training_steps(folder.lines())
+    assert before["trial_id"].tolist() == [trial.id] * 2 and before["step"].tolist() == [1, 2]
+    assert math.isnan(before["loss"].to_numpy(float, na_value=-1)[1]), "a loss that is no number keeps its value"
+    assert folder.epochs(folder.lines())["epoch"].tolist() == [1]
+    assert sorted(path.name for path in (folder.path / "raw").iterdir()) == [
+        f"{trial.id}-1-steps.parquet",
+        f"{trial.id}-1.parquet",
+    ]
+    folder.append(trial, TrialResult(trial.id, "error", "again"), FACTS)  # as a killed attempt would leave its files
+    assert not list((folder.path / "raw").iterdir())
 
 
 def test_two_runs_do_not_write_into_one_folder(folder: RunFolder) -> None:

@@ -25,7 +25,16 @@ from harness.record.schema.derived import (
     WATERFALL,
 )
 from harness.record.schema.links import COLLECTIVES, LINKS
-from harness.record.schema.recorded import CHECKS, EPOCHS, RANKS, STEPS, TRIAL_COLUMNS, TRIALS, WINDOWS
+from harness.record.schema.recorded import (
+    CHECKS,
+    EPOCHS,
+    RANKS,
+    STEPS,
+    TRAINING_STEPS,
+    TRIAL_COLUMNS,
+    TRIALS,
+    WINDOWS,
+)
 from harness.record.schema.table import Column, Table
 from harness.record.schema.training import CONVERGENCE, EQUIVALENCE
 
@@ -58,11 +67,13 @@ __all__ = [
     "PHASES",
     "PUBLISHED",
     "RANKS",
+    "RAW",
     "RECORDED",
     "RUNS",
     "SCALING",
     "STALLS",
     "STEPS",
+    "TRAINING_STEPS",
     "TRIALS",
     "TRIAL_COLUMNS",
     "UNMATCHED",
@@ -76,7 +87,9 @@ __all__ = [
     "table_of",
 ]
 
-RECORDED = (TRIALS, WINDOWS, RANKS, STEPS, EPOCHS, CHECKS)
+RAW = (STEPS, EPOCHS, CHECKS, TRAINING_STEPS)
+"""The tables whose rows each trial has in files of its own, below raw/."""
+RECORDED = (TRIALS, WINDOWS, RANKS, STEPS, EPOCHS, TRAINING_STEPS, CHECKS)
 DERIVED = (
     VERDICT,
     LEADERS,

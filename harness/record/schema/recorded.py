@@ -99,6 +99,7 @@ TRIALS = Table(
         _c("shard_units", "Int64", "number of groups of parameters that fsdp gathers together, the root included"),
         _c("loss_scale", "Float64", "loss scale of fp16 after the timed steps"),
         _c("skipped_updates", "Int64", "timed steps whose update the loss scale skipped, at least"),
+        _c("training_samples", "Int64", "number of samples in the training set; `<NA>` of throughput", "samples"),
         _c("resumed_epoch", "Int64", "epoch of the checkpoint that training resumed from; `<NA>` if from scratch"),
         _c(
             "flops_per_unit",
@@ -255,6 +256,18 @@ CHECKS = Table(
     ),
 )
 
+TRAINING_STEPS = Table(
+    "training_steps",
+    "one optimizer step of a convergence trial; of trainings of over 10,000 steps every second, third ...",
+    (
+        *TRIAL_COLUMNS,
+        _c("epoch", "Int64", "number of the epoch, from 1"),
+        _c("step", "Int64", "number of the step, from 1, from the start of the training"),
+        _c("loss", "Float64", "mean loss over the global batch"),
+        _c("learning_rate", "Float64", "learning rate of the step, with warm-up and schedule"),
+    ),
+)
+
 EPOCHS = Table(
     "epochs",
     "one epoch of a convergence trial",
@@ -271,6 +284,7 @@ EPOCHS = Table(
         _c("evaluation_s", "Float64", "time of the evaluation after this epoch", "s"),
         _c("train_loss", "Float64", "mean training loss over the epoch"),
         _c("learning_rate", "Float64", "learning rate of the epoch's last step, with warm-up and schedule"),
+        _c("train_accuracy", "Float64", "the same as val_accuracy on the training set, with convergence.train_metrics"),
         _c("val_loss", "Float64", "mean validation loss, over each sample exactly once"),
         _c("val_accuracy", "Float64", "fraction of the validation samples or tokens classified correctly"),
         _c("val_perplexity", "Float64", "exp of the mean validation loss of a language model"),

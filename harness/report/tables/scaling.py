@@ -32,6 +32,7 @@ UNVERIFIED = "!"
 """Marks a ratio if the check whether its cells train as one device does has no verdict."""
 METRICS = {
     "val_accuracy": ("accuracy", 100.0, "{:.1f}", " %"),
+    "train_accuracy": ("training accuracy", 100.0, "{:.1f}", " %"),
     "val_perplexity": ("perplexity", 1.0, "{:.2f}", ""),
     "val_psnr": ("PSNR", 1.0, "{:.1f}", " dB"),
     "val_iou": ("IoU", 100.0, "{:.1f}", " %"),
@@ -137,12 +138,14 @@ def _efficiency_in_words(row: Row) -> str:
 
 def convergence_table(convergence: pd.DataFrame) -> TextTable:
     """Return each cell's final losses and metrics, and time and samples to the target, over the seeds."""
-    metrics = _metrics(convergence)
+    metrics, shown = _metrics(convergence), convergence["train_accuracy"].notna().any()
     columns: tuple[Column, ...] = (
         ("strategy", _training, words),
         ("setting", _training_setting, words),
         ("seeds", "seeds", flush_right),
+        ("training samples", "training_samples", decimal("{:,.0f}")),
         ("training loss", "train_loss", flush_right),
+        *((("training accuracy", "train_accuracy", flush_right),) if shown else ()),
         ("validation loss", "val_loss", flush_right),
         *((METRICS[name][0] if name in METRICS else name.removeprefix("val_"), name, flush_right) for name in metrics),
         ("reached target", "reached", flush_right),
@@ -164,6 +167,7 @@ def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:
         **rows_of(group[:1])[0],
         "seeds": len(group),
         "train_loss": _span(group["train_loss"], "{:.4f}"),
+        "train_accuracy": _metric(group, "train_accuracy"),
         "val_loss": _span(group["val_loss"], "{:.4f}"),
         **{name: _metric(group, name) for name in metrics},
         "reached": f"{reached} of {len(group)}" if known else "-",

@@ -111,7 +111,7 @@ def test_from_the_file_to_the_tables(workload: str, make_experiment: Make, tmp_p
         equivalence=True,
         optimizer={"name": "SGD", "lr": 0.01},
         throughput={**FEW_STEPS, "explain": True},
-        convergence={"epochs": 1, "seeds": 0, "target": {"metric": metric, "at_least": 0}},
+        convergence={"epochs": 1, "seeds": 0, "target": {"metric": metric, "at_least": 0}, "train_metrics": True},
     )
     plan = make_plan(experiment, laptop())
     check_workloads(plan)
@@ -129,4 +129,10 @@ def test_from_the_file_to_the_tables(workload: str, make_experiment: Make, tmp_p
     assert (timed["flops_reason"] == "").all() == (workload not in WITHOUT_FLOPS)
     assert results.epochs[metric].notna().all() and results.convergence[metric].notna().all()
     assert results.convergence["reached"].all()
+    trained = results.convergence["training_samples"]
+    assert (trained > 0).all() and results.training_steps["loss"].notna().all()
+    taken = results.training_steps.groupby("trial_id").size()
+    batches = results.convergence.set_index("trial_id")["global_batch_size"]
+    assert sorted(taken.items()) == sorted((-(-trained.iloc[0] // batches)).items())
+    assert results.epochs["train_accuracy"].notna().all() == (metric == "val_accuracy")
     assert title in [column.title for column in convergence_table(results.convergence).columns]
