@@ -36,7 +36,8 @@ def why_not_better(row: Row, context: Context) -> Sentence:
     few = [one for one in causes if one["code"] == NO_INTERVAL]
     blocks = plural(int(number(few[0]["n"])), "block") if few else ""
     no_interval = f" No interval: measured in {blocks}, {LEAST_BLOCKS} are needed." if few else ""
-    text = f"{listed}.{no_interval} {_new_advice(causes, context)}"
+    uncertain = " No cause is certain." if all(one["code"] == UNCLEAR for one in causes) else ""
+    text = f"{listed}.{no_interval}{uncertain} {_new_advice(causes, context)}"
     return Sentence("loss", context.short(row["cell_id"]), text.strip())
 
 

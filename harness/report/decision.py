@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.analysis.verdict.rules import ENOUGH
 from harness.report.labels import on_devices, rate_unit, shown_strategy
-from harness.report.row import Row, Scalar, is_missing, number, rows_of, texts
+from harness.report.row import Row, Scalar, is_missing, is_true, number, rows_of, texts
 from harness.report.sentence import MOST, Context, Sentence
 from harness.report.tables.text import decimal, percent, plural, speed, with_ends
 
@@ -98,8 +98,11 @@ def _with_ratios(ids: Sequence[str], ratios: dict[str, Row], context: Context) -
 def _share(row: Row | None) -> str:
     if row is None or is_missing(row["ratio"]):
         return ""
-    ends = "" if is_missing(row["low"]) else f", {times(row['low'])} to {times(row['high'])}"
-    return f" ({times(row['ratio'])} times its throughput{ends})"
+    if is_missing(row["low"]):
+        return f" ({times(row['ratio'])} times its throughput)"
+    by_chance = is_true(row["tied"]) and not number(row["low"]) <= 1 <= number(row["high"])
+    why = "; of so many comparisons one may differ as much by chance" if by_chance else ""
+    return f" ({times(row['ratio'])} times its throughput, {times(row['low'])} to {times(row['high'])}{why})"
 
 
 def _short_names(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> list[str]:

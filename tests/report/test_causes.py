@@ -46,7 +46,10 @@ def test_without_intervals_only_a_wait_for_data_is_certain() -> None:
 
 
 def test_nothing_is_proposed_against_a_cause_that_may_be_0() -> None:
-    assert "Against" not in text_of(cause("wrapper", 0.2, -0.1))
+    assert text_of(cause("wrapper", 0.2, -0.1)).endswith("the strategy's own work on each device. No cause is certain.")
+    assert "No cause is certain" not in text_of(cause("wrapper", 0.2, -0.1), cause("rest", 0.1, 0.05))
+    both = sentences_on("loss", *(cause("wrapper", 0.2, -0.1, cell_id=cell_id) for cell_id in ("a", "b")))
+    assert all(one.text.endswith("No cause is certain.") for one in both)
 
 
 def test_a_wait_for_data_that_the_file_varies_already_lets_nothing_of_ddp_before_it() -> None:

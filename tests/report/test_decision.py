@@ -84,6 +84,15 @@ def test_the_other_settings_are_named_with_their_ratio(change: dict[str, Any], e
     assert text == f"{NAME}: 7.00 (6.50 to 7.50) times the throughput of {BASE}; {RATE}. {expected}"
 
 
+@pytest.mark.parametrize(("tied", "high", "said"), [(True, 0.99, True), (True, 1.01, False), (False, 0.99, False)])
+def test_an_interval_that_excludes_1_without_a_clear_difference_is_explained(
+    tied: bool, high: float, said: bool
+) -> None:
+    rival = {**RIVALS[1], "ratio": 0.9, "low": 0.85, "high": high, "tied": tied}
+    text = text_of({**STATED, "others": ("b",) if tied else ()}, leaders=[RIVALS[0], rival])
+    assert ("; of so many comparisons one may differ as much by chance)" in text) == said
+
+
 def test_settings_of_one_strategy_are_named_in_full() -> None:
     rival = {**RIVALS[1], "strategy": "ddp", "cell_id": "base"}
     assert "than single on 1 device · batch 32 (0.80 times" in text_of(STATED, leaders=[RIVALS[0], rival])
