@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import sys
@@ -12,6 +13,9 @@ import pytest
 
 from harness.analysis.results import load
 from harness.config import experiment as config
+from harness.config.sections import Checkpoint, Convergence, Grid, Limits, Throughput
+from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.config.training_options import Loader, TrainingOptions
 from harness.config.yaml_source import parse_mapping
 from harness.launch.inline import InlineLauncher
 from harness.plan.grid import device_counts
@@ -23,6 +27,7 @@ from harness.report.tables.text import NO_BREAK
 from harness.report.verdict import make_verdict
 from harness.run.execution import Execution
 from harness.run.validation import check_optimizers, check_workloads
+from harness.train.workloads import load_class
 from tests.conftest import laptop
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -46,9 +51,18 @@ def test_the_first_experiment_has_ten_lines_and_plans() -> None:
 def test_the_experiment_file_is_valid_and_shows_every_section() -> None:
     content = parse_mapping(block("yaml", REFERENCE), source="experiments/README.md")
     experiment = config.parse_experiment(content, source="experiments/README.md")
-    assert set(content) == set(config.Experiment.model_fields) - {"seed"}
+    assert set(content) == set(config.Experiment.model_fields)
     assert device_counts(experiment) == (1, 2, 4, 8)
     check_optimizers(make_plan(experiment, laptop()))
+
+
+def test_every_option_of_a_section_is_explained() -> None:
+    sections = [Throughput, Convergence, Checkpoint, Limits, TrainingOptions, Loader, Grid]
+    options = [name for section in sections for name in section.model_fields if name != "options"]
+    options += [name for traits in BUILTIN_TRAITS.values() for name in traits.options.model_fields]
+    builtin = ("image_classification", "conv_stack", "mlp", "segmentation")
+    options += [name for workload in builtin for name in inspect.signature(load_class(workload)).parameters]
+    assert [name for name in dict.fromkeys(options) if not re.search(rf"\b{name}\b", REFERENCE)] == []
 
 
 def test_the_workload_that_is_shown_is_the_file_that_runs() -> None:
