@@ -11,6 +11,7 @@ import typer
 
 from harness.cli.common import show
 from harness.cli.compare import compare_command, history_command
+from harness.cli.evaluate import evaluate_command
 from harness.cli.experiment import doctor_command, plan_command, run_command
 from harness.cli.export import export_command
 from harness.cli.init import init_command
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare_command,
     "history": history_command,
     "export": export_command,
+    "evaluate": evaluate_command,
 }
 
 BEGIN = "Begin with: harness init QUESTION, which writes FILE; harness plan FILE; harness run FILE."

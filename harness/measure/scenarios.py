@@ -27,6 +27,7 @@ from harness.plan.rows import RankFacts, RankRow, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager
+from harness.train.checkpoint.trained import trained_facts
 from harness.train.data_reuse import SharedData
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -228,7 +229,7 @@ def convergence(context: TrialContext) -> TrialResult:
     assert settings
     trial, ranks = context.trial, context.ranks
     setup = _build(context)
-    checkpoints = _checkpoints(context, setup.training)
+    checkpoints = _checkpoints(context, setup)
     data = EpochData(trial.cell, trial.seed, ranks, *setup.datasets, workloads.collate_of(setup.workload))
     epochs = Epochs(setup.training, data, checkpoints)
     epochs.run(settings, context.advance)
@@ -248,12 +249,14 @@ def convergence(context: TrialContext) -> TrialResult:
     )
 
 
-def _checkpoints(context: TrialContext, training: Training) -> CheckpointManager | None:
+def _checkpoints(context: TrialContext, setup: Setup) -> CheckpointManager | None:
     """Return the manager of the trial's checkpoints, in a folder of its own; None if none are asked for."""
     settings = context.experiment.checkpoint
     if settings is None or settings.folder is None:
         return None
-    return CheckpointManager(Path(settings.folder) / context.trial.id, settings.every, training, context.ranks)
+    trained = trained_facts(context.trial.cell, context.trial.seed, setup.workload)
+    folder = Path(settings.folder) / context.trial.id
+    return CheckpointManager(folder, settings.every, setup.training, context.ranks, trained)
 
 
 def equivalence(context: TrialContext) -> TrialResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ class CheckpointManager:
     """Writes a checkpoint after every ``every`` epochs and the last one, and resumes from the newest complete one.
 
     ``folder`` belongs to this trial only. All ranks call each method together; only rank 0 writes.
+    ``trained``: what the model is of, for an evaluation.
     """
 
     folder: Path
     every: int
     training: Training
     ranks: Ranks
+    trained: Mapping[str, object] = field(default_factory=dict)
 
     def save(self, epoch: int, values: Mapping[str, object], *, last: bool) -> None:
         """Write a checkpoint of this epoch if one is due; raise OSError if it cannot be written."""
@@ -34,8 +36,11 @@ class CheckpointManager:
             return
         state = capture(self.training, self.ranks)
         if self.ranks.first:
-            files.write(self.folder, epoch, state, {"torch": torch.__version__, "epoch": epoch, **values})
+            files.write(self.folder, epoch, state, {**self._facts(epoch), **values})
         self.ranks.barrier()  # no rank continues before the checkpoint is on disk
+
+    def _facts(self, epoch: int) -> dict[str, object]:
+        return {"torch": torch.__version__, "epoch": epoch, "trained": dict(self.trained)}
 
     def resume(self) -> Mapping[str, Any]:
         """Restore the newest complete checkpoint and return its plain values; return {} if there is none.
