@@ -223,6 +223,7 @@ class Convergence(Strict):
     """Options of convergence trials: cells, number of epochs, seeds, target.
 
     ``devices``: the device counts to train on; by default each strategy's largest. ``only``: a filter on cells.
+    ``uneven``: a global batch that does not divide by the devices trains with unequal shares, instead of not at all.
     ``train_metrics``: the workload's metrics, such as the accuracy, are also computed on the training set, after each
     epoch and not on the training clock.
     """
@@ -234,6 +235,7 @@ class Convergence(Strict):
     devices: Axis[Count] | None = None
     global_batch_size: Batch | None = None
     train_metrics: bool = False
+    uneven: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:

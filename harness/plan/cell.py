@@ -42,7 +42,7 @@ SHARED_SECTIONS = {
 """The sections of options that every strategy has, each with the field of a cell that holds it."""
 
 
-LATER_FIELDS = frozenset({"variant", "code"})
+LATER_FIELDS = frozenset({"variant", "code", "uneven"})
 """The fields that earlier versions lacked: no part of the id of a cell without a value."""
 
 
@@ -53,6 +53,7 @@ class Cell:
     ``per_device_batch_size`` is None if the global batch does not divide by the devices (strong scaling); such a cell
     is skipped with a reason, never changed. ``device_ids``: numbers of the node's GPUs; empty if any will do.
     ``variant``: the version of the user's code, by name, and ``code`` the hash of its files; None without variants.
+    ``uneven``: a cell whose global batch does not divide trains all the same, with unequal shares; None for others.
     ``own_traits``: the traits of a strategy of the user's own, which the table of traits lacks; no part of the
     identity, since the strategy's name is.
     """
@@ -80,6 +81,7 @@ class Cell:
     loader: Options = field(default_factory=dict)
     variant: str | None = None
     code: str | None = None
+    uneven: bool | None = None
     own_traits: StrategyTraits | None = field(default=None, compare=False)
 
     @cached_property

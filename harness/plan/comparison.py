@@ -144,6 +144,7 @@ def _on_one_device(cell: Cell, *, bare: bool) -> Cell:
         oversubscribe=False,
         device_ids=cell.device_ids[:1],
         strategy_options={} if bare else cell.strategy_options,
+        uneven=None,
         global_batch_size=cell.per_device_batch_size or cell.global_batch_size,
     )
 
@@ -159,6 +160,7 @@ def equivalence_cell(cell: Cell, batch: int) -> Cell:
         cell,
         training=kept,
         scaling="strong",
+        uneven=None,
         per_device_batch_size=share_of(batch, cell.devices),
         global_batch_size=batch,
         precision=cell.precision if cell.precision in REDUCED_PRECISIONS else "fp32",
@@ -204,7 +206,7 @@ def partner_ids(cell: Cell, *, equivalence: bool = False) -> PartnerIds:
     """
     divides = comparable(cell)
     return {
-        "base_id": base_cell(cell).id if divides or equivalence else None,
+        "base_id": base_cell(cell).id if divides or equivalence or cell.uneven else None,
         "alone_id": single_device_cell(cell).id if divides else None,
         "wrapped_id": wrapped_single_device_cell(cell).id if divides else None,
     }

@@ -102,7 +102,7 @@ def _enough_devices(cell: Cell, machine: Machine) -> SkipReason | None:
 
 
 def _batch_divides(cell: Cell) -> SkipReason | None:
-    if cell.per_device_batch_size is None:
+    if cell.per_device_batch_size is None and not cell.uneven:
         return SkipReason(
             "batch_indivisible", f"global batch {cell.global_batch_size} does not divide by {cell.devices} devices"
         )

@@ -106,7 +106,9 @@ def make_plan(
         trials += _throughput_trials(possible, added, experiment.throughput, experiment.seed)
     if experiment.convergence:
         trials += convergence_trials(cells.asked, experiment.convergence, machine)
-    impossible = impossible_cells([*cells.asked, *(trial.cell for trial in trials)])
+    uneven = {replace(trial.cell, uneven=None) for trial in trials if trial.cell.uneven}
+    timed = [cell for cell in cells.asked if experiment.throughput or cell not in uneven]
+    impossible = impossible_cells([*timed, *(trial.cell for trial in trials)])
     without = {each.cell for each in impossible}
     trials = [trial for trial in trials if trial.cell not in without]
     reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.config.sections import Convergence
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell
-from harness.plan.comparison import base_cells
+from harness.plan.comparison import base_cell, base_cells
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Machine
 from harness.plan.trial import Trial
@@ -24,16 +26,23 @@ def convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: Ma
     if not chosen:
         raise ExperimentError("convergence.only", [f"got {settings.only}; no cell of the grid matches"])
     _check_devices(chosen, settings)
+    chosen = [as_trained(cell, settings) for cell in chosen]
     chosen = _chosen(chosen, settings, machine)
     if settings.global_batch_size:
-        chosen = [cell.at_global_batch_size(settings.global_batch_size) for cell in chosen]
-    cells = dict.fromkeys(cell for cell in chosen)
-    bases = base_cells(chosen)
+        chosen = [as_trained(cell.at_global_batch_size(settings.global_batch_size), settings) for cell in chosen]
+    cells = dict.fromkeys(chosen)
+    bases = {**base_cells(chosen), **{base_cell(cell): None for cell in chosen if cell.uneven}}
     return [
         Trial(cell, "convergence", block, seed, added=cell not in cells)
         for block, seed in enumerate(settings.seeds)
         for cell in {**cells, **bases}
     ]
+
+
+def as_trained(cell: Cell, settings: Convergence) -> Cell:
+    """Return the cell with its flag ``uneven``: built-in strategies train on unequal shares if the file says so."""
+    uneven = settings.uneven and cell.per_device_batch_size is None and cell.strategy in BUILTIN_TRAITS
+    return replace(cell, uneven=uneven or None)
 
 
 def why_trained(settings: Convergence) -> str:

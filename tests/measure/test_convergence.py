@@ -223,3 +223,30 @@ def test_of_a_long_training_every_second_or_third_step_is_kept() -> None:
     short = StepLosses(MOST_STEPS)
     short.add(2, 0, [[6.0, math.nan]], [[2.0, 1.0]], [0.3, 0.2])
     assert short.columns["loss"][0] == 3.0 and math.isnan(short.columns["loss"][1])
+
+
+def test_a_batch_that_does_not_divide_trains_as_on_one_device() -> None:
+    smooth = replace(CELL, global_batch_size=5, per_device_batch_size=5)
+    uneven = replace(smooth, strategy="dp", devices=2, per_device_batch_size=None, uneven=True)
+    one, two = (run_plainly(cell) for cell in (smooth, uneven))
+    assert [row["train_loss"] for row in two.rows] == pytest.approx([row["train_loss"] for row in one.rows], rel=1e-5)
+    assert [row["val_loss"] for row in two.rows] == pytest.approx([row["val_loss"] for row in one.rows], rel=1e-5)
+
+
+class Plain(Noisy):
+    """Without batch statistics, which each replica has of its own part, and without random numbers."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = batch
+        return (model(x) - y).square().sum(), torch.tensor(float(len(x)))
+
+
+def run_plainly(cell: Cell) -> Epochs:
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
+    cell = replace(cell, optimizer={"name": "SGD", "lr": 0.05})
+    run = Epochs(Training(cell, Plain(0.0), 3, ranks), EpochData(cell, 3, ranks, data(), data()))
+    run.run(Convergence(epochs=3), lambda: None)
+    return run

@@ -134,5 +134,5 @@ def test_one_device_is_compared_with_no_other_strategy() -> None:
     assert ids(devices=1)["strategies_id"] is None
 
 
-def test_every_axis_of_the_tables_is_the_cells_but_the_link_that_its_node_has() -> None:
-    assert set(AXES) - {"link"} == set(CELL_AXES) == set(axes_of(CELL))
+def test_every_axis_of_the_tables_is_the_cells_but_its_nodes_link_and_what_the_doctor_found() -> None:
+    assert set(AXES) - {"link", "faulty"} == set(CELL_AXES) == set(axes_of(CELL))

@@ -8,7 +8,9 @@ import pytest
 
 from harness.config.experiment import Experiment
 from harness.errors import ExperimentError
-from harness.plan.planner import make_plan
+from harness.plan.comparison import partner_ids
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import Trial
 from harness.run.plan_text import plan_lines
 from tests.conftest import laptop
 
@@ -60,3 +62,46 @@ def test_device_counts_that_the_grid_lacks_or_that_are_named_twice_are_bad_input
         make_plan(experiment(make_experiment, devices=[1, 3, 4]), laptop())
     with pytest.raises(ExperimentError, match="devices: got it here and in only; give one of both"):
         experiment(make_experiment, devices=2, only={"devices": 2})
+
+
+UNEVEN = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2]}
+
+
+def uneven_plan(make: Make, throughput: object = None, batch: int = 5, **settings: object) -> Plan:
+    exclude = [{"strategy": "single", "devices": 2}, {"strategy": ["dp", "ddp"], "devices": 1}]
+    found = {"epochs": 1, "seeds": 0, "only": {"devices": [1, 2]}, **settings}
+    return make_plan(
+        make({**UNEVEN, "global_batch_size": batch}, exclude=exclude, throughput=throughput, convergence=found),
+        laptop(),
+    )
+
+
+def test_a_batch_that_does_not_divide_is_trained_if_the_file_asks_for_it(make_experiment: Make) -> None:
+    cells = {(t.cell.strategy, t.cell.uneven): t.cell for t in uneven_plan(make_experiment, uneven=True).trials}
+    assert {("single", None), ("dp", True), ("ddp", True)} == cells.keys()
+    assert partner_ids(cells["ddp", True])["base_id"] == cells["single", None].id
+    assert not uneven_plan(make_experiment, uneven=True).impossible
+    plain = uneven_plan(make_experiment)
+    assert {trial.cell.strategy for trial in plan_trials(plain)} == {"single"} and len(plain.impossible) == 2
+
+
+def plan_trials(plan: Plan) -> list[Trial]:
+    return [trial for trial in plan.trials if trial.kind == "convergence"]
+
+
+def test_an_uneven_cell_is_trained_and_not_timed(make_experiment: Make) -> None:
+    plan = uneven_plan(make_experiment, throughput={"blocks": 1}, uneven=True)
+    timed = {trial.cell.strategy for trial in plan.trials if trial.kind == "throughput"}
+    assert timed == {"single"} and len(plan.impossible) == 2
+    assert {trial.cell.strategy for trial in plan_trials(plan)} == {"single", "dp", "ddp"}
+
+
+def test_a_stated_global_batch_may_be_uneven_too_and_even_cells_keep_their_ids(make_experiment: Make) -> None:
+    stated = uneven_plan(make_experiment, uneven=True, global_batch_size=7)
+    assert {(t.cell.strategy, t.cell.uneven) for t in plan_trials(stated)} == {
+        ("single", None),
+        ("dp", True),
+        ("ddp", True),
+    }
+    even = [uneven_plan(make_experiment, batch=8, uneven=flag) for flag in (True, False)]
+    assert [t.id for t in even[0].trials] == [t.id for t in even[1].trials]

@@ -14,7 +14,8 @@ def judge(samples: int, batch: int, cell: Cell, *, epochs: bool) -> list[Finding
 
     ``epochs``: the cell is trained for whole epochs, whose last batch may be smaller.
     """
-    uneven = uneven_batch(cell.strategy, cell.devices, cell.global_batch_size)
+    # a cell that trains with unequal shares on purpose (convergence.uneven) is not skipped
+    uneven = [] if cell.uneven else uneven_batch(cell.strategy, cell.devices, cell.global_batch_size)
     left = samples % batch
     if uneven or not epochs or not left or left >= cell.devices:
         return uneven
