@@ -59,6 +59,7 @@ def test_without_the_data_there_is_one_clear_error(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_in_a_sweep_the_rates_that_diverge_are_rows(make_experiment: Callable[..., Experiment], tmp_path: Path) -> None:
     experiment = make_experiment(
         {"global_batch_size": 16},
@@ -130,6 +131,7 @@ SMALLER: dict[str, dict[str, Any]] = {
 """What replaces axes of these files on a CPU: less of everything, and data that is always there."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALLER)
 def test_the_studies_run_scaled_down_on_a_cpu(name: str, tmp_path: Path) -> None:
     content: dict[str, Any] = yaml.safe_load((ROOT / "experiments" / name).read_text())

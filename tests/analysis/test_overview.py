@@ -124,7 +124,7 @@ def test_options_join_a_table_by_its_cells() -> None:
 def test_a_run_is_shown_by_what_it_is_and_what_its_results_have() -> None:
     lines = repr(harness.load(EXAMPLE)).splitlines()
     assert lines[0] == f"Results of scaling: {EXAMPLE}"
-    assert "115 ok, 54 skipped" in lines[1] and "cells measured: 19" in lines[1] and "finished" in lines[1]
+    assert "80 ok, 30 skipped" in lines[1] and "cells measured: 15" in lines[1] and "finished" in lines[1]
     assert ".efficiency" in lines[2] and ".plot.throughput()" in lines[2]
     assert ".scaling" in lines[3] and max(map(len, lines[1:3])) <= 100
 

@@ -45,6 +45,7 @@ def trained(make: Make, folder: Path, workload: str, **grid: Any) -> tuple[list[
     return [folder / "kept" / trial for trial in last.index], [last.loc[trial, names].to_dict() for trial in last.index]
 
 
+@pytest.mark.slow
 def test_a_built_in_workload_has_the_metrics_of_its_last_epoch(make_experiment: Make, tmp_path: Path) -> None:
     places, metrics = trained(make_experiment, tmp_path, "mlp", model="small")
     assert len(places) == 2

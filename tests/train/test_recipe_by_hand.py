@@ -53,6 +53,7 @@ def by_hand(folder: Path, initial: dict[str, torch.Tensor]) -> tuple[list[float]
     return losses, rates
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_group")
 def test_the_recipe_is_the_loop_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_cifar(tmp_path)

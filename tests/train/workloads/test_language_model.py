@@ -82,6 +82,7 @@ def test_perplexity_is_the_exponential_of_the_loss(loss: float, perplexity: floa
     assert LanguageModel().derived({"loss": loss}) == {"perplexity": pytest.approx(perplexity)}
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     rows = learn("language_model", "nano", {"name": "AdamW", "lr": 3e-3}, 2, text_bytes=60_000)
     assert rows[-1]["val_perplexity"] < 30  # of 256; the letters' own frequencies give about 25

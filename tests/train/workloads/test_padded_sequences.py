@@ -147,6 +147,7 @@ def test_weights_gathered_by_fsdp_keep_their_storage(
     assert bool(calls) == (kind is nn.LSTM)
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     options = {"text_bytes": 60_000, "longest": 64}
     rows = learn("padded_sequences", "small", {"name": "Adam", "lr": 1e-2}, 3, **options)
