@@ -1,15 +1,15 @@
-"""The sentence on why a setting is not faster: every cause with its share of the step, then what to try."""
+"""The sentence on why a setting is not faster: certain causes by their share of the step, others, what to try."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis.stats import LEAST_BLOCKS
-from harness.analysis.verdict.causes import CLEAR, DATA, NO_INTERVAL, UNCLEAR
+from harness.analysis.verdict.causes import CLEAR, DATA, NO_INTERVAL, UNCLEAR, WHOLE_WAIT
 from harness.report.advice import MACHINE, Option, options_to_try
 from harness.report.row import Row, Scalar, is_missing, number, rows_of
 from harness.report.sentence import Context, Sentence
-from harness.report.tables.text import NO_BREAK, percent, plural, with_ends
+from harness.report.tables.text import percent, plural, with_ends
 
 NAMES: Mapping[str, str] = {
     "smaller batch": "the smaller batch of each device",
@@ -32,13 +32,21 @@ def name_of(part: str) -> str:
 def why_not_better(row: Row, context: Context) -> Sentence:
     """Return the sentence on all causes of a cell, of which ``row`` is one; the advice is against the largest alone."""
     causes = causes_of(row, context)
-    listed = "; ".join(_listed(one, is_first=at == 0) for at, one in enumerate(causes))
+    certain = [one for one in causes if one["code"] != UNCLEAR]
+    listed = "; ".join(_listed(one, context, is_first=at == 0) for at, one in enumerate(certain))
     few = [one for one in causes if one["code"] == NO_INTERVAL]
     blocks = plural(int(number(few[0]["n"])), "block") if few else ""
     no_interval = f" No interval: measured in {blocks}, {LEAST_BLOCKS} are needed." if few else ""
-    uncertain = " No cause is certain." if all(one["code"] == UNCLEAR for one in causes) else ""
-    text = f"{listed}.{no_interval}{uncertain} {_new_advice(causes, context)}"
+    text = f"{listed or 'no cause is certain'}.{no_interval}{_uncertain(causes)} {_new_advice(causes, context)}"
     return Sentence("loss", context.short(row["cell_id"]), text.strip())
+
+
+def _uncertain(causes: Sequence[Row]) -> str:
+    """Return the causes whose interval includes 0, in short: what a reader may leave aside."""
+    unclear = [one for one in causes if one["code"] == UNCLEAR]
+    listed = ", ".join(f"{percent(one['value'])} {name_of(str(one['subject']))}" for one in unclear)
+    intervals = "its interval" if len(unclear) == 1 else "their intervals"
+    return f" May be 0, by {intervals}: {listed}." if unclear else ""
 
 
 def causes_of(row: Row, context: Context) -> list[Row]:
@@ -47,11 +55,20 @@ def causes_of(row: Row, context: Context) -> list[Row]:
     return rows_of(verdict[(verdict["topic"] == "loss") & (verdict["cell_id"] == row["cell_id"])])
 
 
-def _listed(row: Row, *, is_first: bool) -> str:
+def _listed(row: Row, context: Context, *, is_first: bool) -> str:
     share = with_ends(percent, *(_rounded(row[name]) for name in ("value", "low", "high")))
-    if row["code"] == UNCLEAR:
-        share = f"{share.removesuffix(')')}:{NO_BREAK}may{NO_BREAK}be{NO_BREAK}0)"
-    return f"{share}{' of the step:' if is_first else ''} {name_of(str(row['subject']))}"
+    return f"{share}{' of the step:' if is_first else ''} {name_of(str(row['subject']))}{_of_the_base(row, context)}"
+
+
+def _of_the_base(row: Row, context: Context) -> str:
+    """Return how long one device waits for data, beside the whole wait of several: it is no loss of scaling alone."""
+    ratio, phases = context.ratio(row["cell_id"]), context.table("phases")
+    if row["evidence"] != WHOLE_WAIT or ratio is None:
+        return ""
+    waits = phases.loc[phases["cell_id"] == ratio["base_id"], "waits"].dropna()
+    return (
+        f" ({percent(waits.iloc[0])} on {plural(int(number(ratio['base_devices'])), 'device')})" if len(waits) else ""
+    )
 
 
 def _rounded(value: Scalar) -> Scalar:

@@ -21,7 +21,14 @@ def what_to_use(row: Row, context: Context) -> Sentence:
         best = f"the fastest setting {on_devices(context.cells[str(row['cell_id'])])}, {name}"
         text = f"{rate}; {best}, has only {_gain(ratio)} times its throughput."
         return Sentence("fastest", context.name(ratio["base_id"]), text)
-    return Sentence("fastest", name, f"{_compared(row, ratio, context)}. {_rivals(row, context)}".strip())
+    return Sentence("fastest", _open(ratio, name), f"{_compared(row, ratio, context)}. {_rivals(row, context)}".strip())
+
+
+def _open(ratio: Row | None, name: str) -> str:
+    """Return the name of the fastest setting, with its base before it if neither is known to be faster."""
+    if ratio is None or _difference(ratio) not in ("not clear", "unknown"):
+        return name
+    return f"Undecided: {plural(int(number(ratio['base_devices'])), 'device')}, or {name}"
 
 
 def on_fewer_devices(row: Row, context: Context) -> Sentence:
@@ -40,7 +47,7 @@ def _compared(row: Row, ratio: Row | None, context: Context) -> str:
     base, gain = base_words(ratio), _gain(ratio)
     found = _difference(ratio)
     if found == "not clear":
-        return f"no clear gain over {base}, which may do as well: {gain} times its throughput; {rate}"
+        return f"no clear gain over {base}: {gain} times its throughput; {rate}"
     if found == "unknown":
         return f"not known to be faster than {base}: {gain} times its throughput, without an interval; {rate}"
     return f"{gain} times the throughput of {base}{', slower' * (found == 'slower')}; {rate}"

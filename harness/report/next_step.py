@@ -53,6 +53,12 @@ class Proposal:
         """The share of the step that the cause takes."""
         return number(self.cause["value"])
 
+    @property
+    def stands_out(self) -> float:
+        """By how much the cause exceeds the noise: the lower end of its interval, if there is one."""
+        low = self.cause["low"]
+        return (self.share if is_missing(low) else number(low)) - (self.noise or 0.0)
+
 
 def next_step(statements: Sequence[Row], context: Context) -> NextStep:
     """Return what to do next.
@@ -68,7 +74,7 @@ def next_step(statements: Sequence[Row], context: Context) -> NextStep:
         blocks = None  # such a run is never resumed
     elif unfinished := _unfinished(statements, context):
         step = NextStep(*unfinished, proposal.file if proposal else NOTHING_NEXT)
-    elif proposal and (proposal.noise is None or proposal.share > proposal.noise):
+    elif proposal and proposal.stands_out > 0:
         step = _try(proposal, context)
     elif blocks and number(blocks["n"]) <= MOST_BLOCKS:
         step = _more_blocks(blocks, proposal, context)
@@ -104,7 +110,7 @@ def _unfinished(statements: Sequence[Row], context: Context) -> tuple[str, str] 
 def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
     """Return the first option to try against a cause of a leading cell, the one that stands out most from the noise."""
     found = [_proposal_of(row, statements, context) for row in _one_each(statements)]
-    return max((one for one in found if one), key=lambda one: one.share - (one.noise or 0.0), default=None)
+    return max((one for one in found if one), key=lambda one: one.stands_out, default=None)
 
 
 def _proposal_of(row: Row, statements: Sequence[Row], context: Context) -> Proposal | None:

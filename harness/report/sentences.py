@@ -70,7 +70,8 @@ def _scaling(row: Row, context: Context) -> Sentence:
     words = {
         "above": f"{found}: above the threshold of {bound}, as on every number of devices measured",
         "below": f"{until}{found}: below the threshold of {bound}",
-        "not clear": f"{until}{found}: whether above the threshold of {bound} is not clear",
+        "not clear": f"{until}{found}: whether above the threshold of {bound} is not "
+        f"{'known without an interval' if is_missing(row['low']) else 'clear'}",
     }
     return Sentence("scaling", context.short(row["cell_id"]), f"{words[code]}.")
 

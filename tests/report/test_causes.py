@@ -8,6 +8,7 @@ from harness.analysis.waterfall import PARTS
 from harness.report.advice import ADVICE
 from harness.report.causes import NAMES
 from harness.report.tables.text import NO_BREAK
+from tests.report.test_decision import RATIO
 from tests.report.test_verdict import sentences_on, verdict_of
 
 DDP = "ddp.bucket_cap_mb: [1, 25, 100]; training.accumulation: [1, 4]; ddp.comm_hook: [none, bf16_compress]"
@@ -26,10 +27,11 @@ def text_of(*causes: dict[str, Any]) -> str:
 
 def test_every_cause_is_listed_and_the_advice_is_against_the_largest_alone() -> None:
     waits, exchange = cause("waiting for data", 0.81, 0.73), cause("exposed communication", 0.07, 0.01)
-    assert text_of(waits, exchange, cause("wrapper", 0.02, -0.04)) == (
+    slowest = cause("slowest rank", 0.01, 0.001)
+    assert text_of(waits, exchange, cause("wrapper", 0.02, -0.04), slowest) == (
         "81 % (73 to 89 %) of the step: waiting for data; 7 % (1 to 13 %) exposed communication; "
-        "2 % (-4 to 8 %: may be 0) the strategy's own work on each device. "
-        "Against waiting for data, try loader.workers: [0, 2, 4]."
+        "1 % (0 to 2 %) the wait for the slowest device. May be 0, by its interval: 2 % the strategy's own work on "
+        "each device. Against waiting for data, try loader.workers: [0, 2, 4]."
     )
     assert any(f"against exposed communication: {DDP}." in line for line in verdict_of(waits, exchange).others)
 
@@ -46,10 +48,23 @@ def test_without_intervals_only_a_wait_for_data_is_certain() -> None:
 
 
 def test_nothing_is_proposed_against_a_cause_that_may_be_0() -> None:
-    assert text_of(cause("wrapper", 0.2, -0.1)).endswith("the strategy's own work on each device. No cause is certain.")
-    assert "No cause is certain" not in text_of(cause("wrapper", 0.2, -0.1), cause("rest", 0.1, 0.05))
-    both = sentences_on("loss", *(cause("wrapper", 0.2, -0.1, cell_id=cell_id) for cell_id in ("a", "b")))
-    assert all(one.text.endswith("No cause is certain.") for one in both)
+    uncertain = "May be 0, by its interval: 20 % the strategy's own work on each device."
+    assert text_of(cause("wrapper", 0.2, -0.1)) == f"no cause is certain. {uncertain}"
+    both = text_of(cause("wrapper", 0.2, -0.1), cause("exposed communication", 0.1, -0.1))
+    assert both.endswith("by their intervals: 20 % the strategy's own work on each device, 10 % exposed communication.")
+    known = text_of(cause("wrapper", 0.2, -0.1), cause("rest", 0.1, 0.05))
+    assert known.startswith("10 % (5 to 15 %) of the step: not explained. May be 0")
+    cells = sentences_on("loss", *(cause("wrapper", 0.2, -0.1, cell_id=cell_id) for cell_id in ("a", "b")))
+    assert all(one.text.startswith("no cause is certain.") for one in cells)
+
+
+def test_beside_a_wait_for_data_stands_that_of_one_device() -> None:
+    waits = cause("waiting for data", 0.81, 0.73, evidence="figure-phases")
+    tables = {"scaling": [{**RATIO, "base_id": "one"}], "phases": [{"cell_id": "one", "waits": 0.91}]}
+    (sentence,) = sentences_on("loss", waits, **tables)
+    assert "% of the step: waiting for data (91 % on 1 device)." in sentence.text.replace("%) of", "% of")
+    (sentence,) = sentences_on("loss", cause("waiting for data", 0.05, 0.01), **tables)  # more than on one device
+    assert "on 1 device" not in sentence.text
 
 
 def test_a_wait_for_data_that_the_file_varies_already_lets_nothing_of_ddp_before_it() -> None:
@@ -78,7 +93,7 @@ def test_the_same_advice_is_given_once() -> None:
 
 
 def test_a_zero_has_no_sign() -> None:
-    assert "1 % (0 to 3 %: may be 0)" in text_of(cause("slowest rank", 0.01, -0.004, high=0.03))
+    assert "1 % (0 to 3 %)" in text_of(cause("slowest rank", 0.01, -0.004, high=0.03, code="clear"))
 
 
 def test_every_part_is_a_term_of_the_field_or_has_words() -> None:

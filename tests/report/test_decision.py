@@ -31,14 +31,14 @@ def test_it_names_strategy_devices_and_batch_and_what_it_is_compared_with() -> N
 
 def test_without_a_clear_gain_one_device_may_do_as_well() -> None:
     unclear = {**RATIO, "speedup": 1.23, "low": 0.95, "high": 1.58}
-    expected = f"no clear gain over {BASE}, which may do as well: 1.23 (0.95 to 1.58) times its throughput; {RATE}."
-    assert text_of(STATED, scaling=[unclear]) == f"{NAME}: {expected}"
+    expected = f"no clear gain over {BASE}: 1.23 (0.95 to 1.58) times its throughput; {RATE}."
+    assert text_of(STATED, scaling=[unclear]) == f"Undecided: 1 device, or {NAME}: {expected}"
 
 
 def test_without_an_interval_no_gain_is_claimed() -> None:
     few = {**RATIO, "low": None, "high": None}
     expected = f"not known to be faster than {BASE}: 7.00 times its throughput, without an interval; {RATE}."
-    assert text_of(STATED, scaling=[few]) == f"{NAME}: {expected}"
+    assert text_of(STATED, scaling=[few]) == f"Undecided: 1 device, or {NAME}: {expected}"
 
 
 def test_one_device_that_is_clearly_faster_is_what_to_use() -> None:

@@ -52,6 +52,11 @@ def test_a_cause_within_the_noise_waits_for_a_better_measurement() -> None:
     assert "ddp.bucket_cap_mb" in verdict_of(FASTEST, EXCHANGE, NOISY).next_file  # for afterwards
 
 
+def test_a_cause_whose_interval_reaches_into_the_noise_waits_too() -> None:
+    assert "4 more blocks" in said(FASTEST, {**WAITS, "low": 0.1}, NOISY)[0]
+    assert said(FASTEST, {**WAITS, "low": 0.3}, NOISY)[0].startswith("81 % of the step is waiting for data")
+
+
 def test_a_cause_is_tried_where_the_noise_was_not_measured() -> None:
     assert said(FASTEST, EXCHANGE)[0].startswith("10 % of the step is exposed communication. Compare ddp.bucket")
 

@@ -17,6 +17,8 @@ WAITS = 0.10
 WORTH_NAMING = 0.01
 """The least share of a step that is named."""
 CLEAR, UNCLEAR, NO_INTERVAL = "clear", "unclear", "no interval"
+WHOLE_WAIT = "figure-phases"
+"""The evidence of a wait for data that includes what one device waits."""
 
 
 def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
@@ -42,7 +44,7 @@ def _causes(cell_id: str, parts: Sequence[Row], phases: Row | None) -> Iterator[
     waits = phases is not None and not pd.isna(phases["waits"]) and phases["waits"] >= WAITS
     if phases is not None and waits:
         ends = {"low": phases["waits_low"], "high": phases["waits_high"]}
-        yield _cause(cell_id, DATA, "figure-phases", {**phases, **ends, "share": phases["waits"]})
+        yield _cause(cell_id, DATA, WHOLE_WAIT, {**phases, **ends, "share": phases["waits"]})
     for row in parts:
         if row["share"] >= WORTH_NAMING and not (waits and row["part"] == DATA):
             yield _cause(cell_id, row["part"], "figure-waterfall", row)
