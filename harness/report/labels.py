@@ -72,7 +72,12 @@ def on_devices(row: Row) -> str:
 
 
 def batch_words(row: Row) -> str:
-    """Return 'batch 64/device', of one device 'batch 64', and with a fixed global batch that too."""
+    """Return 'batch 64/device', of one device 'batch 64', and with a fixed global batch that too.
+
+    Devices of an uneven training have no common batch: 'global batch 100'.
+    """
+    if is_missing(row["per_device_batch_size"]):
+        return f"global batch {row['global_batch_size']}"
     batch = f"batch {row['per_device_batch_size']}" + "/device" * (row["devices"] != 1)
     is_global = row["scaling"] == "strong" and row["devices"] != 1
     return f"{batch} (global batch {row['global_batch_size']})" if is_global else batch

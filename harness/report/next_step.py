@@ -102,7 +102,7 @@ def _unfinished(statements: Sequence[Row], context: Context) -> tuple[str, str] 
         return None
     if "missing" in codes or "time_up" in codes:
         return "The run is incomplete. To measure what is missing, and keep what is measured:", resume
-    if not (trials["outcome"] == "ok").any():
+    if not context.has_measured:
         return "Nothing was measured. Once the causes above are mended, what failed is measured again by:", resume
     return None
 

@@ -71,6 +71,13 @@ class Context:
         found = attempt(self.results, name)
         return empty_table(name) if found is None else found
 
+    @property
+    def has_measured(self) -> bool:
+        """Whether a trial succeeded; diagnostic ones count only if there are no others, as in a run of the links."""
+        trials = self.table("trials")
+        asked = trials[trials["kind"] != "diagnostic"]
+        return bool(((asked if len(asked) else trials)["outcome"] == "ok").any())
+
     def label(self, cell_id: Scalar) -> str:
         """Return the label of a cell; its id if it has no trial, as one that no machine can run."""
         row = self.cells.get(str(cell_id))

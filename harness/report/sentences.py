@@ -47,8 +47,9 @@ def _incomplete(row: Row, context: Context) -> Sentence:
         return Sentence("incomplete", lead, f"{why}. What follows rests on the others.")
     why = "; ".join(texts(row["reasons"]))
     if row["code"] == "failed":
-        why = f"every trial failed ({context.names_of((str(row['cell_id']), *texts(row['others'])))})"
-    return Sentence("incomplete", f"{cells} {has} no result", f"{why}.")
+        why = f"no trial succeeded ({context.names_of((str(row['cell_id']), *texts(row['others'])))})"
+        return Sentence("incomplete", f"{cells} {has} no result", f"{why}.")
+    return Sentence("incomplete", f"{cells} {'lacks' if count == 1 else 'lack'} trials", f"{why}.")
 
 
 def _choice(row: Row, context: Context) -> Sentence:
@@ -126,7 +127,7 @@ def further(context: Context) -> list[Sentence]:
     """Return the sentences that follow from no statement: nothing measured, no claim about speed, wide intervals."""
     found = []
     leaders = attempt(context.results, "leaders")
-    if not (context.table("trials")["outcome"] == "ok").any():
+    if not context.has_measured:
         found.append(
             Sentence("failed", "Nothing was measured", "every trial failed or was skipped.", evidence="outcomes")
         )

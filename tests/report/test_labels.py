@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.analysis.ratios import scaling
 from harness.analysis.trials import trials
-from harness.report.labels import cell_label, check_label, settings, shown_strategy, spread_options
+from harness.report.labels import batch_words, cell_label, check_label, settings, shown_strategy, spread_options
 from harness.report.row import rows_of
 from tests.records import line, steps_of
 
@@ -57,3 +57,11 @@ def test_options_that_differ_become_columns() -> None:
 
 def test_an_empty_table_has_no_settings() -> None:
     assert settings(FRAME[:0]).tolist() == []
+
+
+def test_the_batch_in_words_has_what_the_scaling_holds_fixed() -> None:
+    weak = {"scaling": "weak", "per_device_batch_size": 64, "global_batch_size": 128, "devices": 2}
+    assert batch_words(weak) == "batch 64/device" and batch_words({**weak, "devices": 1}) == "batch 64"
+    assert batch_words({**weak, "scaling": "strong"}) == "batch 64/device (global batch 128)"
+    uneven = {**weak, "scaling": "strong", "per_device_batch_size": None, "global_batch_size": 25}
+    assert batch_words(uneven) == "global batch 25"

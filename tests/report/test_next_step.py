@@ -115,6 +115,12 @@ def test_what_failed_is_measured_again_where_nothing_was_measured() -> None:
     assert why.startswith("Nothing was measured.") and command == f"python -m harness.run --resume {RUN}"
 
 
+def test_an_examination_that_succeeded_measures_nothing() -> None:
+    failed = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "oom"}
+    examined = {**CELL, "trial_id": "d", "cell_id": "a", "kind": "diagnostic", "purpose": "doctor", "outcome": "ok"}
+    assert said(trials=[failed, examined])[0].startswith("Nothing was measured.")
+
+
 @pytest.mark.parametrize("words", [["a.yaml", "--address", "head:6379"], ["--address=head:6379", "a.yaml"]])
 def test_a_run_on_a_cluster_is_resumed_there(words: list[str]) -> None:
     environment = {"invocations": [{"command": words}]}

@@ -253,12 +253,18 @@ def test_what_has_no_result_stands_first(invocations: list[dict[str, str]], why:
     assert sentence.text == f"{why}. What follows rests on the others."
 
 
+def test_cells_that_the_time_limit_cut_short_lack_trials_and_may_have_results() -> None:
+    late = {"topic": "incomplete", "code": "time_up", "reasons": ("time is up",), "n": 1}
+    (sentence,) = sentences_on("incomplete", late)
+    assert (sentence.lead.partition(" (")[0], sentence.text) == ("1 cell lacks trials", "time is up.")
+
+
 def test_cells_that_failed_are_named_first() -> None:
     failed = {"topic": "incomplete", "code": "failed", "cell_id": "a", "others": ("b",), "n": 2}
     (sentence,) = sentences_on("incomplete", failed)
     assert sentence.lead == "2 cells have no result"
     assert sentence.text == (
-        "every trial failed (ddp on 8 devices · batch 32/device, fsdp on 8 devices · batch 32/device)."
+        "no trial succeeded (ddp on 8 devices · batch 32/device, fsdp on 8 devices · batch 32/device)."
     )
 
 
