@@ -44,6 +44,11 @@ def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
     return last
 
 
+def last_of_blocks(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return one measured trial of each cell and block: the last, if several invocations have one."""
+    return measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
+
+
 def is_no_claim(row: Row) -> bool:
     """Return whether a row's speed is no claim: emulated, oversubscribed, or allowed despite an error of the doctor."""
     return any(not pd.isna(row.get(tag)) and bool(row[tag]) for tag in TAGS)

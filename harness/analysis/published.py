@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows
-from harness.config.published import METRICS, UNITS, Level, Published
+from harness.analysis.common import Row, Rows, last_of_blocks
+from harness.analysis.matching import matches
+from harness.config.published import METRICS, RATE, UNITS, Level, Published
 from harness.plan.environment import RunEnvironment
-from harness.plan.published import row_matches
 from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, PUBLISHED
 from harness.record.schema.table import floats
@@ -24,14 +24,13 @@ FIGURES = ("published_low", "published_high", "measured", "measured_low", "measu
 def published(
     entries: Sequence[Published],
     trials: pd.DataFrame,
-    cells: pd.DataFrame,
     epochs: pd.DataFrame,
     steps: pd.DataFrame,
     environment: RunEnvironment,
 ) -> pd.DataFrame:
     """Return one row a published figure, with what was measured of its cell: the mean over seeds or blocks."""
     hardware = hardware_of(environment)
-    rows = [row for entry in entries for row in _rows(entry, trials, cells, epochs, steps, hardware)]
+    rows = [row for entry in entries for row in _rows(entry, trials, epochs, steps, hardware)]
     kept = {name: floats(row[name] for row in rows) for name in FIGURES}  # a loss may be no number
     return PUBLISHED.frame(rows).assign(**kept)
 
@@ -46,7 +45,6 @@ def hardware_of(environment: RunEnvironment) -> list[str]:
 def _rows(
     entry: Published,
     trials: pd.DataFrame,
-    cells: pd.DataFrame,
     epochs: pd.DataFrame,
     steps: pd.DataFrame,
     hardware: Sequence[str],
@@ -55,18 +53,20 @@ def _rows(
     values: Mapping[Level, Found] = {
         "epochs": lambda rows, at: _by_epoch(entry.metric, rows, epochs, at),
         "steps": lambda rows, at: _by_step(entry.metric, rows, steps, at),
-        "cells": lambda rows, at: _of_cell(entry.metric, rows, cells),
+        "cells": lambda rows, at: _by_block(entry.metric, rows, trials),
     }
-    place = METRICS[entry.metric].level
+    place, kind = METRICS[entry.metric]
+    counted = f"{of_cell[0]['unit']}/s" if of_cell and kind == RATE else None
+    comparable = bool(of_cell) and (counted is None or entry.unit in (None, counted))
     for at, low, high in entry.figures:
-        measured = values[entry.level](of_cell, at) if of_cell else []
+        measured = values[entry.level](of_cell, at) if comparable else []
         yield {
-            **({name: of_cell[0][name] for name in ("cell_id", *DESCRIPTION)} if of_cell else {}),
+            **({name: of_cell[0][name] for name in ("cell_id", "unit", *DESCRIPTION)} if of_cell else {}),
             "cell": ", ".join(f"{name} {value}" for name, value in entry.cell.items()),
             "metric": entry.metric,
             "epoch": at if place == "epochs" else None,
             "step": at if place == "steps" else None,
-            "metric_unit": next(iter(UNITS[METRICS[entry.metric].unit]), ""),
+            "metric_unit": entry.unit or counted if kind == RATE else next(iter(UNITS[kind]), ""),
             "published_low": low,
             "published_high": high,
             **_measured(measured, low, high),
@@ -100,15 +100,17 @@ def _trials_of(entry: Published, trials: pd.DataFrame) -> Rows:
     kind = "convergence" if entry.level == "epochs" else "throughput"
     kept = trials[(trials["kind"] == kind) & trials["outcome"].isin(["ok", "diverged"])]
     asked = kept[~kept["added"].fillna(False).astype(bool)].drop_duplicates("trial_id", keep="last")
-    rows: list[Row] = [row for row in records(asked) if row_matches(row, entry.cell)]
+    rows: list[Row] = [row for row in records(asked) if matches(row, entry.cell)]
     return [row for row in rows if row["cell_id"] == rows[0]["cell_id"]]
 
 
 def _by_epoch(metric: str, rows: Rows, epochs: pd.DataFrame, at: int | None) -> list[float]:
+    """Return the value of each seed after an epoch; after the last one of those that did not diverge on the way."""
     if metric not in epochs:
         return []
     values = []
-    for row in rows:
+    whole = rows if at else [row for row in rows if row["outcome"] == "ok"]
+    for row in whole:
         curve = epochs[(epochs["trial_id"] == row["trial_id"]) & (epochs["attempt"] == row["attempt"])]
         place = curve["epoch"] == (curve["epoch"].max() if at is None else at)
         values += [float(value) for value in curve[place][metric].dropna()]
@@ -129,5 +131,7 @@ def _by_step(metric: str, rows: Rows, steps: pd.DataFrame, at: int | None) -> li
     return values
 
 
-def _of_cell(metric: str, rows: Rows, cells: pd.DataFrame) -> list[float]:
-    return [float(value) for value in cells[cells["cell_id"] == rows[0]["cell_id"]][metric].dropna()]
+def _by_block(metric: str, rows: Rows, trials: pd.DataFrame) -> list[float]:
+    """Return the value of each block's trial that counts; of the step time its median."""
+    own = last_of_blocks(trials[trials["cell_id"] == rows[0]["cell_id"]])
+    return [float(value) for value in own[metric].dropna()]

@@ -165,7 +165,7 @@ def _convergence(results: Results) -> pd.DataFrame:
 def _published(results: Results) -> pd.DataFrame:
     entries = results.experiment.published
     steps = results.steps if any(entry.level == "steps" for entry in entries) else empty_table("steps")
-    return published(entries, results.trials, results.cells, results.epochs, steps, results.environment)
+    return published(entries, results.trials, results.epochs, steps, results.environment)
 
 
 def _findings(results: Results) -> pd.DataFrame:

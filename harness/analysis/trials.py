@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, Rows, Values, by_cell, ends, measured, order
+from harness.analysis.common import Lines, Row, Rows, Values, by_cell, ends, last_of_blocks, order
 from harness.analysis.doubts import tally
 from harness.analysis.peak_flops import peak_flops
 from harness.analysis.stats import geometric_mean
@@ -111,7 +111,7 @@ def cells(
     ``pilot``: the number of pilot blocks, if a rule set the number of blocks.
     ``estimates``: those of peak memory, by cell id.
     """
-    counted = measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
+    counted = last_of_blocks(trials)
     ceilings = _ceilings(trials)
     step_p5_s, step_median_s, step_p95_s = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
     rows = []

@@ -23,6 +23,8 @@ class Metric(NamedTuple):
     unit: str
 
 
+RATE = "1/s"
+"""The kind of a throughput: the workload counts in one of its units, between which there is no factor."""
 METRICS: Mapping[str, Metric] = {
     "train_loss": Metric("epochs", ""),
     "train_accuracy": Metric("epochs", "1"),
@@ -34,16 +36,16 @@ METRICS: Mapping[str, Metric] = {
     "loss": Metric("steps", ""),
     "running_loss": Metric("steps", ""),
     "step_s": Metric("steps", "s"),
-    "throughput_per_s": Metric("cells", "1/s"),
+    "throughput_per_s": Metric("cells", RATE),
     "peak_memory_bytes": Metric("cells", "bytes"),
 }
-"""``running_loss``: the mean of the losses of all steps so far. ``step_s`` without ``at``: the cell's median."""
+"""``running_loss``: the mean of the losses of all steps so far. ``step_s`` without ``at``: the median of each block."""
 UNITS: Mapping[str, Mapping[str, float]] = {
     "": {},
     "1": {"1": 1.0, "%": 0.01},
     "dB": {"dB": 1.0},
     "s": {"s": 1.0, "ms": 0.001},
-    "1/s": {"samples/s": 1.0, "tokens/s": 1.0},
+    RATE: {"samples/s": 1.0, "tokens/s": 1.0},
     "bytes": {"bytes": 1.0, "MiB": 2.0**20, "GiB": 2.0**30},
 }
 """The units of each kind, with the factor to that of the column; the first is the column's own."""
@@ -69,7 +71,8 @@ class Published(Strict):
     """Figures that others published of one cell, which ``cell`` selects by its axes; no part of any cell's id.
 
     One figure (``value``), a ``range`` from the lowest to the highest, or ``values`` of consecutive epochs or steps;
-    nan for a loss that was no number. ``unit``: by default the column's. ``hardware``: what they were measured on.
+    nan for a loss that was no number. ``unit``: by default the column's, of a throughput the workload's. ``hardware``:
+    what they were measured on.
     """
 
     metric: Text
@@ -136,7 +139,7 @@ class Published(Strict):
 
     @property
     def level(self) -> Level:
-        """The table of the metric; a step time without a step is the cell's median."""
+        """The table of the metric; a step time without a step is the median of each block."""
         return "cells" if self.metric == "step_s" and not (self.at or self.values) else METRICS[self.metric].level
 
     @property

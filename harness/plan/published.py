@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from harness.config.experiment import Experiment
 from harness.config.published import Level, Published
-from harness.config.values import PlainValue
 from harness.errors import ExperimentError
-from harness.plan.axis_pairs import axis_value
 from harness.plan.cell import Cell
 
 NAMED = 3
@@ -53,19 +51,3 @@ def _trained(experiment: Experiment, asked: Sequence[Cell]) -> Iterator[Cell]:
         if cell.matches(settings.only):
             batch = settings.global_batch_size
             yield cell.at_global_batch_size(batch) if batch else cell
-
-
-def row_matches(row: Mapping[str, object], wanted: Mapping[str, PlainValue]) -> bool:
-    """Return whether a recorded trial's row has the wanted value on every named axis, as ``Cell.matches`` does."""
-    return all(_text(axis_value(name, row)) in _texts(name, values) for name, values in wanted.items())
-
-
-def _texts(name: str, values: PlainValue) -> set[str]:
-    """Return the wanted value, which may be a list, and each one of a list, as text; of GPUs a value is a list."""
-    several = values if isinstance(values, list | tuple) else ()
-    return {_text(value) for value in (values, *several) if name != "device_ids" or isinstance(value, list | tuple)}
-
-
-def _text(value: object) -> str:
-    """Return a value as text; of numbers of GPUs as recorded, '6,7'."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

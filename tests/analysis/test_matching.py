@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from harness.analysis.matching import axis_value, content_key, differing_axes, matches
-from harness.plan.comparison import check_axis
+from harness.config.experiment import Experiment
+from harness.plan.comparison import axes_of, check_axis
+from harness.plan.planner import make_plan
+from tests.conftest import gpu_cluster
 from tests.records import line
+
+Make = Callable[..., Experiment]
 
 
 def row(**columns: Any) -> dict[str, Any]:
@@ -71,3 +77,25 @@ def test_an_unknown_axis_is_an_error_with_the_nearest_name() -> None:
         check_axis("modle")
     with pytest.raises(ValueError, match="unknown axis 'options'"):
         check_axis("options")
+
+
+def test_a_recorded_row_matches_as_its_cell_does(make_experiment: Make) -> None:
+    grid = {
+        "strategy": ["dp"],
+        "device_ids": [[6, 7], [0, 4]],
+        "global_batch_size": 8,
+        "optimizer.lr": [0.1, 0.01, 1.0],
+    }
+    experiment = make_experiment(grid, device="cuda")
+    cells = {trial.cell for trial in make_plan(experiment, gpu_cluster()).trials}
+    filters: list[dict[str, Any]] = [
+        {"device_ids": [6, 7]},
+        {"device_ids": [6, 7], "optimizer.lr": 0.1},
+        {"optimizer.lr": 1},
+        {"optimizer.lr": [0.1, 1]},
+        {"strategy": ["dp", "single"], "devices": 2},
+        {"compile": False, "data": "digits"},
+    ]
+    for wanted in filters:
+        matched = [cell for cell in cells if cell.matches(wanted)]
+        assert matched and matched == [cell for cell in cells if matches(dict(axes_of(cell)), wanted)]

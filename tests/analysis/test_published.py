@@ -35,11 +35,25 @@ def step(trial: str, rank: int, window: int, number: int, seconds: float, loss: 
     return dict(zip(names, (trial, 1, rank, window, number, seconds, loss), strict=True))
 
 
-def table_of(*entries: Published, model: str = "NVIDIA X100") -> pd.DataFrame:
+def table_of(
+    *entries: Published, model: str = "NVIDIA X100", unit: str = "samples", diverged: int | None = None
+) -> pd.DataFrame:
     lines = [
-        *(line("ddp2", rates=(100.0, 50.0), block=block) for block in (0, 1)),
+        *(
+            line("ddp2", rates=(100.0, 50.0 + 10 * block), block=block, unit=unit, options={"optimizer.lr": 1.0})
+            for block in (0, 1)
+        ),
         line("single", rates=(60.0,)),
-        *(line("ddp2", rates=(1.0, 1.0), kind="convergence", seed=seed) for seed in (0, 1)),
+        *(
+            line(
+                "ddp2",
+                rates=(1.0, 1.0),
+                kind="convergence",
+                seed=seed,
+                outcome="diverged" if seed == diverged else "ok",
+            )
+            for seed in (0, 1)
+        ),
     ]
     steps = steps_of(lines)
     trials = trial_tables.trials(lines, steps)
@@ -52,7 +66,7 @@ def table_of(*entries: Published, model: str = "NVIDIA X100") -> pd.DataFrame:
             "val_accuracy": 0.5,
         }
         for seed in (0, 1)
-        for epoch in (1, 2)
+        for epoch in ((1,) if seed == diverged else (1, 2))
     ]
     rows = [
         step("ddp2-b0", rank, window, number, 1.0 + rank + window, loss)
@@ -60,7 +74,7 @@ def table_of(*entries: Published, model: str = "NVIDIA X100") -> pd.DataFrame:
         for window, number, loss in ((0, 0, 2.0), (0, 1, 4.0 + 2 * rank), (1, 0, math.nan))
     ]
     seen = environment(model)
-    return published(entries, trials, trial_tables.cells(trials, steps), EPOCHS.frame(curves), STEPS.frame(rows), seen)
+    return published(entries, trials, EPOCHS.frame(curves), STEPS.frame(rows), seen)
 
 
 def values(table: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
@@ -81,10 +95,47 @@ def test_epochs_are_compared_with_the_mean_over_seeds() -> None:
 
 
 def test_a_range_has_a_difference_outside_of_it_only() -> None:
-    inside, above = (entry("throughput_per_s", range=ends) for ends in ([90, 110], [120, 200]))
+    inside, above = (entry("throughput_per_s", range=ends) for ends in ([90, 115], [120, 200]))
     table = table_of(inside, above)
-    assert table["measured"].tolist() == pytest.approx([100.0, 100.0]) and table["n"].tolist() == [1, 1]
-    assert table["difference"].tolist() == pytest.approx([0.0, -20.0])
+    assert table["measured"].tolist() == pytest.approx([110.0, 110.0])
+    assert table["difference"].tolist() == pytest.approx([0.0, -10.0])
+
+
+@pytest.mark.parametrize(
+    ("metric", "ends"), [("throughput_per_s", (100, 120)), ("step_s", (0.1, 0.1)), ("peak_memory_bytes", (1001, 1001))]
+)
+def test_figures_of_a_cell_have_the_blocks_and_their_spread(metric: str, ends: tuple[float, float]) -> None:
+    ((low, high, n),) = values(table_of(entry(metric, value=1)), "measured_low", "measured_high", "n")
+    assert (low, high, n) == (pytest.approx(ends[0]), pytest.approx(ends[1]), 2)
+
+
+@pytest.mark.parametrize(
+    ("counted", "published_in", "unit", "measured"),
+    [
+        ("samples", None, "samples/s", 110.0),
+        ("tokens", None, "tokens/s", 110.0),
+        ("tokens", "tokens/s", "tokens/s", 110.0),
+        ("tokens", "samples/s", "samples/s", None),
+    ],
+)
+def test_a_throughput_is_compared_in_the_unit_in_which_the_workload_counts(
+    counted: str, published_in: str | None, unit: str, measured: float | None
+) -> None:
+    table = table_of(entry("throughput_per_s", value=100, unit=published_in), unit=counted)
+    assert values(table, "metric_unit", "measured") == [(unit, pytest.approx(measured))]
+    (row,) = published_table(table).rows
+    assert f"throughput_per_s in {unit}" in row.cells
+    assert ("counted in tokens" in row.cells) == (measured is None)
+
+
+def test_a_seed_that_diverged_has_no_last_epoch() -> None:
+    last, first = (entry("train_loss", value=2, **place) for place in ({}, {"at": {"epoch": 1}}))
+    assert values(table_of(last, first, diverged=1), "measured", "n") == [(1.0, 1), (2.5, 2)]
+
+
+def test_a_number_is_the_recorded_one_however_it_is_written() -> None:
+    table = table_of(entry("throughput_per_s", value=100, cell={**CELL, "optimizer.lr": 1}))
+    assert table["n"].tolist() == [2]
 
 
 def test_steps_are_those_of_the_slowest_rank_and_losses_the_mean_of_the_ranks() -> None:

@@ -9,9 +9,7 @@ import pytest
 
 from harness.config.experiment import Experiment
 from harness.errors import ExperimentError
-from harness.plan.comparison import axes_of
 from harness.plan.planner import make_plan
-from harness.plan.published import row_matches
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]
@@ -54,19 +52,3 @@ def test_figures_of_epochs_need_trainings_and_are_of_their_batch(make_experiment
     settings = {"epochs": 1, "seeds": 0, "global_batch_size": 32, "only": {"optimizer.lr": 0.1}}
     trained = entry("val_loss", strategy="ddp", devices=2, global_batch_size=32)
     make_plan(make_experiment(GRID, published=[trained], convergence=settings), laptop())
-
-
-def test_a_recorded_row_matches_as_its_cell_does(make_experiment: Make) -> None:
-    grid = {"strategy": ["dp"], "device_ids": [[6, 7], [0, 4]], "global_batch_size": 8, "optimizer.lr": [0.1, 0.01]}
-    experiment = make_experiment(grid, device="cuda")
-    cells = {trial.cell for trial in make_plan(experiment, gpu_cluster()).trials}
-    filters: list[dict[str, Any]] = [
-        {"device_ids": [6, 7]},
-        {"device_ids": [6, 7], "optimizer.lr": 0.1},
-        {"optimizer.lr": [0.1, 0.01]},
-        {"strategy": ["dp", "single"], "devices": 2},
-        {"compile": False, "data": "digits"},
-    ]
-    for wanted in filters:
-        matched = [cell for cell in cells if cell.matches(wanted)]
-        assert matched and matched == [cell for cell in cells if row_matches(axes_of(cell), wanted)]

@@ -10,6 +10,7 @@ from harness.report.row import Row, is_missing, is_true, number, rows_of
 from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, flush_right, make_table, percent, words
 from harness.system.units import GIB
 
+RATE = "throughput_per_s"
 OTHER = "other hardware"
 PLAIN = decimal("{:,.5g}")
 FORMS = {
@@ -51,7 +52,13 @@ def _source(row: Row) -> str:
 
 def _figure(row: Row) -> str:
     places = [f"{name} {row[name]}" for name in ("epoch", "step") if not is_missing(row[name])]
-    return ", ".join([str(row["metric"]), *places])
+    unit = [f"in {row['metric_unit']}"] if row["metric"] == RATE and not is_missing(row["metric_unit"]) else []
+    return ", ".join([" ".join([str(row["metric"]), *unit]), *places])
+
+
+def _other_unit(row: Row) -> bool:
+    """Return whether a throughput was published in another unit than the one in which the workload counts."""
+    return row["metric"] == RATE and not is_missing(row["unit"]) and row["metric_unit"] != f"{row['unit']}/s"
 
 
 def _text(row: Row, name: str) -> str:
@@ -68,7 +75,7 @@ def _published(row: Row) -> str:
 
 def _measured(row: Row) -> str:
     if is_missing(row["n"]) or not number(row["n"]):
-        return "not measured"
+        return f"counted in {row['unit']}" if _other_unit(row) else "not measured"
     low, high = (_text(row, f"measured_{end}") for end in ("low", "high"))
     return f"{_text(row, 'measured')}{f' ({low} to {high})' if low != high else ''}"
 
