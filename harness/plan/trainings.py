@@ -70,18 +70,34 @@ def _check_devices(cells: Sequence[Cell], settings: Convergence) -> None:
         raise ExperimentError("convergence.devices", [f"got {', '.join(map(str, absent))}; allowed: {allowed}"])
 
 
+def _check_batch(cells: Sequence[Cell], of_first: Sequence[Cell], settings: Convergence) -> None:
+    """Raise ExperimentError unless each named device count has a cell of the first batch size."""
+    without = sorted({cell.devices for cell in cells} - {cell.devices for cell in of_first})
+    if settings.devices and without:
+        raise ExperimentError(
+            "convergence.devices",
+            [
+                f"got {', '.join(map(str, without))}, without a cell at the first batch size, {_batch(cells[0])}; give "
+                "convergence.global_batch_size, or the batch sizes to train at in convergence.only"
+            ],
+        )
+
+
 def _chosen(cells: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Cell]:
     """Return the cells on the named device counts, else each strategy's largest that can run; of one batch size.
 
-    Named ones that cannot run here become skipped rows with a reason.
+    Named ones that cannot run here become skipped rows with a reason. Raise ExperimentError if a named count has no
+    cell of that batch.
     """
     if settings.devices:
         chosen = [cell for cell in cells if cell.devices in settings.devices]
     else:
         chosen = [cell for cell in cells if reason_to_skip(cell, machine) is None] or list(cells)
-    if not _names_batch(settings):
-        first = _batch(chosen[0]) if chosen else None
-        chosen = [cell for cell in chosen if _batch(cell) == first]
+    if chosen and not (_names_batch(settings) or settings.global_batch_size):
+        first = _batch(chosen[0])
+        of_first = [cell for cell in chosen if _batch(cell) == first]
+        _check_batch(chosen, of_first, settings)
+        chosen = of_first
     if settings.devices is None and "devices" not in settings.only:
         most = {cell.strategy: 0 for cell in chosen}
         for cell in chosen:

@@ -64,6 +64,28 @@ def test_device_counts_that_the_grid_lacks_or_that_are_named_twice_are_bad_input
         experiment(make_experiment, devices=2, only={"devices": 2})
 
 
+def of_two_batches(make: Make, **settings: object) -> Plan:
+    cells = [{"strategy": "ddp", "devices": n, "global_batch_size": batch} for n, batch in ((1, 32), (2, 64))]
+    found = {"epochs": 1, "seeds": 0, "devices": [1, 2], **settings}
+    return make_plan(make(cells[0], cells=cells[1:], throughput=None, convergence=found), laptop())
+
+
+def test_a_named_device_count_without_the_first_batch_is_bad_input(make_experiment: Make) -> None:
+    with pytest.raises(ExperimentError, match=r"got 2, without a cell at the first batch size, 32; give convergence"):
+        of_two_batches(make_experiment)
+
+
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [({"global_batch_size": 16}, [16, 16]), ({"only": {"global_batch_size": [32, 64]}}, [32, 64])],
+)
+def test_a_named_batch_is_trained_on_every_named_device_count(
+    settings: dict[str, object], batches: list[int], make_experiment: Make
+) -> None:
+    cells = [trial.cell for trial in of_two_batches(make_experiment, **settings).trials if trial.cell.strategy == "ddp"]
+    assert sorted((cell.devices, cell.global_batch_size) for cell in cells) == list(zip([1, 2], batches, strict=True))
+
+
 UNEVEN = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2]}
 
 
