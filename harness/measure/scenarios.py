@@ -254,7 +254,7 @@ def _checkpoints(context: TrialContext, setup: Setup) -> CheckpointManager | Non
     settings = context.experiment.checkpoint
     if settings is None or settings.folder is None:
         return None
-    trained = trained_facts(context.trial.cell, context.trial.seed, setup.workload)
+    trained = trained_facts(context.trial.cell, context.trial.seed)
     folder = Path(settings.folder) / context.trial.id
     return CheckpointManager(folder, settings.every, setup.training, context.ranks, trained)
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import load_experiment
-from harness.errors import RunFolderError, WorkloadError
+from harness.errors import RunFolderError, WorkloadError, cause_of
 from harness.measure.convergence import Evaluator
 from harness.measure.epoch_data import EpochData
+from harness.plan.cell import Cell
 from harness.run.prepare import import_path
-from harness.system.code_version import module_file
 from harness.train import workloads
 from harness.train.checkpoint import files
 from harness.train.checkpoint.state import State
-from harness.train.checkpoint.trained import cell_of, check_code
+from harness.train.checkpoint.trained import Trained, cell_of, check_code, trained_of
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 
@@ -30,18 +27,17 @@ def evaluate(checkpoint: Path, file: Path | None = None, *, no_user_code: bool =
     ``checkpoint``: a folder epoch-N, or that of its trial for the newest. ``file``: the experiment file, for a workload
     of the user's own. Raises RunFolderError if it is no checkpoint, WorkloadError if its workload must not be used.
     """
-    state = _read(checkpoint)
-    facts = state.values.get("trained")
-    if not isinstance(facts, dict):
-        raise RunFolderError(f"{checkpoint}: does not name its workload; it was written by an earlier version")
-    name = str(facts["workload"])
-    own = name not in BUILTIN_WORKLOADS
-    if own:
-        _check_own(name, facts, file, no_user_code)
-    elif no_user_code and facts["workload_options"].get("download"):
+    try:
+        state = _read(checkpoint)
+    except OSError as error:
+        raise RunFolderError(f"{checkpoint}: cannot be read: {cause_of(error)}") from None
+    trained = trained_of(state.values, str(checkpoint))
+    if trained.own:
+        _check_own(trained, file, no_user_code)
+    elif no_user_code and trained.workload_options.get("download"):
         raise WorkloadError("--no-user-code: the checkpoint's workload downloads its data (workload_options.download)")
-    with import_path(file.resolve().parent) if own and file else nullcontext():
-        return _evaluated(state, facts)
+    with import_path(file.resolve().parent) if trained.own and file else nullcontext():
+        return _evaluated(state, trained)
 
 
 def _read(checkpoint: Path) -> State:
@@ -62,8 +58,9 @@ def _epoch(folder: Path) -> int:
     return int(number) if folder.name.startswith("epoch-") and number.isdecimal() else 0
 
 
-def _check_own(name: str, facts: dict[str, Any], file: Path | None, no_user_code: bool) -> None:
+def _check_own(trained: Trained, file: Path | None, no_user_code: bool) -> None:
     """Raise WorkloadError unless the user's own workload may be imported, and is the one that was trained."""
+    name = trained.workload
     if no_user_code:
         raise WorkloadError(f"--no-user-code: the checkpoint is of the workload {name}, which is code of its own")
     if file is None:
@@ -71,16 +68,23 @@ def _check_own(name: str, facts: dict[str, Any], file: Path | None, no_user_code
     named = load_experiment(file).workload
     if named != name:
         raise WorkloadError(f"{file}: names the workload {named}; the checkpoint is of {name}")
-    module = module_file(name.partition(":")[0], [str(file.resolve().parent), *sys.path])
-    if module is None:
-        raise WorkloadError(f"{file}: the module of the workload {name} is not beside it, nor on the import path")
-    check_code(facts, module)
+    check_code(trained, file.resolve())
 
 
-def _evaluated(state: State, facts: dict[str, Any]) -> dict[str, float]:
+def _evaluated(state: State, trained: Trained) -> dict[str, float]:
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    cell, seed = cell_of(facts, kind), int(facts["seed"])
-    device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
+    cell = cell_of(trained, kind)
+    try:
+        return _metrics(state, cell, trained.seed)
+    except torch.OutOfMemoryError as error:
+        raise WorkloadError(
+            f"the model does not fit into the memory of one device with a batch of {cell.global_batch_size}; evaluate "
+            f"on a device with more: {error}"
+        ) from error
+
+
+def _metrics(state: State, cell: Cell, seed: int) -> dict[str, float]:
+    device = torch.device(cell.device, 0) if cell.device == "cuda" else torch.device(cell.device)
     ranks = Ranks(0, 1, 0, 0, "evaluate", "127.0.0.1", (device,))
     workload = workloads.build(cell)
     training = Training(cell, workload, seed, ranks)

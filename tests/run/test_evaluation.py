@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from harness.analysis.results import load
@@ -15,10 +16,14 @@ from harness.cli.commands import app
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.launch.inline import InlineLauncher
+from harness.plan.cell import Cell
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.run.evaluation import evaluate
 from harness.run.execution import Execution
+from harness.train.checkpoint import files
+from harness.train.checkpoint.state import State
+from harness.train.checkpoint.trained import trained_facts
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -79,6 +84,35 @@ def test_code_of_ones_own_needs_the_file_that_names_it_unchanged(make_experiment
     (place / "epoch-2" / "state.json").write_text(json.dumps(values))
     with pytest.raises(RunFolderError, match="written by an earlier version"):
         evaluate(place, file)
+
+
+def test_a_model_that_does_not_fit_on_one_device_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 1 GiB")
+
+    place = tmp_path / "epoch-1"
+    cell = Cell("mlp", "digits", "small", "ddp", "cpu", 8, 1, "strong", 8, 64)
+    files.write(tmp_path, 1, State({}, {}, {}, {}), {"trained": trained_facts(cell, 0)})
+    monkeypatch.setattr("harness.run.evaluation.Training", full)
+    with pytest.raises(WorkloadError, match="does not fit into the memory of one device with a batch of 8; evaluate"):
+        evaluate(place)
+
+
+def test_a_checkpoint_that_cannot_be_used_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = files.write(tmp_path, 1, State({}, {}, {}, {}), {"trained": {"workload": "mlp"}})
+    for text in ("[]", '{"trained": []}', '{"trained": {"workload": "mlp"}}'):
+        (place / "state.json").write_text(text)
+        shown = CliRunner().invoke(app, ["evaluate", str(place)])
+        assert shown.exit_code == 2 and shown.output.startswith("error: "), shown.output
+
+    def denied(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(RunFolderError, match="cannot be read: Permission denied"):
+        evaluate(tmp_path)
 
 
 def test_no_checkpoint_is_bad_input(tmp_path: Path) -> None:

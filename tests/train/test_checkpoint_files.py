@@ -59,6 +59,9 @@ def test_a_torn_checkpoint_does_not_count(tmp_path: Path) -> None:
         assert files.read(tmp_path, 2) is None
         path.write_bytes(whole)
     assert files.read(tmp_path, 2) is not None
+    for text in ("[]", "1", "[" * 100_000):
+        (tmp_path / "epoch-2" / "state.json").write_text(text)
+        assert files.read(tmp_path, 2) is None
     assert files.read(tmp_path, 1) is not None
     files.write(tmp_path, 3, state(3.0), {})
     assert not (tmp_path / "partial").exists()

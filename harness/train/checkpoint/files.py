@@ -53,9 +53,9 @@ def read(folder: Path, epoch: int) -> State | None:
     try:
         model, optimizer, rng = (load_file(here / f"{part}.safetensors") for part in PARTS)
         values = json.loads((here / VALUES).read_text(encoding="utf-8"))
-    except (OSError, ValueError, SafetensorError):
+    except (OSError, ValueError, RecursionError, SafetensorError):
         return None
-    return State(model, optimizer, rng, values)
+    return State(model, optimizer, rng, values) if isinstance(values, dict) else None
 
 
 def _storable(tensors: Mapping[str, Tensor]) -> Tensors:

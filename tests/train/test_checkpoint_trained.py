@@ -1,0 +1,104 @@
+"""What a checkpoint says of its training: the code, the batch on one device; and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import RunFolderError, WorkloadError
+from harness.plan.cell import Cell
+from harness.train.checkpoint.trained import cell_of, check_code, own_code, trained_facts, trained_of
+
+CELL = Cell("mlp", "digits", "small", "ddp", "cpu", 8, 1, "strong", 8, 64, workload_options={"sizes": (1, 2)})
+FACTS = trained_facts(CELL, 3)
+MODULES = {"own_net": "import own_net.layers", "own_net.layers": "", "own_parts": "", "own_file": "import own_parts"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a package that re-exports its class, and a module that imports another, all loaded."""
+    (tmp_path / "own_net").mkdir()
+    (tmp_path / "own_net" / "__init__.py").write_text("from own_net.layers import Mine\n")
+    (tmp_path / "own_net" / "layers.py").write_text("class Mine: ...\n")
+    (tmp_path / "own_parts.py").write_text("WIDTH = 8\n")
+    (tmp_path / "own_file.py").write_text("import own_parts\nimport own_net\n")
+    (tmp_path / "own_unused.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("own_file")
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def test_the_modules_that_were_imported_from_its_folder_are_compared(home: Path) -> None:
+    assert own_code("own_file").keys() == MODULES.keys()
+    trained = trained_of({"trained": trained_facts(replace(CELL, workload="own_file:Mine"), 0)}, "here")
+    check_code(trained, home / "own.yaml")
+    (home / "own_unused.py").write_text("changed = True\n")
+    check_code(trained, home / "own.yaml")
+    (home / "own_parts.py").write_text("WIDTH = 9\n")
+    with pytest.raises(WorkloadError, match=r"own_parts.py: is not the code that the checkpoint was trained with"):
+        check_code(trained, home / "own.yaml")
+    (home / "own_parts.py").unlink()
+    with pytest.raises(WorkloadError, match=r"the module own_parts, which the checkpoint .* is not beside it"):
+        check_code(trained, home / "own.yaml")
+
+
+def test_of_an_installed_package_its_own_modules_are_compared(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.train.checkpoint.trained.INSTALLED", (home.name,))
+    assert own_code("own_net").keys() == {"own_net", "own_net.layers"}
+
+
+def test_a_class_may_be_named_where_it_is_re_exported(home: Path) -> None:
+    trained = trained_of({"trained": trained_facts(replace(CELL, workload="own_net:Mine"), 0)}, "here")
+    check_code(trained, home / "own.yaml")
+    (home / "own_net" / "layers.py").write_text("class Mine: changed = True\n")
+    with pytest.raises(WorkloadError, match=r"layers.py: is not the code"):
+        check_code(trained, home / "own.yaml")
+
+
+def test_of_an_earlier_version_the_one_file_is_compared(home: Path) -> None:
+    earlier = {name: value for name, value in FACTS.items() if name != "micro_batch_size"}
+    code = hashlib.sha256((home / "own_file.py").read_bytes()).hexdigest()
+    trained = trained_of({"trained": {**earlier, "workload": "own_file:Mine", "code": code}}, "here")
+    check_code(trained, home / "own.yaml")
+    assert cell_of(trained, "cpu").global_batch_size == 64
+    without = trained.model_copy(update={"code": {"own_parts": own_code("own_file")["own_parts"]}})
+    with pytest.raises(WorkloadError, match=r"own_file.py: is not the code"):
+        check_code(without, home / "own.yaml")
+
+
+@pytest.mark.parametrize(("devices", "batch", "accumulation", "part"), [(8, 64, 1, 8), (8, 64, 2, 4), (2, 5, 1, 3)])
+def test_one_device_has_no_more_samples_at_once_than_in_training(
+    devices: int, batch: int, accumulation: int, part: int
+) -> None:
+    options = {"accumulation": accumulation}
+    cell = replace(CELL, devices=devices, global_batch_size=batch, per_device_batch_size=None, training=options)
+    found = cell_of(trained_of({"trained": trained_facts(cell, 3)}, "here"), "cpu")
+    assert (found.devices, found.global_batch_size, found.per_device_batch_size) == (1, part, part)
+    assert (found.workload, found.data, found.model, found.precision) == ("mlp", "digits", "small", "fp32")
+    assert list(found.workload_options.items()) == [("sizes", (1, 2))]
+
+
+@pytest.mark.parametrize(
+    ("facts", "place"),
+    [
+        ([], "trained: "),
+        ({name: value for name, value in FACTS.items() if name != "workload"}, "trained.workload: "),
+        ({**FACTS, "workload_options": ["download"]}, "trained.workload_options: "),
+        ({**FACTS, "global_batch_size": 0}, "trained.global_batch_size: "),
+        ({**FACTS, "precision": "fp4"}, "trained.precision: "),
+        ({**FACTS, "seed": "1"}, "trained.seed: "),
+        ({**FACTS, "code": {"a": 1}}, "trained.code"),
+    ],
+)
+def test_what_is_not_as_it_was_written_is_bad_input(facts: Any, place: str) -> None:
+    with pytest.raises(RunFolderError, match=f"^here: state.json is not as it was written: {place}"):
+        trained_of({"trained": facts}, "here")
