@@ -6,6 +6,7 @@ import hashlib
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ from harness.train.workloads import Datasets, Workload
 
 @dataclass(frozen=True)
 class SharedData:
-    """The data sets of a workload, and the attributes that ``datasets()`` set in it, such as a vocabulary.
+    """The data sets of a workload, and the attributes that ``datasets()`` set or filled in it, such as a vocabulary.
 
-    ``digest``: that of the data sets' pickle as they were built; None if they cannot be pickled. "" if nothing can
-    change them: those of a built-in workload, and those of torch's own types.
+    ``digest``: that of the data sets' pickle as they were built; None if they cannot be pickled, or an attribute from
+    before them cannot. "" if nothing can change them: those of a built-in workload, and those of torch's own types.
     """
 
     datasets: Datasets
@@ -33,12 +34,17 @@ class SharedData:
     @classmethod
     def of(cls, cell: Cell, workload: Workload) -> SharedData:
         """Build the data sets of a new workload."""
-        before = dict(getattr(workload, "__dict__", {}))
+        before = {name: (value, digest_of(value)) for name, value in _attributes(workload).items()}
         datasets = workload.datasets()
-        after = getattr(workload, "__dict__", {})
-        found = {name: value for name, value in after.items() if name not in before or before[name] is not value}
-        constant = cell.workload in BUILTIN_WORKLOADS or all(map(_is_constant, datasets))
-        return cls(datasets, found, "" if constant else digest_of(datasets))
+        after = _attributes(workload)
+        same = {name for name, value in after.items() if name in before and before[name][0] is value}
+        filled = {name for name in same if before[name][1] != digest_of(after[name])}
+        found = {name: value for name, value in after.items() if name not in same - filled}
+        if cell.workload in BUILTIN_WORKLOADS:
+            return cls(datasets, found, "")
+        if any(before[name][1] is None for name in same):  # it may have been filled
+            return cls(datasets, found, None)
+        return cls(datasets, found, "" if all(map(_is_constant, datasets)) else digest_of(datasets))
 
     @property
     def is_unchanged(self) -> bool:
@@ -51,6 +57,10 @@ class SharedData:
         for name, value in self.attributes.items():
             setattr(workload, name, value)
         return workload
+
+
+def _attributes(workload: Workload) -> dict[str, object]:
+    return dict(getattr(workload, "__dict__", {}))
 
 
 def _is_constant(dataset: object) -> bool:
@@ -73,7 +83,10 @@ def digest_of(datasets: object) -> str | None:
 
 
 class _Digest(pickle.Pickler):
-    """Pickles into a digest; the values of arrays and tensors go there without a copy."""
+    """Pickles into a digest; the values of arrays and tensors go there without a copy.
+
+    A lambda or an inner function, which pickle refuses, counts as what it holds.
+    """
 
     def __init__(self) -> None:
         self.hash = hashlib.sha1(usedforsecurity=False)
@@ -84,6 +97,9 @@ class _Digest(pickle.Pickler):
         return len(data)
 
     def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, FunctionType) and "<" in obj.__qualname__:
+            held = [cell.cell_contents for cell in obj.__closure__ or ()]
+            return tuple, ((obj.__qualname__, held, obj.__defaults__, obj.__kwdefaults__),)
         if type(obj) is not Tensor or obj.layout is not torch.strided or obj.device.type == "meta":
             return NotImplemented
         self.hash.update(obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -84,3 +84,44 @@ def test_a_new_workload_has_what_datasets_set_and_nothing_of_an_earlier_trial(mo
     first.history.append(2)  # type: ignore[attr-defined]
     second: Any = found.new_workload(cell_for("single", 1))
     assert second is not first and second.history == [1] and second.vocabulary == ["a", "b"]
+
+
+class Filling(Own):
+    """Fills attributes of its __init__ in datasets()."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__(None)
+        self.index: dict[str, int] = {}
+        self.words: list[str] = []
+        self.held = held
+
+    def datasets(self) -> Any:
+        self.index["a"] = 1
+        self.words.append("a")
+        return TensorDataset(torch.zeros(3)), TensorDataset(torch.zeros(3))
+
+
+def held_by(values: list[int]) -> Any:
+    return lambda: values
+
+
+@pytest.mark.parametrize(
+    ("held", "reused"), [(None, True), (held_by([1]), True), ([lambda: 1], True), (threading.Lock(), False)]
+)
+def test_attributes_that_datasets_fills_in_place_are_kept(
+    held: Any, reused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_reuse.workloads, "build", lambda cell: Filling(held))
+    workload: Any = Filling(held)
+    found = SharedData.of(cell_for("single", 1), workload)
+    assert found.is_unchanged == reused
+    later: Any = found.new_workload(cell_for("single", 1))
+    assert (later.index, later.words, later.history) == ({"a": 1}, ["a"], [1])
+
+
+def test_what_an_inner_function_holds_is_part_of_the_digest() -> None:
+    values = [1]
+    function = held_by(values)
+    before = digest_of(function)
+    values.append(2)
+    assert before is not None and digest_of(function) != before

@@ -39,7 +39,8 @@ class Workload(Protocol):
     Without it each process of a node first holds the whole model in the node's memory.
 
     Each trial makes a new object. ``datasets()`` is called once a process, and again if the data sets are no longer as
-    they were built: by their pickle, if they are not of torch's own types (``data_reuse.py``).
+    they were built: by their pickle, if they are not of torch's own types (``data_reuse.py``). Later objects have the
+    attributes that it set or filled.
     """
 
     unit: str
