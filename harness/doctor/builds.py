@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
 from typing import Any
 
 import psutil
@@ -17,6 +20,8 @@ SLOW_S = 1.0
 """A build that takes longer is not repeated."""
 ROOM = 4
 """Models that must fit into the free memory of the host beside one that is kept."""
+MOST_OBJECTS = 1_000_000
+"""Objects of a workload that are searched for parts of its model."""
 
 
 @dataclass
@@ -33,7 +38,8 @@ class FewBuilds:
     """A workload that hands out copies of its first model if a build takes longer than SLOW_S.
 
     A copy lacks the hooks of parameters, so that real steps are taken with ``inner``, which builds anew. If two models
-    do not fit into memory, or a model cannot be copied, each is built.
+    do not fit into memory, a model cannot be copied, or the workload keeps parts of it in another way than as modules
+    in its attributes (in a list, a parameter), each is built.
     """
 
     def __init__(self, inner: Workload, kept: Kept | None = None) -> None:
@@ -56,11 +62,12 @@ class FewBuilds:
         model = self.inner.build_model()
         self.kept.kind = type(model)
         if time.perf_counter() - start > SLOW_S and _fits(model):
+            names = {id(module): name for name, module in model.named_modules()}
+            attributes = vars(self.inner).items()
+            self.kept.links = {name: names[id(value)] for name, value in attributes if id(value) in names}
             with suppress(Exception):  # a model that cannot be copied is built each time
-                self.kept.model = copy.deepcopy(model)
-                names = {id(module): name for name, module in model.named_modules()}
-                attributes = vars(self.inner).items()
-                self.kept.links = {name: names[id(value)] for name, value in attributes if id(value) in names}
+                if not _reaches((value for name, value in attributes if name not in self.kept.links), model):
+                    self.kept.model = copy.deepcopy(model)
         return model
 
     def _linked(self, first: nn.Module) -> nn.Module:
@@ -69,6 +76,32 @@ class FewBuilds:
         for attribute, name in self.kept.links.items():
             setattr(self.inner, attribute, model.get_submodule(name))
         return model
+
+
+def _reaches(values: Iterable[object], model: nn.Module) -> bool:
+    """Return whether objects hold a module, parameter or buffer of the model; also if there are too many to know."""
+    parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    waiting = list(values)
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in parts or len(seen) > MOST_OBJECTS:
+            return True
+        if id(value) not in seen:
+            seen.add(id(value))
+            waiting += _held(value)
+    return False
+
+
+def _held(value: object) -> Iterator[object]:
+    """Yield the objects that an object holds; of code, what it was created with, not the modules that it uses."""
+    if isinstance(value, type | ModuleType):
+        return
+    if isinstance(value, FunctionType):
+        held = [value.__closure__, value.__defaults__, value.__kwdefaults__]
+    else:
+        held = gc.get_referents(value)
+    yield from filter(gc.is_tracked, held)
 
 
 def _fits(model: nn.Module) -> bool:

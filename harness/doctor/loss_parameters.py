@@ -59,7 +59,8 @@ def _again(subject: Subject, model: nn.Module, leaves: Sequence[Tensor]) -> list
 def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]:
     """Return the names of plain tensors of fractions that another seed changes: drawn, as the values of a weight are.
 
-    Constants such as a mean, class weights or a table of positions are the same under every seed.
+    Constants such as a mean, class weights or a table of positions are the same under every seed. Of a model that takes
+    long to build, nothing is returned: its copies have the same values, and a build of its own for a note is too much.
     """
     plain = {name: tensor for tensor, name in hidden if tensor.is_floating_point() and not tensor.requires_grad}
     workload = subject.workload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,6 +50,44 @@ def test_a_copy_is_what_the_workload_keeps_of_its_model_too(monkeypatch: pytest.
     second: Any = few.build_model()
     assert few.inner.net is second is not first
     assert bool(second.first.weight.any()), "a copy of the model as it was built"
+
+
+KEPT: dict[str, Callable[[Any], object]] = {
+    "list": lambda net: [net.first],
+    "mapping": lambda net: {"body": {"first": net.first}},
+    "parameter": lambda net: net.first.weight,
+    "function": lambda net: lambda batch: net(batch),
+    "method": lambda net: net.first.forward,
+    "module around it": nn.Sequential,
+}
+
+
+class Keeping(Counting):
+    """Keeps parts of its model, beside data and code that have none."""
+
+    def __init__(self, keep: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.keep, self.samples, self.code = keep, [(torch.zeros(1), {"a": 1})] * 3, [lambda: Net, torch.relu, nn]
+
+    def build_model(self) -> nn.Module:
+        super().build_model()
+        self.kept = self.keep(self.net)
+        return self.net
+
+
+@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
+def test_a_model_whose_parts_the_workload_keeps_elsewhere_is_built_each_time(
+    keep: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    few = FewBuilds(Keeping(keep))
+    assert few.build_model() is not few.build_model() and len(few.inner.builds) == 2
+
+
+def test_what_a_workload_keeps_beside_its_model_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    few = FewBuilds(Keeping(lambda net: nn.Linear(1, 1)))
+    assert few.build_model() is not few.build_model() and len(few.inner.builds) == 1
 
 
 def test_a_model_that_is_built_fast_is_built_each_time() -> None:
