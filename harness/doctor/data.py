@@ -172,11 +172,14 @@ def _repeated_draws(seen: Sequence[Samples]) -> Iterator[Finding]:
 
 
 def repeats_draws(train: SizedDataset) -> bool:
-    """Return whether reading a sample sets torch's or Python's generator to a state that depends on nothing."""
+    """Return whether reading a sample sets torch's or Python's generator to a state that depends on nothing.
+
+    Seeds those of the CPU and restores them; those of other devices, which torch.manual_seed would seed, stay.
+    """
     states = []
     before = torch.get_rng_state(), random.getstate()
     for index in (0, len(train) - 1):
-        torch.manual_seed(index + 1)
+        torch.default_generator.manual_seed(index + 1)
         random.seed(index + 1)
         train[index]
         states.append((digest_of(torch.get_rng_state()), repr(random.getstate())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from harness.doctor import state
@@ -14,10 +15,13 @@ ALIKE = 1e-5
 
 
 def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
-    """Compare what the steps changed beside the parameters; it matters only if the same batch has another loss."""
+    """Compare what the steps changed beside the parameters; it matters only if the same batch has another loss.
+
+    Losses that are not finite are a matter of the check for divergence, and say nothing of the state.
+    """
     names = sorted(name for name in seen[0].state if len({rank.state.get(name) for rank in seen}) > 1)
     losses = [rank.same_batch_loss for rank in seen]
-    known = [loss for loss in losses if loss is not None]
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if not names or len(known) < len(losses) or max(known) - min(known) <= ALIKE * max(map(abs, known)):
         return []
     return [

@@ -357,7 +357,17 @@ def test_state_of_one_rank_matters_if_the_same_batch_has_another_loss() -> None:
     assert finding.check == "state in forward" and "each of 2 ranks: mean;" in finding.seen
     assert rank_state.judge([ranks[0], replace(ranks[1], same_batch_loss=1.0)], case()) == []  # it is only shown
     assert rank_state.judge([ranks[0], replace(ranks[0], same_batch_loss=1.1)], case()) == []  # Python's own draws
-    assert rank_state.judge([ranks[0], replace(ranks[1], same_batch_loss=None)], case()) == []
+    for unknown in (None, math.nan, math.inf):
+        for known, other in (ranks, ranks[::-1]):
+            assert rank_state.judge([replace(other, same_batch_loss=unknown), known], case()) == []
+
+
+def test_reading_for_repeated_draws_leaves_every_generator_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    before = torch.get_rng_state()
+    assert not data.repeats_draws(TensorDataset(torch.zeros(3)))
+    assert torch.equal(torch.get_rng_state(), before) and not seeded
 
 
 def test_memory_grows_if_every_step_keeps_more() -> None:
