@@ -12,12 +12,14 @@ from harness.plan.rows import RecordedTrial
 def with_faulty(lines: Sequence[RecordedTrial], allow: Collection[str]) -> list[RecordedTrial]:
     """Return the lines with the flag ``faulty``; without it if the file allows no check.
 
-    An error of the doctor concerns every cell of the examined kind: see ``Cell.workload_key``.
+    An error of the doctor concerns every cell of the examined kind: see ``Cell.workload_key``. The latest examination
+    of a kind counts.
     """
     if not allow:
         return list(lines)
     names = allowed_findings(allow)
-    kinds = {_kind(line) for line in lines if line["purpose"] == "doctor" and _has_error(line, names)}
+    latest = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor" and "findings" in line["facts"]}
+    kinds = {_kind(line) for line in latest.values() if _has_error(line, names)}
     return [{**line, "faulty": _kind(line) in kinds} for line in lines]
 
 

@@ -38,9 +38,11 @@ class SkipRule:
         return SkipReason("doctor_memory", f"preflight: {memory.NAME}: {errors[0].seen}") if errors else None
 
 
-def errors(facts: TrialFacts) -> Sequence[FindingRow]:
-    """Return the errors among the findings of a doctor trial."""
-    return [finding for finding in facts.get("findings", ()) if finding["severity"] == "error"]
+def errors(facts: TrialFacts, allow: Collection[str] = ()) -> Sequence[FindingRow]:
+    """Return the errors among the findings of a doctor trial, but those of the checks that are allowed."""
+    allowed = allowed_findings(allow)
+    found = facts.get("findings", ())
+    return [finding for finding in found if finding["severity"] == "error" and finding["check"] not in allowed]
 
 
 def failed_rules(examined: Cell, result: TrialResult) -> list[SkipRule]:
@@ -56,10 +58,8 @@ def failed_rules(examined: Cell, result: TrialResult) -> list[SkipRule]:
 
 def skip_rules(examined: Cell, facts: TrialFacts, allow: Collection[str] = ()) -> list[SkipRule]:
     """Return the rules that follow from the errors of a doctor trial, but those of the checks that are allowed."""
-    found, allowed = [], allowed_findings(allow)
-    for finding in errors(facts):
-        if finding["check"] in allowed:
-            continue
+    found = []
+    for finding in errors(facts, allow):
         model = facts.get("memory") if finding["check"] == memory.NAME else None
         how = how_to_allow(finding["check"])
         reason = SkipReason("doctor", f"preflight: {finding['check']}: {finding['seen']}{how}")

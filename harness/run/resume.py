@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
     again in the second; and a trial that was measured without its base is measured again with it. Trials that lack
     memory are left out.
     """
-    recorded = _Recorded(lines, prune_oom=plan.experiment.limits.prune_oom)
+    recorded = _Recorded(lines, prune_oom=plan.experiment.limits.prune_oom, allow=plan.experiment.allow)
     partners = _Partners(plan, recorded)
     settled = recorded.done | recorded.pruned
     wanted: set[str] = set()
@@ -68,15 +68,15 @@ def attempts(lines: Lines) -> dict[str, int]:
 class _Recorded:
     """The recorded state of each trial, as sets of trial ids.
 
-    ``invocations``: those in which a trial was ok; a cell that the doctor refused is examined again.
+    ``invocations``: those in which a trial was ok; a kind of cells that the doctor refused is examined again.
     ``spared``: skipped because its cell was precise enough. ``done``: ok or spared.
     ``failed``: would likely fail again. ``pruned``: ran out of memory, or a smaller batch did, and is not tried again.
     """
 
-    def __init__(self, lines: Lines, *, prune_oom: bool) -> None:
+    def __init__(self, lines: Lines, *, prune_oom: bool, allow: Collection[str]) -> None:
         self.invocations: dict[str, set[int]] = {}
         for line in lines:
-            if line["outcome"] == "ok" and not errors(line.get("facts", {})):
+            if line["outcome"] == "ok" and not errors(line.get("facts", {}), allow):
                 self.invocations.setdefault(line["trial_id"], set()).add(int(line.get("invocation", 0)))
         precise = {line["trial_id"] for line in lines if _is_skipped(line, "precise")}
         self.done = precise | self.invocations.keys()

@@ -35,6 +35,18 @@ def test_an_error_marks_every_cell_of_its_kind_if_its_check_is_allowed() -> None
     assert with_faulty(study("GPU copies"), ()) == study("GPU copies")  # type: ignore[arg-type]
 
 
+def test_the_latest_examination_counts() -> None:
+    *measured, wrong = study("GPU copies")
+    right: dict[str, Any] = {**wrong, "attempt": 2, "facts": {"findings": []}}
+    lost: dict[str, Any] = {**wrong, "attempt": 3, "outcome": "lost", "facts": {}}
+
+    def marked(*examined: dict[str, Any]) -> set[str]:
+        return faulty_cells(with_faulty([*measured, *examined], ("copies",)))  # type: ignore[list-item]
+
+    assert marked(wrong, right) == marked(wrong, right, lost) == set()
+    assert marked(right, wrong) == marked(right, wrong, lost) == {"dp2"}
+
+
 def test_marked_cells_are_labelled_and_in_no_claim() -> None:
     lines: Any = with_faulty(study("GPU copies"), ("copies",))  # type: ignore[arg-type]
     trials = trial_tables.trials(lines, steps_of(lines))

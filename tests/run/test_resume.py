@@ -36,6 +36,14 @@ def test_nothing_recorded_leaves_everything(plan: Plan) -> None:
     assert pending(plan, []) == plan.groups
 
 
+@pytest.mark.parametrize(("allow", "again"), [((), True), (("copies",), False), (("divergence",), True)])
+def test_an_error_that_is_allowed_is_not_looked_for_again(plan: Plan, allow: tuple[str, ...], again: bool) -> None:
+    allowing = replace(plan, experiment=plan.experiment.model_copy(update={"allow": allow}))
+    found = {"findings": [{"check": "GPU copies", "severity": "error"}]}
+    lines = recorded(allowing)
+    assert bool(pending(allowing, [lines[0] | {"facts": found}, *lines[1:]])) == again  # type: ignore[list-item]
+
+
 def test_everything_ok_leaves_nothing(plan: Plan) -> None:
     assert pending(plan, recorded(plan)) == ()
 
