@@ -24,7 +24,7 @@ def gate(pairs: Sequence[Pair], lost: Sequence[Lost], conditions: Sequence[Condi
 
     A verdict needs a Holm-adjusted p-value of at most 0.05 for the ratio being the threshold: the cell fails if the
     ratio is on the failing side, and passes on the other. A planned cell without a measurement is undecided.
-    Rehearsals (emulated, oversubscribed) have no row, since their speed is no claim, nor has the base's speedup.
+    Rehearsals (see ``is_no_claim``) have no row, since their speed is no claim, nor has the base's speedup.
     """
     rows: list[Values] = []
     tested: list[tuple[Values, float]] = []

@@ -26,7 +26,7 @@ def leaders(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
     The fastest by geometric mean or, where a setting that is not in all of its blocks is clearly faster in those that
     it is in, that one.
     ``tied``: the two-sided t test of their log ratio, adjusted by Holm 1979 over the group, is not significant at 5 %;
-    <NA> below three blocks in common. Left out: what makes no claim about speed (emulated, oversubscribed), cells that
+    <NA> below three blocks in common. Left out: what makes no claim about speed (see ``no_claims``), cells that
     are not equivalent to one device (``checked``: the verdicts of equivalence checks), and the control under torchrun.
     """
     groups: dict[tuple[object, ...], list[Rows]] = {}

@@ -105,7 +105,7 @@ class Pair:
 
     @property
     def rehearsal(self) -> bool:
-        """Whether a run emulated or oversubscribed the cell: its speed is no claim."""
+        """Whether the cell is emulated, oversubscribed or faulty in a run: its speed is no claim."""
         return bool(self.first.rehearsal or self.later.rehearsal)
 
     @property

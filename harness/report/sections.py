@@ -106,8 +106,8 @@ SCALING = (
         "Settings that train the same model on the same data, in the same precision, on the same devices and at the "
         "same global batch, each against the fastest, paired by block. p: two-sided t test of the log ratio, adjusted "
         "by Holm's method, which keeps the chance of any false claim in a group at 5 %; cannot be told apart: p of at "
-        "least 0.05. Left out: emulated and oversubscribed "
-        "settings, and settings that are not equivalent.",
+        "least 0.05. Left out: emulated, oversubscribed and faulty settings (an error of the doctor, which allow "
+        "names), and settings that are not equivalent.",
         level=3,
     ),
     Section(
@@ -123,7 +123,7 @@ SCALING = (
         lambda results: versus_table(results.versus),
         "Ratio of the throughputs of two cells that differ in one axis, paired by block: neighbouring values, and the "
         "last against the first; of placements (device_ids), which have no order, each against the first of the file. "
-        "Shaded: the interval excludes 1. Italics: emulated or oversubscribed.",
+        "Shaded: the interval excludes 1. Italics: emulated, oversubscribed or faulty.",
         level=3,
     ),
     Section(

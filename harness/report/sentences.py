@@ -132,7 +132,7 @@ def further(context: Context) -> list[Sentence]:
             Sentence("failed", "Nothing was measured", "every trial failed or was skipped.", evidence="outcomes")
         )
     elif len(context.table("cells")) and leaders is not None and leaders.empty:
-        text = "every measured cell is emulated, oversubscribed or not equivalent to one device."
+        text = "every measured cell is emulated, oversubscribed, faulty or not equivalent to one device."
         found.append(Sentence("fastest", "No claim about speed", text, evidence="scaling"))
     if wide := imprecise({name: context.table(name) for name in INTERVALS}):
         found.append(Sentence("open", "Wide intervals", wide, evidence="scaling"))

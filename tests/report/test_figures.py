@@ -271,6 +271,38 @@ def test_learning_curves_hold_one_line_a_seed() -> None:
     assert "2 seeds each" in drawing.caption
 
 
+def lines_of(drawing: Drawing, strategy: str) -> list[Any]:
+    """Return the lines of a strategy's colour that join several places."""
+    lines = [one for axes in axes_of(drawing.figure) for one in axes.get_lines()]
+    return [one for one in lines if one.get_color() == COLOURS[strategy] and len({*one.get_xdata()}) > 1]
+
+
+def test_a_training_despite_an_error_of_the_doctor_is_drawn_apart() -> None:
+    of = {
+        name: line(f"{name}2", strategy=name, kind="convergence", rates=(1.0, 1.0), faulty=name == "ddp")
+        for name in ("ddp", "fsdp")
+    }
+    epochs = pd.concat([epochs_of(one["trial_id"], [0.5, 0.8]) for one in of.values()], ignore_index=True)
+    drawing = draw_all(results_of([*of.values()], epochs))["convergence"]
+    assert {one.get_linestyle() for one in lines_of(drawing, "ddp")} == {":"}
+    assert {one.get_linestyle() for one in lines_of(drawing, "fsdp")} == {"-"}
+    assert "faulty cells have an error of the doctor" in drawing.caption
+
+
+@pytest.mark.parametrize("name", ["throughput", "efficiency", "batch_sizes"])
+def test_no_line_joins_faulty_cells_with_others(name: str) -> None:
+    study = full_study()
+    study += [
+        line("ddp4x8", strategy="ddp", block=block, base="single8", rates=(70.0,) * 4, per_device_batch_size=8)
+        for block in range(3)
+    ]
+    healthy, mixed = (
+        draw_all(results_of([{**one, "faulty": one["cell_id"] in faulty} for one in study]))[name]
+        for faulty in ((), ("ddp2x8",))
+    )
+    assert lines_of(healthy, "ddp") and not lines_of(mixed, "ddp")
+
+
 def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
     named = dict(full_study()[0])
     axes = {

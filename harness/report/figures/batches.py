@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from harness.analysis.results import Results
+from harness.plan.labels import TAGS
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, common_limits, draw_interval, linear_values, log2_axis
 from harness.report.figures.chart import mark
@@ -34,7 +35,7 @@ from harness.system.units import GIB
 BATCH = "per_device_batch_size"
 SPEED, MEMORY = "per_device_per_s", "peak_gib"
 LABELS = {SPEED: "throughput per device", MEMORY: "peak memory per rank"}
-LINES = ("devices", "device_ids", "nodes", "emulated", "oversubscribed")
+LINES = ("devices", "device_ids", "nodes", *TAGS)
 MOST_COLUMNS = 3
 """The most settings side by side, so that the type is as large as in other figures."""
 

@@ -247,7 +247,7 @@ def hatch_point(axes: Axes, x: float, y: float) -> None:
 
 
 def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[str], *, marked: bool = True) -> None:
-    """Draw a line for each combination of ``units`` in its strategy's colour, dotted if emulated or oversubscribed."""
+    """Draw a line for each combination of ``units`` in its strategy's colour, dotted if it is no claim."""
     for keys, group in rows.groupby(["strategy", *units], dropna=False, sort=False):
         if len(group) == 1 and not marked:
             continue  # a line of one point without a marker is invisible

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from harness.analysis.results import Results
+from harness.plan.labels import TAGS
 from harness.report.figures import captions
 from harness.report.figures.axes import linear_values, log_limits, log_values
 from harness.report.figures.chart import MOST_MARKS, mark
@@ -31,7 +32,7 @@ def learning_curves(results: Results) -> Drawing:
     title = "Learning curves, against samples and training time"
     done = results.trials["outcome"].isin(["ok", "diverged"])
     trials = results.trials[(results.trials["kind"] == "convergence") & done]
-    keys = [*TRIAL, "strategy", "devices", "seed", "emulated", "oversubscribed"]
+    keys = [*TRIAL, "strategy", "devices", "seed", *TAGS]
     curves = results.epochs.merge(trials[keys], on=TRIAL, validate="many_to_one")
     if curves.empty:
         return Drawing(title, "Left out: no training was recorded (the file has no convergence section).", None)

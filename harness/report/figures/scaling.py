@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from harness.analysis.results import Results
+from harness.plan.labels import TAGS
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, common_limits, device_axis, linear_values, log_limits, log_values
 from harness.report.figures.chart import mark
@@ -23,7 +24,7 @@ from harness.report.labels import cell_label, rate_unit
 from harness.report.row import number, rows_of
 from harness.report.tables.text import estimate, percent, speed
 
-JOINED = ("emulated", "oversubscribed", "nodes", "device_ids")
+JOINED = (*TAGS, "nodes", "device_ids")
 """Points that agree in these columns are joined over devices."""
 
 

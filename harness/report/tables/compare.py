@@ -35,7 +35,7 @@ METHOD = (
 
 GATE_METHOD = (
     "A cell fails, or passes, if its threshold is rejected at 5 % after Holm's adjustment over all rows; else it is "
-    "undecided. Emulated and oversubscribed cells have no row: their speed is no claim."
+    "undecided. Emulated, oversubscribed and faulty cells have no row: their speed is no claim."
 )
 CONVERGENCE_METHOD = (
     "Medians over the seeds that both runs trained, and the mean difference with its t interval over seeds. Times have "
