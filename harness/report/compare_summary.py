@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from harness.analysis.common import is_no_claim
 from harness.analysis.compare import FASTER, SLOWER, WITHIN_NOISE, Comparison
 from harness.analysis.gate import FAILS, PASSES, UNDECIDED
 from harness.report.glossary import with_holm_explained
-from harness.report.row import Row, is_apart, is_true, number, rows_of
+from harness.report.row import Row, is_true, number, rows_of
 from harness.report.tables.compare import labels_of, ratio_text, run_state
 from harness.report.tables.text import plural, words
 
@@ -32,7 +33,7 @@ def sentences(comparison: Comparison) -> list[str]:
 def _changes(comparison: Comparison) -> Iterator[str]:
     labels = labels_of(comparison)
     for run in comparison.runs["run"].tolist()[1:]:
-        rows = [row for row in rows_of(comparison.cells) if row["run"] == run and not is_apart(row)]
+        rows = [row for row in rows_of(comparison.cells) if row["run"] == run and not is_no_claim(row)]
         for direction in (SLOWER, FASTER):
             some = [row for row in rows if row["change"] == direction]
             named = _joined([f"{labels.of(row)}: {ratio_text(row)}" for row in some[:NAMED]], len(some))
@@ -71,7 +72,7 @@ def _noise(comparison: Comparison) -> Iterator[str]:
             f"Run noise: {low if low == high else f'{low} to {high}'} between runs (standard deviation of a cell's "
             f"throughput over {count} earlier runs below {comparison.history.folder})."
         )
-    without = [row for row in rows_of(cells[cells["change"].isna()]) if not is_apart(row)]
+    without = [row for row in rows_of(cells[cells["change"].isna()]) if not is_no_claim(row)]
     reasons = list(dict.fromkeys(words(row["reason"]) for row in without))
     if reasons:
         yield (

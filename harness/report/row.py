@@ -43,8 +43,3 @@ def texts(value: Scalar) -> list[str]:
 def is_unverified(row: Row) -> bool:
     """Return whether the check whether the row's cells train as one device does has no verdict."""
     return row.get("equivalence") == "unknown"
-
-
-def is_apart(row: Row) -> bool:
-    """Return whether the row is no claim about speed: emulated, oversubscribed or faulty."""
-    return is_true(row["emulated"]) or is_true(row["oversubscribed"]) or is_true(row.get("faulty"))

@@ -106,8 +106,8 @@ SCALING = (
         "Settings that train the same model on the same data, in the same precision, on the same devices and at the "
         "same global batch, each against the fastest, paired by block. p: two-sided t test of the log ratio, adjusted "
         "by Holm's method, which keeps the chance of any false claim in a group at 5 %; cannot be told apart: p of at "
-        "least 0.05. Left out: emulated, oversubscribed and faulty settings (an error of the doctor, which allow "
-        "names), and settings that are not equivalent.",
+        "least 0.05. Left out: settings that are emulated, oversubscribed, not equivalent, or measured despite an "
+        "error that the doctor found.",
         level=3,
     ),
     Section(

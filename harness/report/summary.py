@@ -121,7 +121,7 @@ def scaling_words(scaling: pd.DataFrame) -> str:
         f"{' and '.join(words[kind] for kind in kinds)}. "
         "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
         f"logarithm over n blocks, each in fresh processes; below {LEAST_BLOCKS} blocks the range is given, with n. "
-        "Italics: emulated, oversubscribed or faulty (an error of the doctor, which allow names), no claim about speed."
+        "Italics: no claim about speed (emulated, oversubscribed, or measured despite an error that the doctor found)."
     )
 
 

@@ -273,7 +273,7 @@ def _result(line: RecordedTrial) -> str:
 
     if line["outcome"] != "ok":
         return str(line["reason"])
-    if done := {"equivalence": "checked", "links": "measured"}.get(line["purpose"]):
+    if done := {"equivalence": "checked", "links": "measured", "profile": "profiled"}.get(line["purpose"]):
         return f"{done} in {line['steps_s']:.1f} s"
     if line["purpose"] == "doctor":
         found = line["facts"].get("findings", [])

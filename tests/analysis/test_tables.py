@@ -9,6 +9,7 @@ import pytest
 
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
+from harness.analysis.common import measured
 from harness.analysis.convergence import convergence
 from harness.config.sections import Target
 from tests.records import epochs_of, line, steps_of
@@ -243,3 +244,13 @@ def test_nothing_but_failures_gives_empty_tables() -> None:
     assert ratios.scaling(trials).empty
     assert trial_tables.cells(trials, steps_of(lines)).empty
     assert trial_tables.outcomes(trials)["trials"].sum() == 2
+
+
+def test_of_several_trials_of_a_cell_in_a_block_and_an_invocation_the_last_counts() -> None:
+    lines = [
+        line("single", rates=(100.0,)),
+        {**line("single", rates=(50.0,)), "attempt": 2},
+        line("single", block=1, rates=(80.0,)),
+        {**line("single", block=1, outcome="oom"), "attempt": 2},
+    ]
+    assert measured(trials_of(lines))["throughput_per_s"].tolist() == pytest.approx([50.0, 80.0])

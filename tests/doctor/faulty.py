@@ -38,9 +38,6 @@ class HandUpdated(Healthy):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) / self.temperature.detach() + 0.0 * self.temperature
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         inner = getattr(model, "module", model)
         if inner.training and torch.is_grad_enabled():
@@ -62,18 +59,12 @@ class MaskNotRegistered(Healthy):
             hidden = torch.relu(self.first(x)) * self.mask
             return self.last(hidden + self.middle(hidden))
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 class NoiseOnTheHost(Healthy):
     class Net(Net):
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.first(x)
             return self.last(self.middle(hidden + 0.1 * torch.randn(hidden.shape)))
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
 
 class CudaByName(Healthy):
@@ -125,18 +116,12 @@ class UnusedHead(Healthy):
             super().__init__()
             self.auxiliary = nn.Linear(16, 1)
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 class DetachedFeatures(Healthy):
     class Net(Net):
         def forward(self, x: Tensor) -> Tensor:
             features = torch.relu(self.first(x))
             return self.last((features + self.middle(features)).detach())
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
 
 class TrainsACopy(Healthy):
@@ -159,9 +144,6 @@ class UpdatesItsReplica(Healthy):
                 self.centre.data = 0.9 * self.centre.data + 0.1 * x.mean(dim=0).detach()
             return super().forward(x - self.centre)
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 class TrainsItsReplica(Healthy):
     """The same with a centre that counts as trained: no optimizer reaches it, since forward assigns it."""
@@ -175,9 +157,6 @@ class TrainsItsReplica(Healthy):
             if self.training:
                 self.centre.data = 0.9 * self.centre.data + 0.1 * x.mean(dim=0).detach()
             return super().forward(x - self.centre.detach())
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
 
 class UpdatesByRank(Healthy):
@@ -207,9 +186,6 @@ class CountsItsSteps(Healthy):
             self.steps += 1
             return super().forward(x)
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 class RunningMean(Healthy):
     class Net(Net):
@@ -220,9 +196,6 @@ class RunningMean(Healthy):
         def forward(self, x: Tensor) -> Tensor:
             self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
             return super().forward(x)
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
 
 # -- data sharding
@@ -300,9 +273,6 @@ class MeanOverReplicas(Healthy):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
             return cross_entropy(super().forward(x), y, reduction="sum").unsqueeze(0)
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch
         return model(x, y).mean(), torch.tensor(float(len(y)))
@@ -350,9 +320,6 @@ class Sequences(Healthy):
         def most(self, tokens: Tensor) -> int | None:
             return tokens.size(1)
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
     def datasets(self) -> tuple[Any, Any]:
         generator = torch.Generator().manual_seed(1)
         lengths = torch.randint(2, 30, (128,), generator=generator)
@@ -383,9 +350,6 @@ class NoTotalLength(Sequences):
         def most(self, tokens: Tensor) -> int | None:
             return None
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 class HiddenStateFirst(Sequences):
     """Returns the last hidden state too, whose first dimension is the layers."""
@@ -394,9 +358,6 @@ class HiddenStateFirst(Sequences):
         def forward(self, tokens: Tensor, lengths: Tensor) -> Any:
             _, last = self.rnn(self.embed(tokens))
             return super().forward(tokens, lengths), last
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         return super().loss(lambda tokens, lengths: model(tokens, lengths)[0], batch)  # type: ignore[arg-type]
@@ -435,9 +396,6 @@ class KeepsTooMuch(Healthy):
             hidden = torch.tanh(wide).mean(dim=2)
             return self.last(hidden + self.middle(hidden))
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 # -- threads
 
@@ -456,9 +414,6 @@ class SeedsInForward(Healthy):
         def forward(self, x: Tensor) -> Tensor:
             torch.manual_seed(42)
             return super().forward(x)
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
 
 class SeedsFromTheProcess(Healthy):
@@ -495,9 +450,6 @@ class Explodes(Healthy):
     class Net(Net):
         def forward(self, x: Tensor) -> Tensor:
             return 1000.0 * super().forward(x)
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch

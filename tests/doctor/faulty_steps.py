@@ -85,9 +85,6 @@ class PlainWeight(Healthy):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x * self.scale.to(x.device))
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 class DrawnConstant(Healthy):
     class Net(Net):
@@ -98,9 +95,6 @@ class DrawnConstant(Healthy):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x * self.scale.to(x.device))
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 GLOBAL_WEIGHT = torch.ones(8, requires_grad=True)
 
@@ -109,9 +103,6 @@ class GlobalWeight(Healthy):
     class Net(Net):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x * GLOBAL_WEIGHT.to(x.device))
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
 
 class OnlyBiases(Healthy):
@@ -152,9 +143,6 @@ class CentresItsBatches(Healthy):
                 self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
             return super().forward(x - self.mean)
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 class RemembersItsBatches(Healthy):
     """The same as a number of Python."""
@@ -168,9 +156,6 @@ class RemembersItsBatches(Healthy):
             if self.training:
                 self.mean = 0.9 * self.mean + 0.1 * float(x.detach().mean())
             return super().forward(x - self.mean)
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
 
 # -- memory, time, threads
@@ -284,9 +269,6 @@ class CountsPadding(Healthy):
         def forward(self, tokens: Tensor) -> Tensor:
             out: Tensor = self.last(self.embed(tokens))
             return out
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
     def datasets(self) -> tuple[Any, Any]:
         generator = torch.Generator().manual_seed(1)

@@ -43,9 +43,10 @@ class Healthy:
     unit = "samples"
     batch = 64
     epochs = False
+    Net: type[nn.Module] = Net
 
     def build_model(self) -> nn.Module:
-        return Net()
+        return self.Net()
 
     def datasets(self) -> tuple[Any, Any]:
         data = blobs()

@@ -29,9 +29,6 @@ class BoundsItsWeights(Healthy):
                 self.first.weight.data.div_(self.first.weight.norm().clamp(min=1.0))
             return super().forward(x)
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 class PlainConstants(Healthy):
     """Plain tensors that are the same under every seed: mean and spread of the data, positions, class weights."""
@@ -45,9 +42,6 @@ class PlainConstants(Healthy):
         def forward(self, x: Tensor) -> Tensor:
             standard = (x - self.mean.to(x.device)) / self.spread.to(x.device)
             return super().forward(standard + self.positions.to(x.device)) * self.weights.to(x.device)
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
 
 class GradientPenalty(Healthy):
@@ -88,9 +82,6 @@ class FrozenNorm(Healthy):
             out: Tensor = self.last(torch.relu(self.norm(self.first(x))))
             return out
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 class KeepsItsLastOutput(Healthy):
     """For a picture: nothing depends on it."""
@@ -100,9 +91,6 @@ class KeepsItsLastOutput(Healthy):
             out = super().forward(x)
             self.shown = out.detach().mean(dim=0)
             return out
-
-    def build_model(self) -> nn.Module:
-        return self.Net()
 
 
 class KeepsNumbers(Healthy):

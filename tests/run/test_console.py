@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,6 +19,7 @@ from harness.record.schema import EQUIVALENCE, FINDINGS
 from harness.report.sentence import Sentence
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict
+from harness.run import console
 from harness.run.console import ConsoleSink, rich_table
 from harness.run.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
 from harness.run.plan_text import plan_table
@@ -138,3 +140,18 @@ def test_ratios_of_the_default_experiment_need_a_line_each_on_80_columns() -> No
     out = io.StringIO()
     Console(file=out, width=80).print(rich_table(TextTable(columns, (Line(ratio),)), "Strategies"))
     assert [part in out.getvalue().splitlines()[-1] for part in ratio] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"purpose": "profile", "kind": "diagnostic"}, "profiled in 2.0 s"),
+        ({"purpose": "equivalence", "kind": "diagnostic"}, "checked in 2.0 s"),
+        ({"purpose": "doctor", "kind": "diagnostic"}, "examined in 2.0 s"),
+        ({"kind": "convergence"}, "trained in 2.0 s"),
+        ({}, "100 samples/s"),
+        ({"outcome": "oom"}, "because of oom"),
+    ],
+)
+def test_a_trial_says_what_it_came_to(columns: dict[str, Any], text: str) -> None:
+    assert console._result({**line(**columns), "steps_s": 2.0}) == text  # type: ignore[arg-type]

@@ -17,14 +17,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.analysis.common import no_claims
+from harness.analysis.common import is_no_claim, no_claims
 from harness.analysis.results import Results
 from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
 from harness.plan.labels import joined
 from harness.report.figures.axes import Limits, draw_interval
 from harness.report.figures.chart import Chart
 from harness.report.labels import own_options, settings, shown_devices, shown_strategy
-from harness.report.row import Row, Scalar, is_apart, is_missing, number, rows_of
+from harness.report.row import Row, Scalar, is_missing, number, rows_of
 
 Colour = tuple[float, float, float]
 Value = TypeVar("Value")
@@ -223,7 +223,7 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
 def draw_point(axes: Axes, row: Row, value: float, ends: tuple[Scalar, Scalar], limits: Limits) -> None:
     strategy, devices = str(row["strategy"]), number(row["devices"])
     draw_interval(axes, "y", devices, ends, limits, COLOURS[strategy])
-    face = "white" if is_apart(row) else COLOURS[strategy]
+    face = "white" if is_no_claim(row) else COLOURS[strategy]
     if not is_missing(row.get("excluded")):  # hatched: not equivalent
         hatch_point(axes, devices, value)
     axes.plot(
@@ -239,7 +239,7 @@ def draw_point(axes: Axes, row: Row, value: float, ends: tuple[Scalar, Scalar], 
 
 def axis_label(row: Row) -> str:
     """Return 'ddp x2', starred if it is a rehearsal, with the strategy's own options that vary in the run."""
-    return joined(f"{row['strategy']} x{shown_devices(row)}{'*' * is_apart(row)}", own_options(row))
+    return joined(f"{row['strategy']} x{shown_devices(row)}{'*' * is_no_claim(row)}", own_options(row))
 
 
 def hatch_point(axes: Axes, x: float, y: float) -> None:
@@ -251,7 +251,7 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
     for keys, group in rows.groupby(["strategy", *units], dropna=False, sort=False):
         if len(group) == 1 and not marked:
             continue  # a line of one point without a marker is invisible
-        strategy, apart = str(keys[0]), is_apart(rows_of(group[:1])[0])
+        strategy, apart = str(keys[0]), is_no_claim(rows_of(group[:1])[0])
         sns.lineplot(
             x=group[x].astype(float).to_numpy(),  # a series would name the axes
             y=group[y].astype(float).to_numpy(),

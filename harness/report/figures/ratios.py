@@ -7,6 +7,7 @@ import re
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
 from harness.plan.comparison import SETTING_AXES
 from harness.plan.labels import TAGS
@@ -15,7 +16,7 @@ from harness.report.figures.axes import Limits, draw_interval, log_limits, log_v
 from harness.report.figures.chart import mark
 from harness.report.figures.common import COLOURS, MARKERS, Drawing, facets_of, merge_single_rows, panels
 from harness.report.labels import cell_label
-from harness.report.row import Row, is_apart, number, rows_of
+from harness.report.row import Row, number, rows_of
 from harness.report.tables.ratios import main_axes, pair_label, ratio
 from harness.report.tables.text import estimate
 
@@ -47,7 +48,7 @@ def paired_ratios(results: Results) -> Drawing:
             strategy, value = str(row["strategy"]), number(row["ratio"])
             colour = COLOURS[strategy]
             draw_interval(axes, "x", y, (row["low"], row["high"]), ends, colour)
-            face = "white" if is_apart(row) else colour
+            face = "white" if is_no_claim(row) else colour
             axes.plot(value, y, marker=MARKERS[strategy], color=colour, markerfacecolor=face, zorder=4)
             mark(axes, value, y, f"{row['label']}: {estimate(ratio, row, 'ratio')}")
         axes.set_yticks(range(len(part)), part["label"].tolist())
@@ -90,4 +91,4 @@ def _starred(row: Row, label: str) -> str:
     """Return the label with a star in place of the words that set a rehearsal apart."""
     plain = re.sub(rf" \((({'|'.join(TAGS)})(, )?)+\)", "", label)
     short = plain if len(plain) <= LONGEST_LABEL else f"{plain[: LONGEST_LABEL - 3]}..."
-    return f"{short}{'*' * is_apart(row)}"
+    return f"{short}{'*' * is_no_claim(row)}"

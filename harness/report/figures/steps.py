@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
 from harness.config.strategy_traits import strategy_order
 from harness.report.figures import captions
@@ -22,7 +23,7 @@ from harness.report.figures.common import (
     not_equivalent_cells,
     panels,
 )
-from harness.report.row import is_apart, number, rows_of
+from harness.report.row import number, rows_of
 
 WHISKERS = (5, 95)
 
@@ -72,7 +73,7 @@ def _draw_boxes(
         medianprops={"color": "black"},
     )
     for y, (box, row) in enumerate(zip(boxes["boxes"], rows_of(part), strict=True), 1):
-        box.set_facecolor((*COLOURS[str(row["strategy"])], 0.15 if is_apart(row) else 0.65))
+        box.set_facecolor((*COLOURS[str(row["strategy"])], 0.15 if is_no_claim(row) else 0.65))
         box.set_hatch("////" if row["cell_id"] in not_equivalent else None)
         low, middle, high = (1000 * number(row[name]) for name in ("step_p5_s", "step_s", "step_p95_s"))
         text = f"{row['label']}: {middle:.3g} ms (5th to 95th percentile: {low:.3g} to {high:.3g} ms)"

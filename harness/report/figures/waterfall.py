@@ -8,13 +8,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, draw_interval, linear_values
 from harness.report.figures.chart import mark
 from harness.report.figures.common import COLOURS, Colour, Drawing, panels
-from harness.report.row import Row, is_apart, number, rows_of
+from harness.report.row import Row, number, rows_of
 from harness.report.tables.text import decimal, estimate
 
 MOST_CELLS = 6
@@ -64,7 +65,7 @@ def _by_importance(rows: pd.DataFrame, verdict: pd.DataFrame) -> list[pd.DataFra
     def importance(cell: pd.DataFrame) -> tuple[int, bool, float]:
         first = rows_of(cell[cell["part"] == "ideal"])[0]
         place = named.index(first["cell_id"]) if first["cell_id"] in named else len(named)
-        return place, is_apart(first), number(first["share"])
+        return place, is_no_claim(first), number(first["share"])
 
     return sorted((part for _, part in rows.groupby("cell_id", sort=False)), key=importance)
 
@@ -100,7 +101,7 @@ def _graph_search(rows: pd.DataFrame) -> str:
 
 
 def _figure(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> Figure:
-    facets = [(f"{row['label']}{'*' * is_apart(row)}", cell) for cell in cells for row in rows_of(cell[:1])]
+    facets = [(f"{row['label']}{'*' * is_no_claim(row)}", cell) for cell in cells for row in rows_of(cell[:1])]
     lefts = [1.0 - number(end) for cell in cells for end in cell[cell["part"] != "ideal"]["share"].cumsum()]
     limits = min(0.0, *lefts), max(1.05, *lefts)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from harness.analysis.common import is_no_claim
 from harness.analysis.compare import FASTER, SLOWER, Comparison
 from harness.analysis.gate import FAILS
 from harness.plan.labels import Labels, joined
 from harness.report.labels import rate_unit
-from harness.report.row import Row, Scalar, is_apart, is_missing, is_true, number, rows_of
+from harness.report.row import Row, Scalar, is_missing, is_true, number, rows_of
 from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import METRICS
 from harness.report.tables.text import (
@@ -146,12 +147,12 @@ def change(row: Row) -> str:
     """Return what is claimed of a cell: slower, faster, within noise, undecided, or no claim."""
     if not is_missing(row["change"]):
         return str(row["change"])
-    return NO_CLAIM if is_apart(row) else NOT_DECIDED
+    return NO_CLAIM if is_no_claim(row) else NOT_DECIDED
 
 
 def kind(row: Row) -> str:
     """Return the style of a cell's line: 'apart' for a rehearsal, 'base' for a claimed change."""
-    return "apart" if is_apart(row) else "base" if change(row) in (SLOWER, FASTER) else ""
+    return "apart" if is_no_claim(row) else "base" if change(row) in (SLOWER, FASTER) else ""
 
 
 def ratio_text(row: Row) -> str:

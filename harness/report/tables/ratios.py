@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
+from harness.analysis.common import is_no_claim
 from harness.analysis.verdict.choices import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
 from harness.report.labels import cell_label, rate_unit, setting_without
-from harness.report.row import Row, is_apart, is_missing, is_true, rows_of
+from harness.report.row import Row, is_missing, is_true, rows_of
 from harness.report.tables.scaling import marked
 from harness.report.tables.text import Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
 
@@ -62,7 +63,7 @@ def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
 
 
 def _kind(row: Row) -> str:
-    return "apart" if is_apart(row) else "base" if is_true(row["excludes_one"]) else ""
+    return "apart" if is_no_claim(row) else "base" if is_true(row["excludes_one"]) else ""
 
 
 def pair_label(row: Row) -> str:

@@ -7,10 +7,11 @@ from statistics import median
 
 import pandas as pd
 
+from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import LOUD
 from harness.plan.labels import batch_text, joined
 from harness.report.labels import cell_label, rate_unit, setting_without_batch, shown_devices, shown_strategy
-from harness.report.row import Row, is_apart, is_missing, is_unverified, rows_of
+from harness.report.row import Row, is_missing, is_unverified, rows_of
 from harness.report.tables.text import (
     NO_BREAK,
     Column,
@@ -97,7 +98,7 @@ def _is_base(row: Row) -> bool:
 
 
 def _kind(row: Row) -> str:
-    return "base" if _is_base(row) else "apart" if is_apart(row) else ""
+    return "base" if _is_base(row) else "apart" if is_no_claim(row) else ""
 
 
 def _throughput(row: Row) -> str:
@@ -156,7 +157,7 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
     keys = {
         title: _middle_of(name) for title, name, _ in columns if isinstance(name, str) and name in {*VALUES, *metrics}
     }
-    return make_table(columns, rows, lambda row: "apart" if is_apart(row) else "", keys=keys)
+    return make_table(columns, rows, lambda row: "apart" if is_no_claim(row) else "", keys=keys)
 
 
 def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:

@@ -1,0 +1,52 @@
+"""Tensors that steps leave behind: what is held counts, garbage that waits for its collection does not."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from harness.doctor.step_memory import LEAST, StepMemory, least_growth
+from harness.system.process import no_garbage_collection
+from harness.system.units import MIB
+
+HELD: list[torch.Tensor] = []
+
+
+def hold() -> None:
+    HELD.append(torch.zeros(LEAST))
+
+
+def hold_a_graph() -> None:
+    HELD.append(torch.zeros(1, requires_grad=True).sum())
+
+
+def leave_a_cycle() -> None:
+    cycle: list[object] = [torch.zeros(LEAST)]
+    cycle.append(cycle)
+
+
+def kept_after(step: Callable[[], None]) -> list[int]:
+    HELD.clear()
+    gc.collect()
+    with no_garbage_collection():
+        memory = StepMemory()
+        for _ in range(4):
+            step()
+            memory.note_step()
+        return memory.kept_bytes()
+
+
+@pytest.mark.parametrize(("step", "least"), [(hold, 4 * LEAST), (hold_a_graph, MIB)])
+def test_what_steps_hold_grows(step: Callable[[], None], least: int) -> None:
+    assert least_growth(kept_after(step)) >= least
+
+
+def test_garbage_that_is_not_collected_yet_is_not_held() -> None:
+    assert kept_after(leave_a_cycle) == []
+
+
+def test_steps_that_keep_nothing_do_not_grow() -> None:
+    assert least_growth(kept_after(lambda: None)) == 0
