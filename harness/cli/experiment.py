@@ -34,7 +34,8 @@ Address = Annotated[
     typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, HOST:PORT of its head. Without it: this machine."),
 ]
 Assume = Annotated[
-    str | None, typer.Option(metavar="NODESxGPUS", help="Plan for an assumed cluster, such as 2x8, and stop.")
+    str | None,
+    typer.Option(metavar="NODESxGPUS[:NAME]", help="Plan for an assumed cluster, such as 2x8:H100-80GB, and stop."),
 ]
 Only = Annotated[str | None, typer.Option(help="A part of the grid only: strategy=ddp,devices=2")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop; no Ray is started.")]

@@ -14,13 +14,25 @@ if TYPE_CHECKING:
 
 
 def parse_assumed(text: str) -> Inventory:
-    """Return the inventory of '2x8', two nodes of eight GPUs; raises ExperimentError."""
+    """Return the inventory of '2x8' or '2x8:H100-80GB', two nodes of eight GPUs; raises ExperimentError."""
+    from harness.plan.devices import device_named
     from harness.plan.inventory import Inventory
 
-    match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,3})", text)
+    size, colon, name = text.partition(":")
+    match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,3})", size)
     if not match or int(match[1]) == 0:
-        raise ExperimentError("--assume", [f"got {text!r}; allowed: NODESxGPUS such as 1x8 or 2x8"])
-    return Inventory.assume(int(match[1]), int(match[2]))
+        allowed = "NODESxGPUS such as 1x8 or 2x8, or with a device, 2x8:H100-80GB"
+        raise ExperimentError("--assume", [f"got {text[:80]!r}; allowed: {allowed}"])
+    nodes, gpus = int(match[1]), int(match[2])
+    if not colon:
+        return Inventory.assume(nodes, gpus)
+    try:
+        device = device_named(name)
+    except ValueError as error:
+        raise ExperimentError("--assume", [str(error)]) from None
+    if not gpus:
+        raise ExperimentError("--assume", [f"got {text[:80]!r}: no GPU that is one; allowed: at least 1 a node"])
+    return Inventory.assume(nodes, gpus, device=device)
 
 
 def parse_only(text: str, option: str = "--only") -> dict[str, Any]:

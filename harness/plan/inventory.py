@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.plan.devices import KnownDevice
+
 MAX_THREADS_PER_GPU = 8
 
 
@@ -12,6 +14,7 @@ MAX_THREADS_PER_GPU = 8
 class Node:
     """One node. ``cores``: physical cores. ``compiler``: whether a C++ compiler is on its path.
 
+    ``memory_bytes``: of the node itself; ``gpu_memory_bytes``: of each GPU, known if the node is assumed.
     ``slots``: the CPUs that ``ray start --num-cpus`` offers, which may be more than it has; None without a cluster.
     """
 
@@ -24,6 +27,7 @@ class Node:
     memory_bytes: int | None = None
     compiler: bool = True
     slots: int | None = None
+    gpu_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ class Inventory:
     attached: bool = False
 
     @classmethod
-    def assume(cls, nodes: int, gpus: int, cores: int = 64) -> Inventory:
+    def assume(cls, nodes: int, gpus: int, cores: int = 64, device: KnownDevice | None = None) -> Inventory:
         """Return an assumed cluster to plan for: n nodes with these GPUs each, or with CPU cores if there is no GPU."""
+        model, memory = (device.name, device.memory_bytes) if device else (None, None)
+        names = (f"assumed-{i}" for i in range(nodes))
         return cls(
-            tuple(Node(f"assumed-{i}", f"assumed-{i}", f"assumed-{i}", cores, gpus) for i in range(nodes)),
-            assumed=True,
+            tuple(Node(name, name, name, cores, gpus, model, gpu_memory_bytes=memory) for name in names), assumed=True
         )
 
     def __str__(self) -> str:

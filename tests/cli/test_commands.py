@@ -54,6 +54,11 @@ def test_a_plan_for_an_assumed_cluster(write_experiment: Write) -> None:
     assert "Added: 1 cell," in result.output
 
 
+def test_an_assumed_device_has_a_name(write_experiment: Write) -> None:
+    output = call("plan", write_experiment(SMALL), "--assume", "2x8:h100-80gb").output
+    assert "16 GPUs (H100-80GB)" in output.replace("\n", " ")
+
+
 def test_one_device_is_one_slot(write_experiment: Write) -> None:
     text = SMALL.replace("[1, 2]", "1")
     assert "1 GPU, " in call("plan", write_experiment(text), "--assume", "1x1").output
@@ -173,6 +178,11 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
     [
         (["--assume", "2"], "--assume: 1 problem"),
         (["--assume", "0x8"], "allowed: NODESxGPUS such as 1x8 or 2x8"),
+        (["--assume", "2x8:H100"], "give one of H100-80GB, H100-80GB-PCIe, H100-94GB-NVL"),
+        (["--assume", "2x8:A100"], "give one of A100-40GB, A100-80GB"),
+        (["--assume", "2x8:H10-80GB"], "got the unknown device 'H10-80GB'; did you mean 'H100-80GB'?"),
+        (["--assume", "2x8:"], "got the unknown device ''; (allowed: P100-12GB, "),
+        (["--assume", "2x0:H100-80GB"], "no GPU that is one"),
         (["--only", "strategy"], "--only: 1 problem"),
         (["--only", "stratgy=ddp"], "unknown axis 'stratgy'; did you mean 'strategy'?"),
         (["--only", "strategy=fsdp"], "no cell of small matches: strategy: got "),
