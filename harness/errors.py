@@ -3,7 +3,7 @@
 HarnessError
 ├── ExperimentError     the experiment file is wrong            (exit code 2, nothing was started)
 ├── WorkloadError       the workload, or a strategy of the user's own, cannot be used  (exit code 2 before the run)
-├── ClusterError        no cluster, or not the requested one    (exit code 2 before the run)
+├── ClusterError        no cluster, another one, or none on which a cell can run  (exit code 2 before the run)
 ├── ClusterLostError    the cluster was lost during the run     (exit code 1, recorded results are kept)
 ├── RunFolderError      a run folder cannot be created, read or resumed  (exit code 2, nothing was started)
 ├── ComparisonError     runs cannot be compared, or a question about several runs is wrong  (exit code 2)
@@ -50,7 +50,7 @@ class WorkloadError(HarnessError):
 
 
 class ClusterError(HarnessError):
-    """No cluster answered, or it is not the requested one."""
+    """No cluster answered, it is not the requested one, or no cell can run on it."""
 
 
 class ClusterLostError(HarnessError):

@@ -16,7 +16,7 @@ from harness.config.yaml_source import dump, parse_value
 from harness.errors import ExperimentError
 from harness.report.notebook import RunResults, load
 from harness.run.console import ConsoleSink, Lasting
-from harness.run.events import Event, Planned, RunStarted
+from harness.run.events import Event, RunStarted
 from harness.run.pipeline import run
 from harness.run.request import Request, read_experiment, run_to_resume
 from harness.system.signals import INTERRUPTED, handle_signals
@@ -68,24 +68,18 @@ def run_experiment(
         code = run(request, checked, emit)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    if emit.folder is None:
-        reasons = "; ".join(emit.reasons) or "no cell can run"
-        raise ExperimentError(str(request.file), [f"nothing can be measured on this machine: {reasons}"])
+    assert emit.folder is not None
     return load(emit.folder)
 
 
 class _Following:
-    """Passes events on, and keeps the run folder and the reasons of cells that cannot run."""
+    """Passes events on, and keeps the run folder."""
 
     def __init__(self, sink: ConsoleSink) -> None:
         self._sink = sink
         self.folder: Path | None = None
-        self.reasons: list[str] = []
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Planned):
-            reasons = [skip.reason for skip in event.plan.skips] + [cell.reason for cell in event.plan.impossible]
-            self.reasons = list(dict.fromkeys(reasons))
         if isinstance(event, RunStarted):
             self.folder = event.folder
         self._sink(event)

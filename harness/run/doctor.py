@@ -22,7 +22,7 @@ from harness.run.events import DoctorFinished, Emit, Note, RunStarted
 from harness.run.execution import Execution
 from harness.run.launchers import launcher_for, start_ray
 from harness.run.pipeline import run
-from harness.run.prepare import check_paths, failing_imports, prepare
+from harness.run.prepare import check_paths, check_runnable, failing_imports, prepare
 from harness.run.request import Request
 from harness.system.scratch import Scratch, sweep
 
@@ -38,6 +38,7 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
     with ExitStack() as stack:
         prepared = prepare(request, experiment, stack)
         whole, ray_cluster = prepared.plan, prepared.ray_cluster
+        check_runnable(request, whole)
         plan = only_doctor_trials(whole)
         check_paths(plan, ray_cluster)
         if failing := versions.cannot_import(failing_imports(plan, ray_cluster, home)):

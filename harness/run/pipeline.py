@@ -21,7 +21,7 @@ from harness.run.auto_resume import prepare_run
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
 from harness.run.execution import Execution
 from harness.run.launchers import inline_launcher, launcher_for, start_ray
-from harness.run.prepare import check_imports, check_paths
+from harness.run.prepare import check_imports, check_paths, check_runnable
 from harness.run.provenance import differences, invocation_facts
 from harness.run.recorded_file import source_facts
 from harness.run.request import Request, check_output, program, resume_command
@@ -43,9 +43,8 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
     with ExitStack() as stack:
         request, prepared = prepare_run(request, experiment, stack, emit)
         plan, ray_cluster = prepared.plan, prepared.ray_cluster
+        check_runnable(request, plan)
         emit(Planned(plan))
-        if not plan.trials:
-            return FAILED  # the plan shows the reasons; nothing is started
         check_paths(plan, ray_cluster)
         if plan.experiment.preflight and request.preflight:
             check_imports(plan, ray_cluster, request.home)

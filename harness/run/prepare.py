@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config.experiment import Experiment
-from harness.errors import Collected, ExperimentError, RunFolderError, WorkloadError
+from harness.errors import ClusterError, Collected, ExperimentError, RunFolderError, WorkloadError
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.checks import versions
@@ -43,6 +44,9 @@ from harness.run.variants import (
     with_own_code,
 )
 from harness.train import workloads
+
+MOST_REASONS = 3
+"""The number of reasons in the message that no cell can run."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,18 @@ def check_links(request: Request, plan: Plan) -> None:
     if request.links and not plan.trials:
         needed = "ddp or fsdp on at least 2 devices, or dp on at least 2 GPUs"
         raise ExperimentError("--links", [f"no cell of {request.file} that can run here has links; allowed: {needed}"])
+
+
+def check_runnable(request: Request, plan: Plan) -> None:
+    """Raise ClusterError, with the most frequent reasons, if no cell of the plan can run here."""
+    if plan.trials:
+        return
+    skipped = [(skip.trial.cell, skip.reason) for skip in plan.skips]
+    cells = dict.fromkeys([*skipped, *((each.cell, each.reason) for each in plan.impossible)])
+    counts = Counter(reason for _, reason in cells).most_common()
+    reasons = "; ".join(f"{reason} ({count} cell{'s' * (count > 1)})" for reason, count in counts[:MOST_REASONS])
+    more = f"; {len(counts) - MOST_REASONS} more, which harness plan shows" if len(counts) > MOST_REASONS else ""
+    raise ClusterError(f"{request.file}: no cell can run on {plan.inventory}: {reasons}{more}. Nothing was started")
 
 
 def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:

@@ -303,8 +303,10 @@ def test_an_empty_plan_is_an_error_and_starts_nothing(write_experiment: Write, t
     text = "name: big\ngrid: {model: resnet8, strategy: ddp, devices: 4096, global_batch_size: 8192}\nexclude: []\n"
     text += "device: cuda\n"
     result = call("run", write_experiment(text), "--output", tmp_path / "out")
-    assert result.exit_code == 1
-    assert "Nothing can be measured here" in result.output
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "no cell can run on 1 node, " in line and "needs 4096 on one node" in line and "(1 cell)" in line
+    assert not result.stdout
     assert not (tmp_path / "out").exists()
 
 
