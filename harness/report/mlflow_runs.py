@@ -42,6 +42,8 @@ RATIOS = {
 """The same of the table scaling."""
 TARGET = {name: name for name in ("time_to_target_s", "samples_to_target", "epochs_to_target")}
 """The same of the table convergence, for each seed."""
+CURVES = ("train_loss", "train_accuracy", "learning_rate", "val_")
+"""How the names of the columns of a learning curve begin."""
 LONGEST_PARAM, LONGEST_TAG = 500, 5000
 """The most characters that every version of MLflow accepts."""
 NOT_IN_NAMES = re.compile(r"[^\w.\- :/]")
@@ -201,7 +203,7 @@ def _curves(results: Results) -> dict[str, list[MlflowMetric]]:
     epochs: dict[tuple[Scalar, Scalar], list[Row]] = {}
     for row in rows_of(results.epochs.sort_values("epoch")):
         epochs.setdefault((row["trial_id"], row["attempt"]), []).append(row)
-    names = [str(name) for name in results.epochs.columns if str(name).startswith(("train_loss", "val_"))]
+    names = [str(name) for name in results.epochs.columns if str(name).startswith(CURVES)]
     found: dict[str, list[MlflowMetric]] = {}
     for row in rows_of(results.convergence):
         seed = f"/seed_{row['seed']}"

@@ -17,6 +17,7 @@ from harness.report.tables.cost import (
     unexplained_table,
     waterfall_table,
 )
+from harness.report.tables.epochs import MOST_EPOCHS, epochs_table
 from harness.report.tables.evidence import (
     doubt_table,
     equivalence_table,
@@ -169,6 +170,16 @@ DETAILS = (
         "convergence",
         lambda results: convergence_table(results.convergence),
         summary.convergence_words,
+    ),
+    Section(
+        "Trainings by epoch",
+        "epochs",
+        lambda results: epochs_table(results.epochs, results.trials),
+        "Training loss: mean over the steps of the epoch. Learning rate: of its last step. At most "
+        f"{MOST_EPOCHS} epochs of a training are shown, evenly spaced; epochs.parquet has all, training_steps.parquet "
+        "their steps.",
+        level=3,
+        folded="Every training, epoch by epoch",
     ),
     Section(
         "Published and measured",

@@ -18,8 +18,10 @@ from rich.text import Text
 
 from harness.plan.labels import Labels
 from harness.plan.rows import RecordedTrial
+from harness.plan.trial import Columns, Trial
 from harness.record.folder import RunFolder
 from harness.report.parts import Parts
+from harness.report.tables.epochs import epoch_lines
 from harness.report.tables.evidence import belief_lines
 from harness.report.tables.links import links_tables
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
@@ -128,7 +130,7 @@ class ConsoleSink:
                 self._now = f"Worker group {group.id}: ready after {start_s:.1f} s"
             case TrialStarting(trial):
                 self._now = escape_control(self._labels.of_trial(trial))
-            case TrialEnded(trial, line, again):
+            case TrialEnded(trial, line, again, epochs):
                 self._progress.advance(self._task, 0 if again else 1)
                 text = Text.assemble(
                     (f"{line['outcome']:<8}", COLOURS.get(line["outcome"], "red")),
@@ -140,6 +142,15 @@ class ConsoleSink:
                     done, total = self._done()
                     counted = Text(f"[{done}/{total}] ").append(text)
                     self._console.print(counted.append(self._time_left()), soft_wrap=True)
+                self._show_epochs(trial, epochs)
+
+    def _show_epochs(self, trial: Trial, epochs: Columns) -> None:
+        """Show a training epoch by epoch, in a live display under its name."""
+        lines = epoch_lines(epochs)
+        if lines and self._live:
+            self._show(self._labels.of_trial(trial))
+        for text in lines:
+            self._show(f"  {text}")
 
     def _time_left(self) -> str:
         """Return '; about 4 min left' at most once a minute, for an output that is no terminal."""
@@ -280,4 +291,5 @@ def _result(line: RecordedTrial) -> str:
         return f"examined in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
     if line["kind"] != "convergence":
         return f"{speed(throughput(line['windows']))} {line['unit']}/s"
-    return f"trained in {line['steps_s']:.1f} s"
+    samples = line["facts"].get("training_samples")
+    return f"trained{f' on {samples:,} samples' if samples else ''} in {line['steps_s']:.1f} s"

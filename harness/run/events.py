@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
-from harness.plan.trial import Trial, WorkerGroup
+from harness.plan.trial import Columns, Trial, WorkerGroup
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,11 +52,12 @@ class TrialStarting(NamedTuple):
 
 
 class TrialEnded(NamedTuple):
-    """A trial has an outcome; ``line`` is its recorded row, ``again`` whether it is retried."""
+    """A trial has an outcome; ``line`` is its recorded row, ``again`` whether it is retried, ``epochs`` its epochs."""
 
     trial: Trial
     line: RecordedTrial
     again: bool = False
+    epochs: Columns = MappingProxyType({})
 
 
 class Note(NamedTuple):

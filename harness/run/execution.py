@@ -130,7 +130,8 @@ class Execution:
             self._attempts.add(trial.id, result.outcome)
             self.running = None if self.running == trial.id else self.running
             if group:
-                self._emit(TrialEnded(trial, line, again=not self._attempts.is_settled(trial.id)))
+                again = not self._attempts.is_settled(trial.id)
+                self._emit(TrialEnded(trial, line, again, result.epochs))
         self._policy.learn(trial, result)
 
 

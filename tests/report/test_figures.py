@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -27,7 +28,7 @@ from harness.analysis.results import Results
 from harness.analysis.waterfall import waterfall
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.folder import RunFolder
-from harness.record.schema import EPOCHS, PHASES, VERDICT, WATERFALL
+from harness.record.schema import EPOCHS, PHASES, TRAINING_STEPS, VERDICT, WATERFALL
 from harness.report import figures
 from harness.report.figures import FIGURES, Drawing, style
 from harness.report.figures.axes import ARROWS
@@ -76,7 +77,9 @@ def results_of(
         "collectives": lambda: collectives(lines),
     }
     curves = EPOCHS.frame([]) if epochs is None else epochs
-    vars(made).update(makers=makers, trials=trials, step_times=steps, epochs=curves)
+    vars(made).update(
+        makers=makers, trials=trials, step_times=steps, epochs=curves, training_steps=TRAINING_STEPS.frame([])
+    )
     return made
 
 
@@ -180,6 +183,7 @@ def test_a_full_study_draws_all_but_convergence() -> None:
         "step_times",
     }
     assert drawings["convergence"].caption.startswith("Left out: no training was recorded")
+    assert drawings["training_steps"].caption == "Left out: no step of a training was recorded."
 
 
 def test_throughput_is_logarithmic_with_an_ideal_line_from_the_base() -> None:
@@ -269,6 +273,43 @@ def test_learning_curves_hold_one_line_a_seed() -> None:
     assert axes[2].get_xlabel() == "training samples" and axes[0].get_xlabel() == ""
     assert {label.get_text()[-2:] for label in axes[2].get_yticklabels()} == {" %"}
     assert "2 seeds each" in drawing.caption
+
+
+def training_steps_of(trial_id: str, losses: list[float]) -> pd.DataFrame:
+    return TRAINING_STEPS.frame(
+        {"trial_id": trial_id, "attempt": 1, "epoch": 1, "step": step, "loss": loss, "learning_rate": 0.1 / step}
+        for step, loss in enumerate(losses, start=1)
+    )
+
+
+def drawn_by_step(losses: Mapping[int, list[float]]) -> Drawing:
+    """Return the figure of trainings with these losses, by seed."""
+    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed) for seed in losses]
+    steps = pd.concat([training_steps_of(f"ddp2-s{seed}", values) for seed, values in losses.items()])
+    return draw_all(with_tables(results_of(lines), training_steps=steps.reset_index(drop=True)))["training_steps"]
+
+
+def test_losses_by_step_hold_one_line_a_seed_beside_their_rates() -> None:
+    drawing = drawn_by_step({0: [2.0, 1.0, 0.5], 1: [4.0, 3.0, 2.0]})
+    loss, rate = axes_of(drawing.figure)
+    drawn = sorted(np.asarray(one.get_ydata()).round(6).tolist() for one in loss.get_lines())
+    assert drawn == [[2.0, 1.0, 0.5], [4.0, 3.0, 2.0]]
+    assert [list(one.get_xdata()) for one in loss.get_lines()] == [[1, 2, 3]] * 2
+    assert list(rate.get_lines()[0].get_ydata()) == pytest.approx([0.1, 0.05, 0.1 / 3])
+    assert rate.get_ylabel() == "learning rate" and "evenly spaced" not in drawing.caption
+
+
+def test_losses_by_step_thin_a_long_training_and_keep_its_last_step() -> None:
+    drawing = drawn_by_step({0: [5000.0 - step for step in range(1800)]})
+    (drawn,) = axes_of(drawing.figure)[0].get_lines()
+    assert len(drawn.get_xdata()) == 451 and drawn.get_xdata()[[0, 1, -1]].tolist() == [1, 5, 1800]
+    assert "At most 500 evenly spaced steps of each training are drawn." in drawing.caption
+
+
+def test_a_line_of_losses_ends_where_they_are_not_finite() -> None:
+    drawing = drawn_by_step({0: [2.0, 3000.0, float("inf"), float("nan")]})
+    (drawn,) = axes_of(drawing.figure)[0].get_lines()
+    assert [*drawn.get_xdata()] == [1, 2] and "A line ends where the loss is not finite." in drawing.caption
 
 
 def lines_of(drawing: Drawing, strategy: str) -> list[Any]:

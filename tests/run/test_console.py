@@ -142,6 +142,24 @@ def test_ratios_of_the_default_experiment_need_a_line_each_on_80_columns() -> No
     assert [part in out.getvalue().splitlines()[-1] for part in ratio] == [True] * 4
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_training_is_shown_epoch_by_epoch(make_experiment: Make, tmp_path: Path, terminal: bool) -> None:
+    grid = {"strategy": "single", "devices": 1, "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, convergence={"epochs": 2}), laptop())
+    trial = next(one for one in plan.trials if one.kind == "convergence")
+    epochs = {"epoch": [1, 2], "train_loss": [2.0, 1.5], "learning_rate": [0.1, 0.1]}
+    recorded = {**line(kind="convergence"), "steps_s": 2.0}
+    out = io.StringIO()
+    with ConsoleSink(Console(file=out, width=200, force_terminal=terminal, color_system=None)) as sink:
+        sink(RunStarted(tmp_path, plan, plan.groups, 0))
+        sink(TrialEnded(trial, recorded, False, epochs))  # type: ignore[arg-type]
+    assert "  epoch 2: training loss 1.5000, learning rate 0.1" in out.getvalue()
+    quiet = io.StringIO()
+    with ConsoleSink(Console(file=quiet, width=200), quiet=True) as sink:
+        sink(TrialEnded(trial, recorded, False, epochs))  # type: ignore[arg-type]
+    assert "epoch" not in quiet.getvalue()
+
+
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
@@ -149,6 +167,7 @@ def test_ratios_of_the_default_experiment_need_a_line_each_on_80_columns() -> No
         ({"purpose": "equivalence", "kind": "diagnostic"}, "checked in 2.0 s"),
         ({"purpose": "doctor", "kind": "diagnostic"}, "examined in 2.0 s"),
         ({"kind": "convergence"}, "trained in 2.0 s"),
+        ({"kind": "convergence", "facts": {"training_samples": 1437}}, "trained on 1,437 samples in 2.0 s"),
         ({}, "100 samples/s"),
         ({"outcome": "oom"}, "because of oom"),
     ],

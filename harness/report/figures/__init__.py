@@ -14,6 +14,7 @@ from harness.report.figures.phases import step_phases
 from harness.report.figures.ratios import paired_ratios
 from harness.report.figures.scaling import efficiency_by_devices, throughput_by_devices
 from harness.report.figures.steps import step_times
+from harness.report.figures.training_steps import losses_by_step
 from harness.report.figures.waterfall import efficiency_waterfall
 
 __all__ = ["FIGURES", "Drawing", "style"]
@@ -29,5 +30,6 @@ FIGURES: Mapping[str, Callable[[Results], Drawing]] = {
     "device_memory": memory_by_gpu,
     "links": bus_bandwidth,
     "convergence": learning_curves,
+    "training_steps": losses_by_step,
 }
 """Every figure of figures/ and of the report: its name and the function that draws it, in the order of the page."""

@@ -142,7 +142,7 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
     metrics, shown = _metrics(convergence), convergence["train_accuracy"].notna().any()
     columns: tuple[Column, ...] = (
         ("strategy", _training, words),
-        ("setting", _training_setting, words),
+        ("setting", training_setting, words),
         ("seeds", "seeds", flush_right),
         ("training samples", "training_samples", decimal("{:,.0f}")),
         ("training loss", "train_loss", flush_right),
@@ -211,7 +211,8 @@ def _training(row: Row) -> str:
     return marked(f"{cell_label(row)}{differs}", row)
 
 
-def _training_setting(row: Row) -> str:
+def training_setting(row: Row) -> str:
+    """Return what varies in the run besides strategy and devices, and the global batch."""
     return joined(setting_without_batch(row), f"global batch {row['global_batch_size']}")
 
 
