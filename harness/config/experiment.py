@@ -19,6 +19,7 @@ from harness.config import yaml_source
 from harness.config.axes import Filter
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
 from harness.config.conflicts import Conflict, raise_conflicts
+from harness.config.cost import Cost
 from harness.config.doctor_checks import check_allowed
 from harness.config.passes import validate
 from harness.config.problems import describe_errors
@@ -84,6 +85,7 @@ class Experiment(Strict):
     checkpoint: Checkpoint | None = None
     published: Annotated[tuple[Published, ...], BeforeValidator(as_tuple), Field(max_length=MOST_PUBLISHED)] = ()
     limits: Limits = Limits()
+    cost: Cost | None = None
     device: DeviceRequest = "auto"
     launcher: Axis[LauncherName] = ("ray",)
     oversubscribe: bool = False
@@ -113,6 +115,11 @@ class Experiment(Strict):
                 self.checkpoint is not None and self.convergence is None,
                 "checkpoint: needs a convergence section; only its trials have epochs to resume from",
                 ("checkpoint", "convergence"),
+            ),
+            Conflict(
+                self.limits.cost is not None and self.cost is None,
+                "limits.cost: needs the price of a device, as cost: {per_device_hour: 2.5, currency: USD}",
+                ("limits", "cost"),
             ),
             found._unnamed("optimizer", found.optimizer, "a class of torch.optim such as SGD"),
             found._unnamed("schedule", found.schedule, "a class of torch.optim.lr_scheduler such as StepLR"),

@@ -21,6 +21,7 @@ from pydantic_core import InitErrorDetails
 
 from harness.config.axes import Filter, is_option_axis
 from harness.config.conflicts import Conflict, raise_conflicts
+from harness.config.cost import Amount
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS, Strict
 from harness.config.values import (
     USER_CLASS,
@@ -260,10 +261,13 @@ class Checkpoint(Strict):
 class Limits(Strict):
     """Limits of a run: its wall time, the time without progress after which a trial is ended, attempts at a lost trial.
 
+    ``device_hours``: devices of the machine times hours, of all invocations together; ``cost``: their price.
     ``prune_oom``: a cell that ran out of memory is not tried again, neither later nor at a larger batch.
     """
 
     wall: Seconds | None = None
+    device_hours: Amount | None = None
+    cost: Amount | None = None
     trial: Seconds = 600.0
     attempts: Annotated[int, Field(ge=1, le=100)] = 2
     prune_oom: bool = True

@@ -140,6 +140,7 @@ class Invocation(TypedDict, total=False):
     driver: str
     nodes: list[str]
     device: str
+    devices: NotRequired[int]
     threads_per_device: int
     differs: list[str]
     wall_s: float

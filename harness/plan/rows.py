@@ -49,7 +49,7 @@ SkipCode = Literal[
     "inline",
 ]
 """Why a trial was skipped: its cell cannot run on this machine or data, the doctor found an error, a smaller batch ran
-out of memory, the interval is narrow enough, the trial that it would profile has no result, limits.wall was reached,
+out of memory, the interval is narrow enough, the trial that it would profile has no result, a limit was reached,
 or --inline runs one rank only. The column ``reason`` has the numbers."""
 WindowKind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
 """Only timed windows enter a throughput."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -92,8 +93,9 @@ def _why_unfinished(folder: RunFolder) -> str:
         return (
             "it was interrupted" if ended == "interrupted" else "its last invocation failed, was killed or still runs"
         )
-    late = sum(line["skip_code"] == "time_up" for line in lines.values())
-    return f"limits.wall left out {late} trials" if late else ""
+    late = [line["reason"] for line in lines.values() if line["skip_code"] == "time_up"]
+    limits = dict.fromkeys(limit for reason in late for limit in re.findall(r"limits\.\w+", reason))
+    return f"{' and '.join(limits)} left out {len(late)} trials" if late else ""
 
 
 def _start(path: Path) -> tuple[float, str]:

@@ -98,8 +98,8 @@ class ConsoleSink:
                     self._console.print(plan_table(plan))
                     for line in plan_lines(plan):
                         self._console.print(escape_control(line), highlight=False, markup=False)
-            case RunStarted(folder, plan, groups, done):
-                self._labels, self._left = plan.labels, TimeLeft(plan, groups)
+            case RunStarted(folder, plan, groups, done, limit_s):
+                self._labels, self._left = plan.labels, TimeLeft(plan, groups, limit_s=limit_s)
                 trials = sum(len(group.trials) for group in groups)
                 self._progress.update(self._task, total=trials, visible=True)
                 already = f", {done} already done" * bool(done)

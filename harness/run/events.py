@@ -24,12 +24,16 @@ class Planned(NamedTuple):
 
 
 class RunStarted(NamedTuple):
-    """The worker groups to run, of a plan, and the number of trials already done; without a folder, unrecorded."""
+    """The worker groups to run, of a plan, and the number of trials already done; without a folder, unrecorded.
+
+    ``limit_s``: the seconds until a limit ends the run.
+    """
 
     folder: Path | None
     plan: Plan
     groups: tuple[WorkerGroup, ...]
     done: int
+    limit_s: float | None = None
 
 
 class GroupStarting(NamedTuple):

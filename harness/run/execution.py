@@ -8,25 +8,31 @@ from dataclasses import replace
 
 from harness.doctor.gate import memory_estimates
 from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
+from harness.plan.budget import spent_device_seconds
 from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.run.attempts import Attempts
 from harness.run.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
-from harness.run.resume import attempts, out_of_memory, pending
+from harness.run.resume import attempts, last_records, out_of_memory, pending
 from harness.run.skip_policy import SkipPolicy
 from harness.system.signals import deferred_interrupts
 
 
 class Execution:
-    """One invocation of a run."""
+    """One invocation of a run, which ``began`` at this Unix time, by default now."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, launcher: Launcher, emit: Emit) -> None:
+    def __init__(
+        self, plan: Plan, folder: RunFolder, launcher: Launcher, emit: Emit, began: float | None = None
+    ) -> None:
         self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
         lines = folder.lines()
         self._attempts = Attempts(attempts(lines), plan.experiment.limits.attempts)
-        self._policy = SkipPolicy(plan, out_of_memory(plan, lines), folder.lines)
+        devices = plan.machine.devices
+        spent = spent_device_seconds(folder.environment(), last_records(lines), devices)
+        spent += (time.time() - began) * devices if began else 0.0
+        self._policy = SkipPolicy(plan, out_of_memory(plan, lines), folder.lines, spent)
         recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)
         self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
         self.groups = pending(plan, lines)
@@ -34,6 +40,11 @@ class Execution:
         self.running: str | None = None
         """The trial that is being measured."""
         self._skipped_before = {(line["trial_id"], line["skip_code"]) for line in lines if line["outcome"] == "skipped"}
+
+    @property
+    def limit_s(self) -> float | None:
+        """The seconds until a limit ends the run; None without a limit."""
+        return self._policy.end.seconds if self._policy.end else None
 
     @property
     def done(self) -> int:

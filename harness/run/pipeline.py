@@ -86,10 +86,10 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, request: Request
     differs = differences(earlier[-1], facts) if earlier else []
     for difference in differs:
         emit(Note(f"Changed since the last invocation: {difference}"))
-    execution = Execution(plan, folder, launcher, emit)
+    execution = Execution(plan, folder, launcher, emit, began)
     start: Invocation = {**facts, "started_at": began, "command": sys.argv[1:], "differs": differs}
     folder.set_invocation(execution.invocation, start)
-    emit(RunStarted(folder.path, plan, execution.groups, execution.done))
+    emit(RunStarted(folder.path, plan, execution.groups, execution.done, execution.limit_s))
     ended: Ended = "error"
     try:
         execution.run()

@@ -50,6 +50,7 @@ def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
         "driver": f"{platform.node()}, {cpu_model()}",
         "nodes": sorted(map(_described, plan.inventory.nodes)),
         "device": plan.machine.device,
+        "devices": plan.machine.devices,
         "threads_per_device": plan.machine.threads_per_device,
     }
 

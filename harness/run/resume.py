@@ -65,6 +65,15 @@ def attempts(lines: Lines) -> dict[str, int]:
     return counts
 
 
+def last_records(lines: Lines) -> dict[int, float]:
+    """Return, by invocation, the Unix time at which its last trial of known duration ended."""
+    last: dict[int, float] = {}
+    for line in lines:
+        number, end = int(line["invocation"]), (line["started_at"] or 0.0) + (line["trial_s"] or 0.0)
+        last[number] = max(last.get(number, 0.0), end)
+    return last
+
+
 class _Recorded:
     """The recorded state of each trial, as sets of trial ids.
 
@@ -147,7 +156,7 @@ def _family_id(cell: Cell) -> str | None:
 
 OPTION_FIELDS = ("strategy_options", "optimizer", "schedule", "training", "loader")
 """The sections whose defaults may change between versions; what changes a cell is one of MEANINGS."""
-LIMITS = {"limits", "published"}
+LIMITS = {"limits", "published", "cost"}
 """The sections that may differ on resume: they are no part of what is measured."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from harness.analysis.sample_size import needed_blocks
 from harness.doctor.gate import SkipRule, failed_rules, skip_reason, skip_rules
+from harness.plan.budget import end_of
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.plan.trial import SkipReason, Trial, TrialResult, skipped
@@ -18,18 +19,25 @@ class SkipPolicy:
     """Decides which trials are skipped: no time left, refused by the doctor, precise enough, too little memory.
 
     ``out_of_memory``: cells that ran out of memory in earlier invocations. ``read_lines``: returns every recorded
-    line; called once, when the number of blocks is decided.
+    line; called once, when the number of blocks is decided. ``spent_device_s``: the device-seconds of the run so far.
     """
 
-    def __init__(self, plan: Plan, out_of_memory: Iterable[Cell], read_lines: Callable[[], Lines]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        out_of_memory: Iterable[Cell],
+        read_lines: Callable[[], Lines],
+        spent_device_s: float = 0.0,
+    ) -> None:
         self._plan, self._read_lines = plan, read_lines
         self._out_of_memory = list(out_of_memory)
         self._refusals: list[SkipRule] = []
         self._failed: set[tuple[Cell, int]] = set()
         self._needed: dict[str, int] | None = None
-        wall = plan.experiment.limits.wall
-        self.deadline = time.time() + wall if wall else None
-        """The time at which the run ends (limits.wall), in seconds since the epoch."""
+        self.end = end_of(plan.experiment, plan.machine.devices, spent_device_s)
+        """The limit that ends the run first."""
+        self.deadline = time.time() + self.end.seconds if self.end else None
+        """The time at which it does, in seconds since the epoch."""
 
     def learn(self, trial: Trial, result: TrialResult) -> None:
         """Take a trial's result into account for the trials after it."""
@@ -55,9 +63,9 @@ class SkipPolicy:
         return skipped(trial, reason) if reason else None
 
     def _time_is_up(self, trial: Trial) -> SkipReason | None:
-        if self.deadline is None or time.time() < self.deadline:
+        if self.end is None or self.deadline is None or time.time() < self.deadline:
             return None
-        return SkipReason("time_up", "time is up: limits.wall was reached")
+        return SkipReason("time_up", self.end.reason)
 
     def _refused(self, trial: Trial) -> SkipReason | None:
         return skip_reason(self._refusals, trial.cell) if trial.trains else None

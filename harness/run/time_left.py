@@ -16,14 +16,21 @@ MINUTE_S = 60.0
 
 
 class TimeLeft:
-    """The time left of a run, in seconds by ``clock``, from the durations of its trials so far.
+    """The time left of a run, in seconds by ``clock``, from the durations of its trials so far; at most ``limit_s``.
 
     A trial is expected to take the mean of its cell's trials of the same kind; without any, that of all trials of its
     kind; without any, the least time that the plan knows, as do the starts of worker groups. Only successful trials
     count. A trial's duration includes what its group does between it and the one before.
     """
 
-    def __init__(self, plan: Plan, groups: Iterable[WorkerGroup], clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Iterable[WorkerGroup],
+        clock: Clock = time.monotonic,
+        *,
+        limit_s: float | None = None,
+    ) -> None:
         groups = list(groups)
         self._plan, self._clock = plan, clock
         self._waiting = {group.id: {trial.id for trial in group.trials} for group in groups}
@@ -35,8 +42,7 @@ class TimeLeft:
         self._current: Trial | None = None
         self._starting = False
         self._said = -math.inf
-        wall = plan.experiment.limits.wall
-        self._end = self._last + wall if wall else math.inf
+        self._end = math.inf if limit_s is None else self._last + limit_s
         self._add_up()
 
     def follow(self, event: Event) -> None:
@@ -82,7 +88,7 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
-        """The estimate now; at most what limits.wall leaves."""
+        """The estimate now; at most what a limit leaves."""
         now, start = self._clock(), self._starts.value or GROUP_START_S
         current = start if self._starting else self._expected(self._current) if self._current else 0.0
         left = self._rest + start * (self._starting + len(self._waiting)) - min(now - self._last, current)

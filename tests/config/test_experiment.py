@@ -76,7 +76,7 @@ def test_all_problems_are_reported_at_once() -> None:
         "or package.module:ClassName of your own",
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; allowed: an integer",
-        "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, convergence, device, "
+        "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, convergence, cost, device, "
         "equivalence, exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, published, "
         "schedule, seed, strategy_options, throughput, training, variants, workload, workload_options)",
     ]
@@ -208,6 +208,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_section(limits={"wall": "0s"}), "limits.wall: got '0s'"),
     (with_section(limits={"trial": -5.0}), "limits.trial: got -5.0"),
     (with_section(limits={"attempts": 0}), "limits.attempts: got 0"),
+    (with_section(limits={"device_hours": 0}), "limits.device_hours: got 0"),
+    (with_section(limits={"device_hours": float("nan")}), "limits.device_hours: got nan"),
+    (with_section(limits={"cost": -1.0}), "limits.cost: got -1.0"),
+    (with_section(limits={"cost": 1}), "limits.cost: needs the price of a device, as cost: {per_device_hour: 2.5"),
+    (with_section(cost={"per_device_hour": -2.5, "currency": "USD"}), "cost.per_device_hour: got -2.5"),
+    (with_section(cost={"per_device_hour": float("inf"), "currency": "USD"}), "cost.per_device_hour: got inf"),
+    (with_section(cost={"per_device_hour": 2.5, "currency": False}), "cost.currency: got False"),
+    (with_section(cost={"per_device_hour": 2.5}), "cost.currency: "),
+    (with_section(cost=2.5), "cost: got 2.5"),
     (with_section(device="gpu"), "device: got 'gpu'; did you mean 'cuda'? (allowed: auto, cpu, cuda)"),
     (with_section(oversubscribe="yes"), "oversubscribe: got 'yes'; allowed: true or false"),
     (with_section(seed=-1), "seed: got -1"),

@@ -99,6 +99,22 @@ def test_trials_that_limits_wall_left_out_make_it_unfinished_until_they_are_meas
     assert chosen(tmp_path)[0] is None
 
 
+def test_the_limits_that_left_trials_out_are_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "finished")
+    trials = make_plan(experiment_of(), laptop()).trials
+    for trial, limit in zip(trials[:2], ("device_hours", "cost"), strict=True):
+        folder.append(
+            trial, skipped(trial, SkipReason("time_up", f"time is up: limits.{limit} was reached (1)")), FACTS
+        )
+    assert chosen(tmp_path)[1].endswith("limits.device_hours and limits.cost left out 2 trials")
+
+
+def test_a_price_and_limits_are_no_part_of_the_experiment_that_is_resumed(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
+    text = "limits: {device_hours: 4, cost: 10}\ncost: {per_device_hour: 2.5, currency: USD}\n"
+    assert chosen(tmp_path, text)[0] == folder.path
+
+
 def test_a_run_for_a_debugger_is_never_chosen(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
     trial = make_plan(experiment_of(), laptop()).trials[0]

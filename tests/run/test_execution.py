@@ -261,6 +261,20 @@ def test_the_wall_limit_ends_at_a_trials_boundary_and_a_resume_goes_on(make_expe
             assert trial.id == base, "it had its base already"
 
 
+def test_device_hours_are_those_of_all_invocations(make_experiment: Make, tmp_path: Path) -> None:
+    limits = {"device_hours": 1.0}
+    limited = make_plan(make_experiment(GRID, throughput={"blocks": 1}, limits=limits), laptop())
+    folder = RunFolder.create(tmp_path, limited.experiment, limited, "x")
+    folder.set_invocation(0, {"started_at": 1.0, "wall_s": 1700.0, "ended": "interrupted"})
+    Execution(limited, folder, ScriptedLauncher(lambda trial, tries: "ok"), lambda event: None).run()
+    assert {row["outcome"] for row in folder.lines()} == {"ok"}, "2 devices for 1700 s are less than an hour"
+    folder.set_invocation(1, {"started_at": 2.0, "wall_s": 100.0, "ended": "finished"})
+    more = make_plan(make_experiment(GRID, throughput={"blocks": 2}, limits=limits), laptop())
+    Execution(more, folder, ScriptedLauncher(lambda trial, tries: "ok"), lambda event: None).run()
+    late = [row for row in folder.lines() if row["invocation"] == 2]
+    assert {(row["block"], row["skip_code"]) for row in late} == {(1, "time_up")}
+
+
 def test_resuming_does_not_repeat_the_same_skips(plan: Plan, tmp_path: Path) -> None:
     execute(plan, tmp_path, lambda trial, tries: "ok")
     _, folder = execute(plan, tmp_path, lambda trial, tries: "ok")

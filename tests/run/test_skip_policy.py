@@ -58,6 +58,14 @@ def test_no_trial_starts_after_the_time_limit(make_experiment: Make) -> None:
     assert {reason_of(policy, trial) for trial in limited.trials} == {"time is up: limits.wall was reached"}
 
 
+def test_no_trial_starts_after_the_device_hours_are_spent(make_experiment: Make) -> None:
+    limited = make_plan(make_experiment(limits={"device_hours": 1}), laptop())
+    assert SkipPolicy(limited, [], list, 3599.0).skipped(limited.trials[0]) is None
+    policy = SkipPolicy(limited, [], list, 3600.0)
+    text = "time is up: limits.device_hours was reached (1 of the whole run; raise it to go on)"
+    assert {reason_of(policy, trial) for trial in limited.trials} == {text}
+
+
 @pytest.mark.parametrize(
     ("kind", "prunes", "pruned"),
     [("", True, True), ("doctor", True, False), ("links", True, False), ("", False, False)],

@@ -118,10 +118,10 @@ def test_a_lost_trial_is_still_to_be_measured(plan: Plan) -> None:
     assert left.seconds == pytest.approx(before - plan.least_trial_seconds(plan.trials[0]))
 
 
-def test_the_wall_limit_ends_the_run(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(GRID, throughput={"blocks": 500}, limits={"wall": "5m"}), laptop())
+def test_a_limit_ends_the_run(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 500}), laptop())
     now = [0.0]
-    left = TimeLeft(plan, plan.groups, lambda: now[0])
+    left = TimeLeft(plan, plan.groups, lambda: now[0], limit_s=300.0)
     assert left.seconds == 300.0
     now[0] = 100.0
     assert left.seconds == 200.0
