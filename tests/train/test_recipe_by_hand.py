@@ -28,8 +28,11 @@ FILE = Path(__file__).parents[2] / "experiments" / "resnet34_cifar10.yaml"
 SEED, EPOCHS, BATCH = 1, 6, 4  # 30 steps on 20 images; the rate drops after the fifth epoch
 
 
-def by_hand(folder: Path, initial: dict[str, torch.Tensor]) -> tuple[list[float], list[float]]:
-    """The losses and the learning rates of the loop, on the same images in the same order."""
+def by_hand(folder: Path, initial: dict[str, torch.Tensor], devices: int) -> tuple[list[float], list[float]]:
+    """The losses and the learning rates of the loop, on the same images in the same order.
+
+    On several devices as nn.DataParallel does it: each has the batch statistics of its part, the loss is of all parts.
+    """
     normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     data = CIFAR10(str(folder), train=True, transform=transforms.Compose([transforms.ToTensor(), normalize]))
     model = torchvision.models.resnet34(num_classes=10)
@@ -44,7 +47,8 @@ def by_hand(folder: Path, initial: dict[str, torch.Tensor]) -> tuple[list[float]
         for indices in epoch_order(len(data), SEED, epoch).split(BATCH):
             images, labels = zip(*(data[int(index)] for index in indices), strict=True)
             optimizer.zero_grad()
-            loss = criterion(model(torch.stack(images)), torch.tensor(labels))
+            outputs = torch.cat([model(part) for part in torch.stack(images).chunk(devices)])
+            loss = criterion(outputs, torch.tensor(labels))
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -55,20 +59,23 @@ def by_hand(folder: Path, initial: dict[str, torch.Tensor]) -> tuple[list[float]
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_group")
-def test_the_recipe_is_the_loop_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), pytest.param("dp", 2, marks=pytest.mark.slow)])
+def test_the_recipe_is_the_loop_written_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int
+) -> None:
     make_cifar(tmp_path)
     monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: True)
     plan = make_plan(load_experiment(FILE), laptop())
-    planned = next(trial.cell for trial in plan.trials if trial.cell.strategy == "single")
+    planned = next(one.cell for one in plan.trials if (one.cell.strategy, one.cell.devices) == (strategy, devices))
     options = {**planned.workload_options, "data_folder": str(tmp_path)}
     cell = replace(planned, workload_options=options, loader={}).at_global_batch_size(BATCH)
-    workload, ranks = workloads.build(cell), Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+    workload, ranks = workloads.build(cell), Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),) * devices)
     training = Training(cell, workload, SEED, ranks)
     initial = {name: value.clone() for name, value in training.unwrapped.state_dict().items()}
     run = Epochs(training, EpochData(cell, SEED, ranks, *workload.datasets()))
     run.run(Convergence(epochs=EPOCHS), lambda: None)
-    losses, rates = by_hand(tmp_path, initial)
+    losses, rates = by_hand(tmp_path, initial, devices)
     assert run.steps.columns["loss"] == pytest.approx(losses, rel=1e-5)
     assert run.steps.columns["learning_rate"] == pytest.approx(rates)
     assert rates == pytest.approx([0.1] * 25 + [0.01] * 5)
