@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -41,6 +41,7 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
         if line["outcome"] not in ("ok", "skipped") and not named:
             of_trial.append(_failed(line))
         axes = {axis: cells.loc[trial_id, axis] for axis in ("cell_id", *DESCRIPTION)}
+        of_trial += fewer_samples(line, latest.values())
         rows += [{"trial_id": trial_id, **axes, **finding} for finding in of_trial]
     return FINDINGS.frame(rows)
 
@@ -56,6 +57,32 @@ def _failed(line: Mapping[str, Any]) -> FindingRow:
         "means": texts["means"],
         "advice": texts["advice"] + log,
     }
+
+
+def fewer_samples(line: Mapping[str, Any], examined: Iterable[Mapping[str, Any]]) -> list[FindingRow]:
+    """Return a finding if an epoch of the line's cell has another number of distinct samples than one device's."""
+    own = line["facts"].get("distinct_samples")
+    others = (one for one in examined if one["strategy"] == "single" and _data_of(one) == _data_of(line))
+    alone = next((one["facts"]["distinct_samples"] for one in others if "distinct_samples" in one["facts"]), None)
+    if own is None or alone is None or own == alone:
+        return []
+    return [
+        {
+            "check": "data sharding",
+            "severity": "error",
+            "seen": f"distinct samples in an epoch: {own:,}; of one device: {alone:,}",
+            "means": "the strategies train on different amounts of data: their accuracy and their time to a target "
+            "compare different trainings",
+            "advice": "datasets() must return the same data whatever the rank and the number of ranks; the harness "
+            "gives each rank its share of every global batch",
+        }
+    ]
+
+
+def _data_of(line: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return the key of examinations that must have the same data."""
+    options = {name: value for name, value in line["options"].items() if name.startswith("workload.")}
+    return (line["workload"], line["data"], line["model"], line.get("variant"), repr(sorted(options.items())))
 
 
 def figures(lines: Lines) -> dict[str, Mapping[str, str]]:

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler, Subset
 
 from harness.doctor.check import Case, Check
-from harness.doctor.digest import digest_of
+from harness.doctor.epoch_samples import distinct_samples, drawn_samples
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
+from harness.train.digests import value_digest
 from harness.train.loader import SeededDataset
 from harness.train.workloads import SizedDataset
 
@@ -51,6 +52,8 @@ class Samples:
     samplers: list[Sampler]
     repeats_draws: bool = False
     """Every sample sets a generator to the same state."""
+    drawn: frozenset[int] | None = None
+    """See ``drawn_samples``."""
 
 
 def observe(subject: Subject) -> Samples:
@@ -59,13 +62,13 @@ def observe(subject: Subject) -> Samples:
     size = len(train)
     indices = sorted({step * size // PROBES for step in range(PROBES)})
     seeded = SeededDataset(train, subject.seed)
-    first, again = ([digest_of(s) for s in seeded.__getitems__([(0, index) for index in indices])] for _ in range(2))
+    first, again = ([value_digest(s) for s in seeded.__getitems__([(0, index) for index in indices])] for _ in range(2))
     samplers = [
         Sampler(found.num_replicas, found.rank, len(found.dataset), len(found))  # type: ignore[arg-type]
         for found in _samplers(train, DEPTH)
     ]
     samplers += _drawn_by_a_sampler(train)
-    return Samples(size, first, again, samplers, repeats_draws(train))
+    return Samples(size, first, again, samplers, repeats_draws(train), drawn_samples(subject))
 
 
 def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
@@ -74,6 +77,11 @@ def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
         if found := list(look(seen)):
             break
     return [*found, *_repeated_draws(seen)]
+
+
+def distinct(seen: Sequence[Samples]) -> int | None:
+    """Return the number of distinct samples in an epoch of all ranks; None if it is not known."""
+    return distinct_samples([rank.drawn for rank in seen], [rank.count for rank in seen])
 
 
 def empty(samples: int) -> list[Finding]:
@@ -123,10 +131,17 @@ def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
         yield Finding(
             NAME,
             "error",
-            f"{differ} of {len(seen[0].first)} compared samples differ between ranks 0 and {other} at the same index",
+            f"{differ} of {len(seen[0].first)} compared samples differ between ranks 0 and {other} at the same index"
+            + _read_in_an_epoch(seen),
             "different data on each rank: the contents of a global batch depend on the number of ranks",
             advice,
         )
+
+
+def _read_in_an_epoch(seen: Sequence[Samples]) -> str:
+    """Return '; distinct samples in an epoch: 128', or nothing if that is not known."""
+    number = distinct(seen)
+    return "" if number is None or seen[0].drawn is None else f"; distinct samples in an epoch: {number:,}"
 
 
 def _unstable(seen: Sequence[Samples]) -> Iterator[Finding]:
@@ -182,7 +197,7 @@ def repeats_draws(train: SizedDataset) -> bool:
         torch.default_generator.manual_seed(index + 1)
         random.seed(index + 1)
         train[index]
-        states.append((digest_of(torch.get_rng_state()), repr(random.getstate())))
+        states.append((value_digest(torch.get_rng_state()), repr(random.getstate())))
     torch.set_rng_state(before[0])
     random.setstate(before[1])
     return len(train) > 1 and any(one == other for one, other in zip(*states, strict=True))

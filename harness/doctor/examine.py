@@ -34,6 +34,8 @@ class DoctorReport:
     memory: MemoryFacts | None = None
     """The sizes from which memory is estimated; None if the model cannot be built."""
     workload: Workload | None = None
+    distinct_samples: int | None = None
+    """Of an epoch of all ranks; None if it is not known."""
 
     @property
     def facts(self) -> TrialFacts:
@@ -41,6 +43,8 @@ class DoctorReport:
         places = places_of(self.workload) if self.workload else {}
         rows = [_placed(finding.row(), place_of(finding.check, places)) for finding in self.findings]
         found: TrialFacts = {"findings": rows, "figures": self.figures}
+        if self.distinct_samples is not None:
+            found["distinct_samples"] = self.distinct_samples
         return {**found, "memory": self.memory} if self.memory else found
 
 
@@ -94,6 +98,8 @@ def examine(subject: Subject) -> DoctorReport:
     seen, failed = _observe_alone(subject)
     if sizes and memory.CHECK.name in seen:
         found.memory = memory.with_activations(sizes, seen[memory.CHECK.name])
+    if data.NAME in seen:
+        found.distinct_samples = data.distinct(seen[data.NAME])
     stops = _judge_before_steps(found, seen, Case(subject.cell, (), subject.planned, sizes))
     if failed and not any_error(found.findings):
         found.findings += _failed_alone(failed, real_steps_fail=_fails_in_steps(subject))

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from harness.doctor.digest import digest_of
 from harness.doctor.unregistered import OWN
+from harness.train.digests import value_digest
 from harness.train.token_weights import local_part
 
 AGAINST = 0.5
@@ -47,7 +47,7 @@ def digests_of_state(model: nn.Module) -> Mapping[str, str]:
         attributes = {name: value for name, value in vars(module).items() if name not in OWN}
         for name, value in {**buffers, **attributes}.items():
             with suppress(Exception):  # a tensor without a digest, such as a sparse one, is not compared
-                found[prefix + name] = digest_of(value)
+                found[prefix + name] = value_digest(value)
     return found
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.doctor.check import Case, Check
-from harness.doctor.digest import digest_of
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject
 from harness.plan.checks.finding import Finding, join_names
+from harness.train.digests import value_digest
 
 NAME = "randomness"
 
@@ -16,7 +16,7 @@ NAME = "randomness"
 def observe(subject: Subject) -> dict[str, str]:
     """Return a digest of each parameter as this rank builds it from the shared seed."""
     model = subject.bare_model() if subject.whole_model_fits else subject.built_model()
-    return {name: digest_of(parameter) for name, parameter in model.named_parameters() if not parameter.is_meta}
+    return {name: value_digest(parameter) for name, parameter in model.named_parameters() if not parameter.is_meta}
 
 
 def judge(seen: Sequence[Mapping[str, str]], case: Case) -> list[Finding]:

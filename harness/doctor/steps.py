@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from harness.doctor.batch_facts import Padded, padded_of
-from harness.doctor.digest import digest_of
 from harness.doctor.model_facts import (
     batch_norms,
     digests_of_state,
@@ -25,6 +24,7 @@ from harness.doctor.subject import SMALL, Subject
 from harness.measure.window import synchronize
 from harness.plan.trial import SkipTrial
 from harness.system.process import no_garbage_collection
+from harness.train.digests import value_digest
 from harness.train.loader import Share
 from harness.train.phases import BACKWARD, Mark, Phase
 from harness.train.token_weights import local_part
@@ -144,7 +144,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
         subject.advance()
     seen.kept_bytes = memory.kept_bytes()
     after = torch.get_rng_state()
-    seen.draws, seen.random_state = not torch.equal(state, after), digest_of(after)
+    seen.draws, seen.random_state = not torch.equal(state, after), value_digest(after)
     _note_model(seen, inner, state_before)
     seen.trainable = len(before)
     for name, parameter in inner.named_parameters():
@@ -153,7 +153,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
             if kind != "some" or not _is_rounding(parameter, training.optimizer):
                 seen.unchanged[name] = kind
     if not subject.cell.traits.shards_parameters:
-        seen.digests = {name: digest_of(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
+        seen.digests = {name: value_digest(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
     return seen
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from harness.doctor.check import Case, Check
+from harness.doctor.shared_values import NO_COPIES, Copies, copies_by_value
 from harness.doctor.subject import Subject
 from harness.plan.checks.finding import Finding
 
@@ -24,6 +25,8 @@ class Validation:
     """It is the training set itself."""
     shared: int = 0
     """Samples that are in both: known of Subsets of one data set, and of slices of one tensor."""
+    copies: Copies = NO_COPIES
+    """Samples with the values of training samples, if both sets share nothing that is known."""
 
 
 def observe(subject: Subject) -> Validation | None:
@@ -31,7 +34,10 @@ def observe(subject: Subject) -> Validation | None:
     if not subject.epochs:
         return None
     train, validation = subject.datasets[0], subject.datasets[1]
-    return Validation(len(validation), train is validation, _shared(train, validation))
+    found = Validation(len(validation), train is validation, _shared(train, validation))
+    if found.same or found.shared or subject.ranks.rank:  # of the same sets on every rank, one look is enough
+        return found
+    return replace(found, copies=copies_by_value(train, validation, subject.seed))
 
 
 def _shared(train: object, validation: object) -> int:
@@ -63,6 +69,18 @@ def _indices(dataset: object) -> tuple[object, set[int] | None]:
     return dataset, None
 
 
+def _shared_words(seen: Validation) -> str:
+    """Return what validation and training share, empty if nothing that is known."""
+    copies = seen.copies
+    if seen.same:
+        return "the training set itself"
+    if seen.shared:
+        return f"{seen.shared:,} of its {seen.count:,} samples train too"
+    if copies.is_many:
+        return f"{copies.found:,} of {copies.compared:,} compared samples equal one of {copies.read:,} training samples"
+    return ""
+
+
 def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
     first = seen[0]
     if first is None:
@@ -70,9 +88,9 @@ def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
     if not first.count:
         means, advice = "no epoch can be evaluated", "return a validation set with samples; check its split and filters"
         return [Finding(NAME, "error", "size of the validation set: 0 samples", means, advice)]
-    if not (first.same or first.shared):
+    shared = _shared_words(first)
+    if not shared:
         return []
-    shared = "the training set itself" if first.same else f"{first.shared:,} of its {first.count:,} samples train too"
     return [
         Finding(
             NAME,

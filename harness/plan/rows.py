@@ -184,6 +184,7 @@ class TrialFacts(ExchangeSeconds, total=False):
     skipped_updates: int
     resumed_epoch: int | None
     training_samples: int
+    distinct_samples: int
     diverged_step: int | None
     freed_s: float
     flops_per_unit: float | None

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any
 
-import torch
-from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.plan.cell import Cell
 from harness.train import workloads
+from harness.train.digests import pickle_digest
 from harness.train.workloads import Datasets, Workload
 
 
@@ -34,22 +29,22 @@ class SharedData:
     @classmethod
     def of(cls, cell: Cell, workload: Workload) -> SharedData:
         """Build the data sets of a new workload."""
-        before = {name: (value, digest_of(value)) for name, value in _attributes(workload).items()}
+        before = {name: (value, pickle_digest(value)) for name, value in _attributes(workload).items()}
         datasets = workload.datasets()
         after = _attributes(workload)
         same = {name for name, value in after.items() if name in before and before[name][0] is value}
-        filled = {name for name in same if before[name][1] != digest_of(after[name])}
+        filled = {name for name in same if before[name][1] != pickle_digest(after[name])}
         found = {name: value for name, value in after.items() if name not in same - filled}
         if cell.workload in BUILTIN_WORKLOADS:
             return cls(datasets, found, "")
         if any(before[name][1] is None for name in same):  # it may have been filled
             return cls(datasets, found, None)
-        return cls(datasets, found, "" if all(map(_is_constant, datasets)) else digest_of(datasets))
+        return cls(datasets, found, "" if all(map(_is_constant, datasets)) else pickle_digest(datasets))
 
     @property
     def is_unchanged(self) -> bool:
         """Whether the data sets are as they were built."""
-        return self.digest == "" or (self.digest is not None and digest_of(self.datasets) == self.digest)
+        return self.digest == "" or (self.digest is not None and pickle_digest(self.datasets) == self.digest)
 
     def new_workload(self, cell: Cell) -> Workload:
         """Build a workload as it is after ``datasets()``, whose data sets are these."""
@@ -70,37 +65,3 @@ def _is_constant(dataset: object) -> bool:
     if type(dataset) is ConcatDataset:
         return all(map(_is_constant, dataset.datasets))
     return type(dataset) is TensorDataset
-
-
-def digest_of(datasets: object) -> str | None:
-    """Return a digest of an object's pickle; None if it cannot be pickled."""
-    pickler = _Digest()
-    try:
-        pickler.dump(datasets)
-    except Exception:  # whatever an object of the user raises here
-        return None
-    return pickler.hash.hexdigest()
-
-
-class _Digest(pickle.Pickler):
-    """Pickles into a digest; the values of arrays and tensors go there without a copy.
-
-    A lambda or an inner function, which pickle refuses, counts as what it holds.
-    """
-
-    def __init__(self) -> None:
-        self.hash = hashlib.sha1(usedforsecurity=False)
-        super().__init__(self, protocol=5, buffer_callback=lambda buffer: self.hash.update(buffer.raw()))
-
-    def write(self, data: Any) -> int:
-        self.hash.update(data)
-        return len(data)
-
-    def reducer_override(self, obj: object) -> Any:
-        if isinstance(obj, FunctionType) and "<" in obj.__qualname__:
-            held = [cell.cell_contents for cell in obj.__closure__ or ()]
-            return tuple, ((obj.__qualname__, held, obj.__defaults__, obj.__kwdefaults__),)
-        if type(obj) is not Tensor or obj.layout is not torch.strided or obj.device.type == "meta":
-            return NotImplemented
-        self.hash.update(obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return str, (f"{obj.dtype} {tuple(obj.shape)}",)

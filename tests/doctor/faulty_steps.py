@@ -247,6 +247,16 @@ class OverlappingSlices(Healthy):
         return TensorDataset(x[:192], y[:192]), TensorDataset(x[128:], y[128:])
 
 
+class CopiedRows(Healthy):
+    """Validation on copies: no tensor is shared, the values are."""
+
+    epochs = True
+
+    def datasets(self) -> tuple[Any, Any]:
+        x, y = blobs().tensors
+        return TensorDataset(x, y), TensorDataset(x[100:150].clone(), y[100:150].clone())
+
+
 class NothingToValidate(Healthy):
     epochs = True
 
@@ -332,6 +342,7 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
         (ValidatesOnTraining, "single"),
         (OverlappingSplit, "single"),
         (OverlappingSlices, "single"),
+        (CopiedRows, "single"),
         (NothingToValidate, "single"),
     ],
     "padding": [(CountsPadding, "single")],

@@ -119,6 +119,18 @@ class SplitSlices(Healthy):
         return TensorDataset(x[:192], y[:192]), TensorDataset(x[192:], y[192:])
 
 
+class FewValues(Healthy):
+    """Samples of few possible values: those of both sets are equal without a copy."""
+
+    epochs = True
+
+    def datasets(self) -> tuple[Any, Any]:
+        x, y = blobs().tensors
+        coarse = TensorDataset((x > 0).float() * torch.tensor([1.0, 1.0, *[0.0] * (x.shape[1] - 2)]), y)
+        train, validation = random_split(coarse, [192, 64], generator=torch.Generator().manual_seed(1))
+        return list(train), list(validation)
+
+
 class EverySecondSample(Healthy):
     """A part of the data on purpose."""
 
@@ -163,6 +175,7 @@ HEALTHY: list[tuple[type[Healthy], str]] = [
     (KeepsNumbers, "single"),
     (ProperSplit, "single"),
     (SplitSlices, "single"),
+    (FewValues, "single"),
     (EverySecondSample, "dp"),
     (NoiseByIndex, "single"),
 ]

@@ -33,13 +33,13 @@ from harness.doctor import (
 )
 from harness.doctor.batch_facts import Padded, padded_of, real_lengths
 from harness.doctor.check import Case
-from harness.doctor.digest import digest_of
 from harness.doctor.model_facts import moved_by_hand
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
 from harness.plan.cell import Cell
 from harness.plan.checks import batches, links, versions
 from harness.plan.checks.finding import join_names
+from harness.train.digests import value_digest
 from harness.train.ranks import Ranks
 from tests.doctor.healthy import Healthy
 
@@ -227,7 +227,7 @@ def seen(**more: Any) -> data.Samples:
 
 def test_a_sample_of_things_without_numbers_is_the_same_when_it_is_read_again() -> None:
     one, other = [object(), torch.ones(2), "a"], [object(), torch.ones(2), "a"]
-    assert digest_of(one) == digest_of(other) != digest_of([object(), torch.ones(2), "b"])
+    assert value_digest(one) == value_digest(other) != value_digest([object(), torch.ones(2), "b"])
 
 
 def test_data_that_ranks_do_not_share() -> None:

@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from harness.train import data_reuse
-from harness.train.data_reuse import SharedData, digest_of
+from harness.train.data_reuse import SharedData
+from harness.train.digests import pickle_digest
 from harness.train.workloads import Workload
 from tests.doctor.ranks import cell_for
 
@@ -68,7 +69,7 @@ def test_changed_values_of_arrays_and_tensors_are_noticed() -> None:
 def test_what_cannot_be_pickled_is_built_again() -> None:
     data = Counting(counts=False)
     data.lock = threading.Lock()  # type: ignore[attr-defined]
-    assert digest_of(data) is None and not shared(data).is_unchanged
+    assert pickle_digest(data) is None and not shared(data).is_unchanged
 
 
 @pytest.mark.parametrize("wrap", [lambda data: Subset(data, [0]), lambda data: ConcatDataset([data])])
@@ -122,6 +123,6 @@ def test_attributes_that_datasets_fills_in_place_are_kept(
 def test_what_an_inner_function_holds_is_part_of_the_digest() -> None:
     values = [1]
     function = held_by(values)
-    before = digest_of(function)
+    before = pickle_digest(function)
     values.append(2)
-    assert before is not None and digest_of(function) != before
+    assert before is not None and pickle_digest(function) != before

@@ -100,6 +100,7 @@ TRIALS = Table(
         _c("loss_scale", "Float64", "loss scale of fp16 after the timed steps"),
         _c("skipped_updates", "Int64", "timed steps whose update the loss scale skipped, at least"),
         _c("training_samples", "Int64", "number of samples in the training set; `<NA>` of throughput", "samples"),
+        _c("distinct_samples", "Int64", "distinct samples that an epoch reads, of the doctor's trials", "samples"),
         _c("resumed_epoch", "Int64", "epoch of the checkpoint that training resumed from; `<NA>` if from scratch"),
         _c(
             "flops_per_unit",

@@ -1,0 +1,70 @@
+"""Validation samples that are copies of training samples, by value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from harness.doctor import shared_values
+from harness.doctor.shared_values import NO_COPIES, Copies, copies_by_value
+
+ROWS = torch.arange(600.0).reshape(200, 3)
+
+
+def rows(part: torch.Tensor) -> TensorDataset:
+    return TensorDataset(part, torch.zeros(len(part)))
+
+
+@pytest.mark.parametrize(
+    ("validation", "found"),
+    [
+        (rows(ROWS[50:80].clone()), Copies(30, 30, 200)),
+        (rows(torch.cat([ROWS[:10], -ROWS[1:91]])), Copies(10, 100, 200)),
+        (rows(-ROWS[1:]), Copies(0, 199, 200)),
+        ([(array, torch.tensor(0.0)) for array in ROWS[:20].numpy()], Copies(20, 20, 200)),
+    ],
+    ids=["a part", "some", "none", "as arrays"],
+)
+def test_equal_values_are_counted(validation: Any, found: Copies) -> None:
+    assert copies_by_value(rows(ROWS), validation, seed=0) == found
+
+
+def test_a_few_equal_samples_may_be_chance() -> None:
+    assert not Copies(7, 10, 200).is_many and Copies(8, 160, 200).is_many
+    assert not Copies(8, 200, 200).is_many and Copies(10, 200, 200).is_many
+
+
+def test_data_of_few_values_has_equal_samples_without_a_copy() -> None:
+    few = rows((ROWS % 2).float())
+    assert copies_by_value(few, rows((ROWS[:50] % 2).float()), seed=0) == NO_COPIES
+
+
+def test_a_slow_training_set_is_read_in_part_spread_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(1000))
+    monkeypatch.setattr(shared_values.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(shared_values, "SECONDS", 49.5)
+    monkeypatch.setattr(shared_values, "MOST", 50)
+    train = rows(torch.arange(300.0).reshape(100, 3))
+    assert copies_by_value(train, rows(train.tensors[0][80:].clone()), seed=0) == Copies(10, 20, 50)
+
+
+def test_the_labels_count_too() -> None:
+    other = TensorDataset(ROWS[:50], torch.ones(50))
+    assert copies_by_value(rows(ROWS), other, seed=0).found == 0
+
+
+def test_the_generators_are_as_before() -> None:
+    class Noisy:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> object:
+            return torch.rand(2), np.float64(index)
+
+    before = torch.get_rng_state()
+    copies_by_value(Noisy(), Noisy(), seed=0)
+    assert torch.equal(before, torch.get_rng_state())
