@@ -11,7 +11,7 @@ from harness.doctor.all_checks import CHECKS
 from harness.doctor.builds import FewBuilds
 from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
-from harness.doctor.places import place_of, places_of
+from harness.doctor.places import methods_of, place_of
 from harness.doctor.process import ProcessState
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
@@ -40,8 +40,8 @@ class DoctorReport:
     @property
     def facts(self) -> TrialFacts:
         """The facts of the trial's row; each finding has its place in the user's code, if there is one."""
-        places = places_of(self.workload) if self.workload else {}
-        rows = [_placed(finding.row(), place_of(finding.check, places)) for finding in self.findings]
+        methods = methods_of(self.workload) if self.workload else {}
+        rows = [_placed(finding.row(), place_of(finding.check, methods)) for finding in self.findings]
         found: TrialFacts = {"findings": rows, "figures": self.figures}
         if self.distinct_samples is not None:
             found["distinct_samples"] = self.distinct_samples

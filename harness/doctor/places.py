@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from inspect import unwrap
+import re
+from collections.abc import Iterator, Mapping
+from inspect import getsourcelines, unwrap
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.doctor.builds import FewBuilds
 from harness.doctor.check import is_the_users
@@ -34,25 +36,71 @@ ABOUT: Mapping[str, tuple[str, ...]] = {
 """The name of a check's findings -> the methods of the workload, or of its model, to look at first."""
 
 
-def place_of(check: str, places: Mapping[str, str]) -> str:
-    """Return the places that a check's findings are about: 'Net.forward (mine.py:8), Mine.loss (mine.py:20)'."""
-    return ", ".join(dict.fromkeys(places[method] for method in ABOUT.get(check, ()) if method in places))
+CLUES: Mapping[str, str] = {
+    "device placement": r"\.cuda\(|cuda:|device=",
+    "randomness": r"seed\(",
+    "parameter updates": r"\.data\.|\.(add|sub|mul|div|copy|lerp)_\(|deepcopy\(|requires_grad",
+    "state in forward": r"self\.[\w.]+ [-+*/]?= |self\.[\w.]+\.(append|update|add_|mul_|copy_|lerp_)\(",
+    "data sharding": r"DistributedSampler|get_rank|get_world_size|seed\(",
+    "loss weight": r"return ",
+    "padding": r"ignore_index|cross_entropy|nll_loss",
+    "slow rank": r"get_rank|RANK",
+    "wrapper use": r"DataParallel\(|self\.\w+\(",
+    "train mode": r"\.eval\(|\.train\(",
+    "memory growth": r"\.append\(|\+= |\.extend\(",
+    "threads": r"Thread\(|Process\(|Popen\(|Pool|set_num_threads",
+    "gradient scaling": r"get_world_size|WORLD_SIZE",
+}
+"""The name of a check's findings -> a pattern of the line that causes them: the place if one line alone matches."""
 
 
-def places_of(workload: Workload) -> Mapping[str, str]:
-    """Return 'Mine.loss (mine.py:12)' by method; methods of the harness and of libraries are left out.
+class Method(NamedTuple):
+    """A method of the user's own: its name, the name of its file, its lines from the number of the first."""
+
+    name: str
+    file: str
+    first: int
+    lines: tuple[str, ...] = ()
+
+    def at(self, number: int) -> str:
+        return f"{self.name} ({self.file}:{number})"
+
+    def matches(self, pattern: str) -> Iterator[str]:
+        """Yield the place of each line of code that matches; what follows a # counts as a comment."""
+        for number, line in enumerate(self.lines, self.first):
+            if re.search(pattern, line.partition("#")[0]):
+                yield self.at(number)
+
+
+def place_of(check: str, methods: Mapping[str, Method]) -> str:
+    """Return the places that a check's findings are about: 'Net.forward (mine.py:8), Mine.loss (mine.py:20)'.
+
+    If one line alone of these methods looks like the cause, its place; else the first line of each method.
+    """
+    about = list(dict.fromkeys(methods[name] for name in ABOUT.get(check, ()) if name in methods))
+    clue = CLUES.get(check)
+    lines = [place for method in about for place in method.matches(clue)] if clue else []
+    return lines[0] if len(lines) == 1 else ", ".join(method.at(method.first) for method in about)
+
+
+def methods_of(workload: Workload) -> Mapping[str, Method]:
+    """Return the methods of the workload and of its model; those of the harness and of libraries are left out.
 
     If the model's class is a library's, as nn.Sequential is, ``build_model`` stands for it.
     """
     own, model = (workload.inner, workload.kept.kind) if isinstance(workload, FewBuilds) else (workload, None)
-    found = {method: _place(type(own), method) for method in ("build_model", "datasets", "loss")}
-    found["forward"] = (model and _place(model, "forward")) or found["build_model"]
-    return {method: place for method, place in found.items() if place}
+    found = {name: _method(type(own), name) for name in ("build_model", "datasets", "loss")}
+    found["forward"] = (model and _method(model, "forward")) or found["build_model"]
+    return {name: method for name, method in found.items() if method}
 
 
-def _place(owner: type, method: str) -> str:
-    function = unwrap(getattr(owner, method, len))
+def _method(owner: type, name: str) -> Method | None:
+    function = unwrap(getattr(owner, name, len))
     code = getattr(function, "__code__", None)
     if code is None or not is_the_users(code.co_filename):
-        return ""
-    return f"{function.__qualname__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+        return None
+    try:
+        lines, first = getsourcelines(code)
+    except (OSError, TypeError):  # its file is gone
+        lines, first = [], code.co_firstlineno
+    return Method(function.__qualname__, Path(code.co_filename).name, first, tuple(lines))

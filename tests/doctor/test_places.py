@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from harness.doctor.builds import FewBuilds
 from harness.doctor.examine import examine
-from harness.doctor.places import ABOUT, places_of
+from harness.doctor.places import ABOUT, CLUES, Method, methods_of, place_of
 from harness.doctor.subject import Subject
 from harness.plan.checks import catalogue
 from harness.train import workloads
 from harness.train.ranks import Ranks
-from tests.doctor.faulty_steps import MeanOfWeightOne, OneSampleNorm, UpdatesInLoss
+from tests.doctor import faulty_steps
+from tests.doctor.faulty_steps import (
+    ChangesThreads,
+    EvaluatesInLoss,
+    KeepsItsGraphs,
+    LogsOnOneRank,
+    MeanOfWeightOne,
+    OneSampleNorm,
+    SamplerInASubset,
+    ScaledByWorldSize,
+    UpdatesInLoss,
+)
 from tests.doctor.ranks import cell_for
 
 RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
@@ -23,7 +36,7 @@ RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 def test_each_method_is_found_where_it_is_defined() -> None:
     few = FewBuilds(MeanOfWeightOne())
     few.build_model()
-    places = {method: place.partition(":")[0] for method, place in places_of(few).items()}
+    places = {name: method.at(method.first).partition(":")[0] for name, method in methods_of(few).items()}
     assert places == {
         "build_model": "Healthy.build_model (healthy.py",
         "datasets": "Healthy.datasets (healthy.py",
@@ -35,22 +48,60 @@ def test_each_method_is_found_where_it_is_defined() -> None:
 def test_a_model_of_the_library_is_looked_for_in_build_model() -> None:
     few = FewBuilds(OneSampleNorm())
     few.build_model()
-    assert places_of(few)["forward"].startswith("OneSampleNorm.build_model (")
+    assert methods_of(few)["forward"].name == "OneSampleNorm.build_model"
 
 
 def test_what_the_harness_builds_has_no_place() -> None:
-    assert places_of(workloads.build(replace(cell_for("single", 1), workload="mlp", model="small"))) == {}
+    assert methods_of(workloads.build(replace(cell_for("single", 1), workload="mlp", model="small"))) == {}
 
 
 def test_a_finding_has_its_place() -> None:
     workload = UpdatesInLoss()
     found = examine(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS)).facts["findings"]
     (place,) = [row["place"] for row in found]
-    assert re.fullmatch(r"Net\.forward \(healthy\.py:\d+\), UpdatesInLoss\.loss \(faulty_steps\.py:\d+\)", place)
+    assert place == f"UpdatesInLoss.loss (faulty_steps.py:{number_of('parameter.data.sub_(0.001 * gradient)')})"
+
+
+def number_of(text: str) -> int:
+    """Return the number of the line of faulty_steps.py with this text, which is there once."""
+    lines = Path(faulty_steps.__file__).read_text().splitlines()
+    (number,) = (number for number, line in enumerate(lines, 1) if text in line)
+    return number
+
+
+@pytest.mark.parametrize(
+    ("check", "workload", "text"),
+    [
+        ("train mode", EvaluatesInLoss, "        model.eval()"),
+        ("memory growth", KeepsItsGraphs, "self.history.append(total)"),
+        ("data sharding", SamplerInASubset, "list(DistributedSampler(data, num_replicas=4, rank=1))"),
+        ("gradient scaling", ScaledByWorldSize, "total * (dist.get_world_size() if"),
+        ("slow rank", LogsOnOneRank, "dist.get_rank() == 1:"),
+        ("threads", ChangesThreads, "torch.set_num_threads(2)"),
+        ("loss weight", MeanOfWeightOne, "return cross_entropy(model(x), y), torch.tensor(1.0)"),
+    ],
+)
+def test_the_line_that_looks_like_the_cause_is_the_place(check: str, workload: type[Any], text: str) -> None:
+    few = FewBuilds(workload())
+    few.build_model()
+    assert place_of(check, methods_of(few)).endswith(f"(faulty_steps.py:{number_of(text)})")
+
+
+def test_without_a_single_line_the_place_is_that_of_each_method() -> None:
+    lines = ("def loss(self):\n", "    self.kept.append(1)  # .append(2)\n", "    # .append(3)\n", "    return 1\n")
+    loss = Method("Mine.loss", "mine.py", 10, lines)
+    forward = Method("Net.forward", "mine.py", 3, ("def forward(self): ...\n",))
+    assert place_of("memory growth", {"loss": loss, "forward": forward}) == "Mine.loss (mine.py:11)"
+    twice = loss._replace(lines=(*lines, "    self.kept.append(4)\n"))
+    assert place_of("memory growth", {"loss": twice, "forward": forward}) == (
+        "Mine.loss (mine.py:10), Net.forward (mine.py:3)"
+    )
+    assert place_of("divergence", {"loss": loss}) == "Mine.loss (mine.py:10)"
+    assert place_of("links", {"loss": loss}) == ""
 
 
 def test_every_check_is_in_the_catalogue() -> None:
-    assert set(ABOUT) <= set(catalogue.CHECKS)
+    assert set(CLUES) <= set(ABOUT) <= set(catalogue.CHECKS)
     assert {method for methods in ABOUT.values() for method in methods} == {
         "build_model",
         "datasets",
