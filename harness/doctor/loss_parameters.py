@@ -64,7 +64,7 @@ def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]
     """
     plain = {name: tensor for tensor, name in hidden if tensor.is_floating_point() and not tensor.requires_grad}
     workload = subject.workload
-    if not plain or (isinstance(workload, FewBuilds) and workload.kept.model is not None):  # copies: no other values
+    if not plain or (isinstance(workload, FewBuilds) and workload.kept.is_copied):  # copies: no other values
         return []
     torch.manual_seed(subject.seed + 1)
     other = {name: tensor for tensor, name in hidden_tensors(workload.build_model())}

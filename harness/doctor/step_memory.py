@@ -1,4 +1,4 @@
-"""Tensors that steps leave behind: found among the objects that are younger than the steps, which are few."""
+"""Tensors that steps leave behind: those among the objects of Python that did not exist before the steps."""
 
 from __future__ import annotations
 
@@ -20,25 +20,33 @@ LEAST = 1024
 class StepMemory:
     """Bytes of the tensors made since the construction that Python objects hold, after each step.
 
-    The automatic garbage collector must be off as long as it counts: it would make the objects older.
+    Which tensors are new does not depend on the collector's generations, which differ between versions of Python.
     """
 
     def __init__(self) -> None:
-        gc.collect(1)  # what is there already belongs to the oldest generation from now on
+        self._before = {id(tensor): ref(tensor) for tensor in _tensors()}
         self._after: list[int] = []
 
     def note_step(self) -> None:
         """Count the tensors at the end of a step."""
-        self._after.append(_size(_young_tensors()))
+        self._after.append(_size(self._new_tensors()))
 
     def kept_bytes(self) -> list[int]:
         """Return the bytes after each step; nothing if garbage that was not collected yet explains their growth."""
         if least_growth(self._after) < LEAST:
             return self._after
-        references = [ref(tensor) for tensor in _young_tensors()]
+        references = [ref(tensor) for tensor in self._new_tensors()]
         gc.collect()
         held = _size(tensor for reference in references if (tensor := reference()) is not None)
         return self._after if held > self._after[-1] / 2 else []
+
+    def _new_tensors(self) -> list[Tensor]:
+        return [tensor for tensor in _tensors() if not self._existed(tensor)]
+
+    def _existed(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is one from before the steps, and not another one at the same address."""
+        before = self._before.get(id(tensor))
+        return before is not None and before() is tensor
 
 
 def least_growth(kept_bytes: Sequence[int]) -> int:
@@ -46,9 +54,10 @@ def least_growth(kept_bytes: Sequence[int]) -> int:
     return min((after - before for before, after in pairwise(kept_bytes)), default=0)
 
 
-def _young_tensors() -> list[Tensor]:
+def _tensors() -> list[Tensor]:
+    """Return the tensors that Python objects hold; what gc.freeze() exempts, as a worker's imports, is not searched."""
     # type(), since isinstance() asks objects that stand for others, some of which warn
-    return [thing for thing in gc.get_objects(generation=0) if issubclass(type(thing), Tensor)]
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

@@ -30,19 +30,24 @@ class Counting(Healthy):
         return self.net
 
 
+@pytest.mark.parametrize("room", [True, False], ids=["in memory", "in a file"])
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("dp", 2)])
 def test_a_model_that_takes_long_is_built_twice_an_examination(
-    monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int
+    monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int, room: bool
 ) -> None:
     monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    if not room:
+        monkeypatch.setattr(builds, "_fits_into_memory", lambda size: False)
     workload = Counting()
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * devices)
     found = examine(Subject(cell_for(strategy, devices), workload, workload.datasets(), 0, ranks))
     assert {finding.check for finding in found.findings} <= {"threads"} and len(workload.builds) <= 2
 
 
-def test_a_copy_is_what_the_workload_keeps_of_its_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("room", [True, False], ids=["in memory", "in a file"])
+def test_a_copy_is_what_the_workload_keeps_of_its_model_too(monkeypatch: pytest.MonkeyPatch, room: bool) -> None:
     monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    monkeypatch.setattr(builds, "_fits_into_memory", lambda size: room)
     few = FewBuilds(Counting())
     first = few.build_model()
     with torch.no_grad():
@@ -50,6 +55,23 @@ def test_a_copy_is_what_the_workload_keeps_of_its_model_too(monkeypatch: pytest.
     second: Any = few.build_model()
     assert few.inner.net is second is not first
     assert bool(second.first.weight.any()), "a copy of the model as it was built"
+    assert (few.kept.model is not None, few.kept.file is not None) == (room, not room)
+    third: Any = few.build_model()
+    assert third is not second and torch.equal(third.first.weight, second.first.weight)
+    assert len(few.inner.builds) == 1
+
+
+@pytest.mark.parametrize("fails", ["no room on the disk", "no pickle"])
+def test_without_any_copy_each_model_is_built(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    monkeypatch.setattr(builds, "_fits_into_memory", lambda size: False)
+    few = FewBuilds(Counting())
+    if fails == "no pickle":
+        monkeypatch.setattr(Net, "__reduce_ex__", lambda self, protocol: 1 / 0)
+    else:
+        monkeypatch.setattr(builds, "ROOM", 1e18)
+    assert few.build_model() is not few.build_model() and len(few.inner.builds) == 2
+    assert few.kept.file is None
 
 
 KEPT: dict[str, Callable[[Any], object]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from weakref import ref
 
 import pytest
 import torch
@@ -46,6 +47,24 @@ def test_what_steps_hold_grows(step: Callable[[], None], least: int) -> None:
 
 def test_garbage_that_is_not_collected_yet_is_not_held() -> None:
     assert kept_after(leave_a_cycle) == []
+
+
+@pytest.mark.parametrize("generation", [0, 1, 2])
+def test_collections_between_steps_do_not_matter(generation: int) -> None:
+    def collect_and_hold() -> None:
+        gc.collect(generation)
+        hold()
+
+    assert least_growth(kept_after(collect_and_hold)) >= 4 * LEAST
+
+
+def test_a_new_tensor_at_the_address_of_an_earlier_one_counts() -> None:
+    HELD.clear()
+    memory = StepMemory()
+    kept = torch.zeros(LEAST)
+    memory._before[id(kept)] = ref(torch.zeros(1))
+    memory.note_step()
+    assert memory.kept_bytes()[0] >= 4 * LEAST
 
 
 def test_steps_that_keep_nothing_do_not_grow() -> None:
