@@ -20,9 +20,12 @@ HarnessError without a traceback; any other exception is a bug of the harness an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 
 class HarnessError(Exception):
@@ -90,6 +93,12 @@ class Collected:
             yield
         except HarnessError as error:
             self.add(error)
+
+    def value(self, make: Callable[[], Value]) -> Value | None:
+        """Return what ``make`` returns; None if it raises a HarnessError, which is kept."""
+        with self.also():
+            return make()
+        return None
 
     def add(self, error: HarnessError) -> None:
         """Keep an error; of errors with the same message the first."""

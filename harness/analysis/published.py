@@ -96,9 +96,14 @@ def _measured(values: Sequence[float], low: float, high: float) -> dict[str, flo
 
 
 def _trials_of(entry: Published, trials: pd.DataFrame) -> Rows:
-    """Return the last attempt at each trial of the entry's cell that has results; none if it was not measured."""
+    """Return the last attempt at each trial of the entry's cell that has results; none if it was not measured.
+
+    Timed trials of --inline are excluded, as from every ratio; losses and metrics of its trainings are like others.
+    """
     kind = "convergence" if entry.level == "epochs" else "throughput"
     kept = trials[(trials["kind"] == kind) & trials["outcome"].isin(["ok", "diverged"])]
+    if kind == "throughput":
+        kept = kept[~kept["inline"].fillna(False).astype(bool)]
     asked = kept[~kept["added"].fillna(False).astype(bool)].drop_duplicates("trial_id", keep="last")
     rows: list[Row] = [row for row in records(asked) if matches(row, entry.cell)]
     return [row for row in rows if row["cell_id"] == rows[0]["cell_id"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness.cli.common import exit_code_of, show
 from harness.cli.values import parse_axes, parse_cells, parse_conditions, parse_only, parse_share
-from harness.errors import ComparisonError
+from harness.errors import Collected, ComparisonError, HarnessError, RunFolderError
 from harness.system.sanitize import escape_control
 
 if TYPE_CHECKING:
@@ -73,13 +73,14 @@ def compare_command(
     """
 
     def work() -> int:
-        conditions = parse_conditions(fail_if or [])
-        axes, wanted = parse_axes(by or []), {} if only is None else parse_only(only)
-        noise = None if run_noise is None else parse_share(run_noise, "--run-noise")
-        if history is not None and not os.path.isdir(history):
-            raise ComparisonError(f"--history: got {history}; allowed: a folder that is there, with earlier runs")
-        if markdown and json:
-            raise ComparisonError("--markdown and --json: only one of both can be printed")
+        found = Collected()
+        conditions = found.value(lambda: parse_conditions(fail_if or [])) or ()
+        axes = found.value(lambda: parse_axes(by or [])) or ()
+        wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
+        noise = found.value(lambda: None if run_noise is None else parse_share(run_noise, "--run-noise"))
+        for mistake in _mistakes(run_folders, history, both=markdown and json):
+            found.add(mistake)
+        found.raise_all()
         from harness.analysis.compare import compare
         from harness.analysis.gate import exit_code
         from harness.analysis.results import load
@@ -91,6 +92,17 @@ def compare_command(
         return exit_code(comparison.gate) if conditions else 0
 
     raise typer.Exit(exit_code_of(work))
+
+
+def _mistakes(run_folders: Sequence[Path], history: Path | None, *, both: bool) -> Iterator[HarnessError]:
+    """Yield the mistakes in the folders and the format, which are known before anything is read."""
+    for folder in run_folders:
+        if not os.path.isdir(folder):
+            yield RunFolderError(f"{folder}: not a run folder: it is not there; give results/<experiment>/<time>-<id>")
+    if history is not None and not os.path.isdir(history):
+        yield ComparisonError(f"--history: got {history}; allowed: a folder that is there, with earlier runs")
+    if both:
+        yield ComparisonError("--markdown and --json: only one of both can be printed")
 
 
 def _show(comparison: Comparison, *, markdown: bool, json: bool, output: Path | None) -> None:

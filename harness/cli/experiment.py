@@ -91,12 +91,10 @@ def _request_of(
     """Return the Request of a command line, and the mistakes in its options; raises HarnessError."""
     from harness.run.request import Request, run_to_resume
 
-    found, assumed, wanted = Collected(), None, {}
+    found = Collected()
     run_folder = run_to_resume(resume, absolute=no_user_code)
-    with found.also():
-        assumed = None if assume is None else parse_assumed(assume)
-    with found.also():
-        wanted = {} if only is None else parse_only(only)
+    assumed = found.value(lambda: None if assume is None else parse_assumed(assume))
+    wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
     here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
     request = Request(
         file=here(_file_of(file, run_folder, found)),

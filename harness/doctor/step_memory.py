@@ -56,8 +56,10 @@ def least_growth(kept_bytes: Sequence[int]) -> int:
 
 def _tensors() -> list[Tensor]:
     """Return the tensors that Python objects hold; what gc.freeze() exempts, as a worker's imports, is not searched."""
-    # type(), since isinstance() asks objects that stand for others, some of which warn
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    # type(), since isinstance() asks objects that stand for others, some of which warn; each type once, as it is slow
+    things = gc.get_objects()
+    kinds = {kind for kind in set(map(type, things)) if issubclass(kind, Tensor)}
+    return [thing for thing in things if type(thing) in kinds]
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

@@ -36,11 +36,22 @@ def step(trial: str, rank: int, window: int, number: int, seconds: float, loss: 
 
 
 def table_of(
-    *entries: Published, model: str = "NVIDIA X100", unit: str = "samples", diverged: int | None = None
+    *entries: Published,
+    model: str = "NVIDIA X100",
+    unit: str = "samples",
+    diverged: int | None = None,
+    inline: bool = False,
 ) -> pd.DataFrame:
     lines = [
         *(
-            line("ddp2", rates=(100.0, 50.0 + 10 * block), block=block, unit=unit, options={"optimizer.lr": 1.0})
+            line(
+                "ddp2",
+                rates=(100.0, 50.0 + 10 * block),
+                block=block,
+                unit=unit,
+                options={"optimizer.lr": 1.0},
+                facts={"steady": True, "inline": inline},
+            )
             for block in (0, 1)
         ),
         line("single", rates=(60.0,)),
@@ -92,6 +103,16 @@ def test_epochs_are_compared_with_the_mean_over_seeds() -> None:
     ]
     assert table["difference"].tolist() == [0.0, -0.5, pytest.approx(0.1)]
     assert table["relative_difference"].tolist() == [0.0, -0.25, pytest.approx(0.25)]
+
+
+@pytest.mark.parametrize(("inline", "measured"), [(False, 2), (True, 0)])
+@pytest.mark.parametrize(
+    "figure", [{"metric": "throughput_per_s"}, {"metric": "step_s"}, {"metric": "step_s", "at": {"step": 1}}]
+)
+def test_trials_of_a_debugger_are_in_no_figure_of_speed(figure: dict[str, Any], inline: bool, measured: int) -> None:
+    table = table_of(entry(value=1, **figure), entry("train_loss", value=1), inline=inline)
+    at_step_1 = 1 if "at" in figure and measured else measured
+    assert table["n"].tolist() == [at_step_1, 2]
 
 
 def test_a_range_has_a_difference_outside_of_it_only() -> None:

@@ -194,7 +194,7 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         (["--only", "model=!!python/object/apply:os.system [true]"], "allowed: AXIS=VALUE"),
         (["--only", "devices=" + "9" * 5000], "allowed: AXIS=VALUE"),
         (["--assume", ""], "allowed: NODESxGPUS"),
-        (["--resume", "/nowhere"], "not a run folder"),
+        (["--resume", "/nonexistent/run"], "not a run folder"),
         (["--add-blocks", "3"], "it adds to a run that is there; give its folder with --resume"),
         (["--output", __file__], "the run folder cannot be created"),
         (["--output", "x" * 300], "the run folder cannot be created: File name too long"),
@@ -215,11 +215,11 @@ def test_bad_options_are_one_error_with_exit_code_2(
 @pytest.mark.parametrize("with_file", [True, False])
 def test_all_mistakes_in_the_options_are_one_error(with_file: bool, write_experiment: Write) -> None:
     file = [write_experiment(SMALL)] if with_file else []
-    result = call("run", *file, "--resume", "/nowhere", "--assume", "foo", "--only", "stratgy=ddp")
+    result = call("run", *file, "--resume", "/nonexistent/run", "--assume", "foo", "--only", "stratgy=ddp")
     assert result.exit_code == 2, result.output
     for problem in (
         "error: 3 problems\n  - ",
-        "\n  - /nowhere: not a run folder",
+        "\n  - /nonexistent/run: not a run folder",
         "--assume: got 'foo'",
         "--only: unknown axis",
     ):

@@ -253,3 +253,20 @@ def test_a_read_only_results_folder_is_one_error(runs: dict[str, Path]) -> None:
     finally:
         folder.chmod(0o700)
     assert result.exit_code == 2 and "cannot be written: Permission denied" in result.stderr
+
+
+def test_all_mistakes_of_a_comparison_are_one_error(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    result = call(
+        "compare", gone, tmp_path, "--fail-if", "bad", "--run-noise", "x", "--only", "y", "--markdown", "--json"
+    )
+    text = " ".join(result.output.split())
+    assert result.exit_code == 2 and "error: 5 problems" in text
+    for part in (
+        "--fail-if: got 'bad'",
+        "--run-noise: got 'x'",
+        "--only: got 'y'",
+        f"{gone.name}: not a run",
+        "--json",
+    ):
+        assert part in text
