@@ -182,6 +182,11 @@ DOUBTS: Mapping[str, Doubt] = {
     ),
 }
 """Doubts in the order in which a trial lists them; 'slow rank' is followed by the rank's number."""
+COLUMNS = (
+    *("trial_id", "attempt", "cell_id", "base_id", "family_id", "kind", "purpose", "block", "invocation", "outcome"),
+    *("devices", "inline", "throughput_per_s"),
+)
+"""Columns of trials that the doubts are found from, besides their evidence."""
 LOUD = ("impossible efficiency", "waits for data")
 """Doubts that stand beside an efficiency in words, and mark each cell that has them, however many have."""
 
@@ -195,11 +200,16 @@ def doubts(
 ) -> pd.Series[Any]:
     """Return the names of each row's doubts in ``trials``, as a tuple."""
     evidence = gather_evidence(trials, times, windows, ranks, environment)
-    ok = records(trials[trials["outcome"] == "ok"])
-    measured_in = {(row["cell_id"], row["block"], row["invocation"]): row for row in ok if not row["purpose"]}
-    bases = bases_of(by_cell(measured(trials)))
+    read = trials[[*COLUMNS]]
+    rows = records(read)
+    measured_in = {
+        (row["cell_id"], row["block"], row["invocation"]): row
+        for row in rows
+        if row["outcome"] == "ok" and not row["purpose"]
+    }
+    bases = bases_of(by_cell(measured(read)))
     found: list[tuple[str, ...]] = []
-    for row in records(trials):
+    for row in rows:
         names: tuple[str, ...] = ()
         if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
             base_id = bases.get(row["cell_id"], row["base_id"])

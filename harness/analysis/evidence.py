@@ -34,6 +34,10 @@ RANK_COLUMNS = (
     "throttled",
     "foreign_gpu_processes",
 )
+TRIAL_COLUMNS = (
+    *("trial_id", "attempt", "group_id", "invocation", "devices", "inline", "steady", "skipped_updates"),
+    *("throughput_per_s", "wait_fraction"),
+)
 Key = tuple[Hashable, ...]
 """(trial id, attempt)."""
 
@@ -94,7 +98,7 @@ def gather_evidence(
             wait_fraction=None if pd.isna(row["wait_fraction"]) else float(row["wait_fraction"]),
             per_device_per_s=_per_device(row),
         )
-        for row in records(trials)
+        for row in records(trials[[*TRIAL_COLUMNS]])
     }
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 from harness.analysis.common import Lines, Values, measured, order
 from harness.analysis.stats import ENDS, mean_interval
 from harness.plan.environment import RunEnvironment
+from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, HOST_PHASES, LEDGER, PHASES
 from harness.record.schema.recorded import COLLECTIVE_COLUMNS
 
@@ -81,7 +82,7 @@ def _phase_windows(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str
 def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> list[Values]:
     merged, counted = _phase_windows(trials, windows, names), measured(trials)
     sums = merged.groupby("cell_id")[["steps", "duration_s", *names]].sum(min_count=1)
-    firsts = {row["cell_id"]: row for row in counted.drop_duplicates("cell_id").to_dict("records")}
+    firsts = {row["cell_id"]: row for row in records(counted.drop_duplicates("cell_id")[["cell_id", *DESCRIPTION]])}
     rows = []
     for total in sums.reset_index().to_dict("records"):
         cell_id = total["cell_id"]

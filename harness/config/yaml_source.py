@@ -94,12 +94,12 @@ def read_mapping(path: Path, *, times: int = 1) -> Mapping[str, object]:
 
     ``times``: a factor on the size limits of an experiment file.
     """
-    return parse_mapping(_read_text(path, times * MAX_BYTES), source=str(path), times=times)
+    return parse_mapping(read_text(path, times * MAX_BYTES), source=str(path), times=times)
 
 
 def read_with_duplicates(path: Path) -> tuple[Mapping[str, object], list[str]]:
     """Return the file's top-level mapping and a problem for each key that appears twice; raise ExperimentError."""
-    return _mapping(_read_text(path, MAX_BYTES), str(path), MAX_NODES)
+    return _mapping(read_text(path, MAX_BYTES), str(path), MAX_NODES)
 
 
 def parse_mapping(text: str, *, source: str, times: int = 1) -> Mapping[str, object]:
@@ -187,7 +187,8 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value
 
 
-def _read_text(path: Path, most: int) -> str:
+def read_text(path: Path, most: int) -> str:
+    """Return the text of a file of at most this many bytes; raise ExperimentError if it is none."""
     try:
         if not path.exists():
             raise ExperimentError(str(path), ["no such file; give the path of an experiment file (YAML)"])

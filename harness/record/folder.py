@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import Experiment, load_resolved, parse_experiment
 from harness.config.yaml_source import MAX_BYTES, dump, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.plan.environment import GroupEnvironment, Invocation, RunEnvironment
@@ -125,7 +125,7 @@ class RunFolder:
     def experiment(self) -> Experiment:
         """Return the experiment with every default, as resolved at the start of the run."""
         source = self.path / "experiment.resolved.yaml"
-        return parse_experiment(read_mapping(source, times=RESOLVED), source=str(source))
+        return load_resolved(source, times=RESOLVED)
 
     def given(self) -> Experiment:
         """Return the experiment of the user's file, without the blocks that a resume has added."""

@@ -13,7 +13,7 @@ from pandas.api.types import is_object_dtype
 def records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
     """Return the rows as ``frame.to_dict("records")`` does, with None for <NA>."""
     names = frame.columns.tolist()
-    columns = [_plain(frame[name]) for name in names]
+    columns = [_plain(column) for _, column in frame.items()]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pandas.api.extensions import ExtensionArray, ExtensionDtype, take
+from pandas.api.extensions import ExtensionArray, ExtensionDtype
 from pandas.api.typing import NAType
 from pandas.arrays import FloatingArray
 
@@ -47,11 +47,11 @@ class Table:
 
     def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the frame with every column of the table, in its order and type; further columns come last."""
-        own = set(self.names)
-        extra = [name for name in frame.columns if name not in own]
-        columns = {column.name: _typed(frame, column) for column in self.columns}
+        given = {str(name): column for name, column in frame.items()}
+        missing = {name: empty.take(np.full(len(frame), -1), allow_fill=True) for name, empty in _EMPTY.items()}
+        columns = {column.name: _typed(given.pop(column.name, None), column, missing) for column in self.columns}
         # no copy: millions of steps are held in memory once; pandas copies on write
-        return pd.DataFrame({**columns, **{name: frame[name] for name in extra}}, index=frame.index, copy=False)
+        return pd.DataFrame({**columns, **given}, index=frame.index, copy=False)
 
     def as_text(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the frame with lists and mappings as text: 'first; second', and JSON; an empty list is missing."""
@@ -79,17 +79,21 @@ def floats(values: Iterable[float | NAType | None]) -> FloatingArray:
     return FloatingArray(np.array([0.0 if value is None else value for value in known], dtype=np.float64), missing)
 
 
-def _typed(frame: pd.DataFrame, column: Column) -> pd.Series[Any] | ExtensionArray | npt.NDArray[np.object_]:
-    """Return a column of the frame in its type; a missing list is the empty one, a missing mapping None."""
-    given = frame.get(column.name)
+def _typed(
+    given: pd.Series[Any] | None, column: Column, missing: Mapping[DType, ExtensionArray]
+) -> pd.Series[Any] | ExtensionArray | npt.NDArray[np.object_]:
+    """Return a column in its type; a missing list is the empty one, a missing mapping None.
+
+    ``given``: None if the frame lacks it. ``missing``: a column of missing values of each type.
+    """
     if column.dtype == "list" or column.dtype == "mapping":
         empty = () if column.dtype == "list" else None
-        values = [None] * len(frame) if given is None else given.array
+        values = [None] * len(missing["string"]) if given is None else given.array
         kept = (value if isinstance(value, Mapping | tuple) else empty for value in values)
-        return np.fromiter(kept, dtype=object, count=len(frame))
+        return np.fromiter(kept, dtype=object, count=len(values))
     dtype = _DTYPES[column.dtype]
     if given is None:
-        return take(_EMPTY[column.dtype], np.full(len(frame), -1), allow_fill=True)
+        return missing[column.dtype].copy()  # two columns of one frame must not share their values
     return given if given.dtype == dtype else given.array.astype(dtype)
 
 
@@ -99,7 +103,7 @@ _DTYPES: Mapping[DType, ExtensionDtype] = {
     "Float64": pd.Float64Dtype(),
     "boolean": pd.BooleanDtype(),
 }
-_EMPTY = {name: pd.Series(dtype=dtype).array for name, dtype in _DTYPES.items()}
+_EMPTY: Mapping[DType, ExtensionArray] = {name: pd.Series(dtype=dtype).array for name, dtype in _DTYPES.items()}
 
 
 def column(name: str, dtype: DType, meaning: str, unit: str = "") -> Column:
