@@ -18,14 +18,27 @@ LEAST = 1024
 
 
 class StepMemory:
-    """Bytes of the tensors made since the construction that Python objects hold, after each step.
+    """Bytes of the tensors made since the start of its block that Python objects hold, after each step.
 
     Which tensors are new does not depend on the collector's generations, which differ between versions of Python.
     """
 
     def __init__(self) -> None:
-        self._before = {id(tensor): ref(tensor) for tensor in _tensors()}
         self._after: list[int] = []
+        self._before: dict[int, ref[Tensor]] = {}
+        self._froze = False
+
+    def __enter__(self) -> StepMemory:
+        # of a process without frozen objects, as the main one, each look would otherwise walk all that is imported
+        self._froze = not gc.get_freeze_count()
+        if self._froze:
+            gc.freeze()
+        self._before = {id(tensor): ref(tensor) for tensor in _tensors()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._froze:
+            gc.unfreeze()
 
     def note_step(self) -> None:
         """Count the tensors at the end of a step."""
@@ -55,7 +68,7 @@ def least_growth(kept_bytes: Sequence[int]) -> int:
 
 
 def _tensors() -> list[Tensor]:
-    """Return the tensors that Python objects hold; what gc.freeze() exempts, as a worker's imports, is not searched."""
+    """Return the tensors that Python objects hold; those that gc.freeze() exempts are left out."""
     # type(), since isinstance() asks objects that stand for others, some of which warn; each type once, as it is slow
     things = gc.get_objects()
     kinds = {kind for kind in set(map(type, things)) if issubclass(kind, Tensor)}

@@ -133,16 +133,16 @@ def _observed(subject: Subject, training: Training) -> Steps:
     batches, state_before = subject.stream(STEPS), digests_of_state(inner)
     seen.padded = padded_of([batch for _, batch in batches], training.unit)
     state = torch.get_rng_state()
-    memory = StepMemory()
-    for number, (loss, weight, seconds) in enumerate(_taken(subject, training, batches, seen, mark)):
-        seen.losses.append(float(loss))
-        seen.weights.append(float(weight))
-        _note_gradients(inner, with_gradient)
-        if number:  # in the first step a hand-written update is looked for, and the optimizer's state is created
-            seen.step_s = min(seen.step_s or seconds, seconds)
-            memory.note_step()
-        subject.advance()
-    seen.kept_bytes = memory.kept_bytes()
+    with StepMemory() as memory:
+        for number, (loss, weight, seconds) in enumerate(_taken(subject, training, batches, seen, mark)):
+            seen.losses.append(float(loss))
+            seen.weights.append(float(weight))
+            _note_gradients(inner, with_gradient)
+            if number:  # in the first step a hand-written update is looked for, and the optimizer's state is created
+                seen.step_s = min(seen.step_s or seconds, seconds)
+                memory.note_step()
+            subject.advance()
+        seen.kept_bytes = memory.kept_bytes()
     after = torch.get_rng_state()
     seen.draws, seen.random_state = not torch.equal(state, after), value_digest(after)
     _note_model(seen, inner, state_before)

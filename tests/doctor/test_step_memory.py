@@ -32,8 +32,7 @@ def leave_a_cycle() -> None:
 def kept_after(step: Callable[[], None]) -> list[int]:
     HELD.clear()
     gc.collect()
-    with no_garbage_collection():
-        memory = StepMemory()
+    with no_garbage_collection(), StepMemory() as memory:
         for _ in range(4):
             step()
             memory.note_step()
@@ -59,12 +58,22 @@ def test_collections_between_steps_do_not_matter(generation: int) -> None:
 
 
 def test_a_new_tensor_at_the_address_of_an_earlier_one_counts() -> None:
-    HELD.clear()
-    memory = StepMemory()
-    kept = torch.zeros(LEAST)
-    memory._before[id(kept)] = ref(torch.zeros(1))
-    memory.note_step()
-    assert memory.kept_bytes()[0] >= 4 * LEAST
+    with StepMemory() as memory:
+        kept = torch.zeros(LEAST)
+        memory._before[id(kept)] = ref(torch.zeros(1))
+        memory.note_step()
+        assert memory.kept_bytes()[0] >= 4 * LEAST
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_a_worker_has_frozen_stays_frozen(frozen: bool) -> None:
+    was_frozen = bool(gc.get_freeze_count())
+    (gc.freeze if frozen else gc.unfreeze)()
+    try:
+        assert least_growth(kept_after(hold)) >= 4 * LEAST
+        assert bool(gc.get_freeze_count()) == frozen
+    finally:
+        (gc.freeze if was_frozen else gc.unfreeze)()
 
 
 def test_steps_that_keep_nothing_do_not_grow() -> None:
