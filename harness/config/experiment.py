@@ -29,6 +29,7 @@ from harness.config.sections import (
     Checkpoint,
     Convergence,
     Grid,
+    GrowingCluster,
     LauncherName,
     Limits,
     StrategyOptions,
@@ -87,6 +88,7 @@ class Experiment(Strict):
     published: Annotated[tuple[Published, ...], BeforeValidator(as_tuple), Field(max_length=MOST_PUBLISHED)] = ()
     limits: Limits = Limits()
     cost: Cost | None = None
+    cluster: GrowingCluster | None = None
     device: DeviceRequest = "auto"
     launcher: Axis[LauncherName] = ("ray",)
     oversubscribe: bool = False

@@ -258,6 +258,14 @@ class Checkpoint(Strict):
     folder: FilePath | None = None
 
 
+class GrowingCluster(Strict):
+    """Options of a cluster at an address. ``wait_for``: nodes that its autoscaler has to bring are requested and
+    awaited for at most this time, before the plan is made; the request is held until the run ends.
+    """
+
+    wait_for: Seconds
+
+
 class Limits(Strict):
     """Limits of a run: its wall time, the time without progress after which a trial is ended, attempts at a lost trial.
 

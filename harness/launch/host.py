@@ -15,6 +15,8 @@ from harness.plan.inventory import Node
 
 def describe_node(node_id: str, address: str) -> Node:
     """Return the description of this machine; import torch only to count GPUs."""
+    from harness.measure.environment import cpu_model
+
     gpus, gpu_model = _gpus()
     return Node(
         node_id=node_id,
@@ -25,6 +27,7 @@ def describe_node(node_id: str, address: str) -> Node:
         gpu_model=gpu_model,
         memory_bytes=psutil.virtual_memory().total,
         compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++")),
+        cpu=cpu_model(),
     )
 
 

@@ -79,7 +79,8 @@ def _named_devices(cell: Cell, machine: Machine) -> SkipReason | None:
         have = " + ".join(str(n) for n in machine.devices_per_node)
         return SkipReason(
             "too_few_devices",
-            f"too few devices: needs GPU {max(cell.device_ids)} of one node, counted from 0, has {have} GPUs",
+            f"too few devices: needs GPU {max(cell.device_ids)} of one node, counted from 0, has {have} GPUs"
+            f"{_waited(machine)}",
         )
     workers = place(cell).workers
     if cell.launcher == "ray" and gpus % workers:
@@ -98,7 +99,12 @@ def _enough_devices(cell: Cell, machine: Machine) -> SkipReason | None:
     kind = "GPUs" if machine.device == "cuda" else "CPU slots"
     have = " + ".join(str(n) for n in machine.devices_per_node) or "0"
     where = f"{per_node} devices on each of {cell.nodes} nodes" if cell.nodes > 1 else f"{per_node} on one node"
-    return SkipReason("too_few_devices", f"too few devices: needs {where}, has {have} {kind}")
+    return SkipReason("too_few_devices", f"too few devices: needs {where}, has {have} {kind}{_waited(machine)}")
+
+
+def _waited(machine: Machine) -> str:
+    """Return what a reason says of nodes that did not come."""
+    return f"; no more came in {machine.waited_s:.0f} s (cluster.wait_for)" if machine.waited_s else ""
 
 
 def _batch_divides(cell: Cell) -> SkipReason | None:

@@ -16,6 +16,7 @@ class Node:
 
     ``memory_bytes``: of the node itself; ``gpu_memory_bytes``: of each GPU, known if the node is assumed.
     ``slots``: the CPUs that ``ray start --num-cpus`` offers, which may be more than it has; None without a cluster.
+    ``cpu``: the processor's name.
     """
 
     node_id: str
@@ -28,15 +29,30 @@ class Node:
     compiler: bool = True
     slots: int | None = None
     gpu_memory_bytes: int | None = None
+    cpu: str | None = None
+
+    @property
+    def hardware(self) -> str:
+        """The type of its devices and processor: in every ratio, nodes of one type are alike."""
+        return f"{self.gpu_model}, {self.cpu}"
+
+    @property
+    def shape(self) -> tuple[str, int, int, int | None]:
+        """The hardware with the numbers of devices: nodes of one shape replace each other."""
+        return self.hardware, self.gpus, self.cores, self.slots
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The nodes of a cluster, real or ``assumed``. ``attached``: the cluster was started before the run."""
+    """The nodes of a cluster, real or ``assumed``. ``attached``: the cluster was started before the run.
+
+    ``waited_s``: the time that the run has waited for more nodes, in vain; None if it did not, or all came.
+    """
 
     nodes: tuple[Node, ...]
     assumed: bool = False
     attached: bool = False
+    waited_s: float | None = None
 
     @classmethod
     def assume(cls, nodes: int, gpus: int, cores: int = 64, device: KnownDevice | None = None) -> Inventory:
@@ -48,7 +64,7 @@ class Inventory:
         )
 
     def __str__(self) -> str:
-        count = f"{len(self.nodes)} node{'s' * (len(self.nodes) > 1)}"
+        count = f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
         gpus = sum(node.gpus for node in self.nodes)
         models = sorted({node.gpu_model for node in self.nodes if node.gpu_model})
         named = f" ({', '.join(models)})" if models else ""
@@ -62,6 +78,7 @@ class Machine:
     """The part of an inventory that one experiment uses: kind of device, devices of each node, threads a device.
 
     ``single_machine``: the driver's own machine, not a cluster that a scheduler shares between users.
+    ``waited_s``: as in the inventory.
     """
 
     device: str
@@ -70,6 +87,7 @@ class Machine:
     compiler: bool
     cpus_per_device: float = 1.0
     single_machine: bool = True
+    waited_s: float | None = None
 
     @property
     def devices(self) -> int:
@@ -106,10 +124,10 @@ def resolve(inventory: Inventory, *, request: str, device_counts: Sequence[int],
     elif emulated:
         threads, cpus, per_node = 1, 1.0, tuple(n.cores if n.slots is None else n.slots for n in nodes)
     else:
-        cores = min(n.cores for n in nodes)
+        cores = min((n.cores for n in nodes), default=0)
         most = max((d for d in device_counts if d <= cores), default=1)
         threads = max(1, cores // most)
         per_node = tuple(n.cores // threads for n in nodes)
         cpus = float(threads)
     single = len(nodes) == 1 and not inventory.attached
-    return Machine(device, threads, per_node, all(n.compiler for n in nodes), cpus, single)
+    return Machine(device, threads, per_node, all(n.compiler for n in nodes), cpus, single, inventory.waited_s)

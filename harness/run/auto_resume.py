@@ -29,7 +29,7 @@ def prepare_run(request: Request, experiment: Experiment, stack: ExitStack, emit
         emit(Note(reason))
     try:
         with ExitStack() as attempt:
-            prepared = prepare(chosen, experiment, attempt)
+            prepared = prepare(chosen, experiment, attempt, emit)
             stack.enter_context(attempt.pop_all())
             return chosen, prepared
     except ChangedMeaningError as error:
@@ -37,7 +37,7 @@ def prepare_run(request: Request, experiment: Experiment, stack: ExitStack, emit
             raise
         emit(Note(f"--resume auto: {error}"))
     chosen = replace(request, resume=None)
-    return chosen, prepare(chosen, experiment, stack)
+    return chosen, prepare(chosen, experiment, stack, emit)
 
 
 def choose_run(request: Request, experiment: Experiment) -> tuple[Request, str]:

@@ -36,7 +36,7 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
     experiment = experiment.model_copy(update={"preflight": True, "checkpoint": None})
     home = request.home
     with ExitStack() as stack:
-        prepared = prepare(request, experiment, stack)
+        prepared = prepare(request, experiment, stack, emit)
         whole, ray_cluster = prepared.plan, prepared.ray_cluster
         check_runnable(request, whole)
         plan = only_doctor_trials(whole)

@@ -38,5 +38,7 @@ def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: Exi
 
     if not ray_cluster.embedded:
         own, versions = own_folder_on_nodes(plan.experiment, home), on_nodes(plan.variants)
-    ray = stack.enter_context(closing(RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions)))
+    placements = [group.placement for group in plan.groups]
+    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions, placements)
+    ray = stack.enter_context(closing(launcher))
     return ByLauncher({"ray": ray, "torchrun": torchrun})

@@ -16,6 +16,7 @@ from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.checks import versions
 from harness.plan.grid import NO_TRAITS, NO_VARIANTS, Variants
+from harness.plan.inventory import Inventory
 from harness.plan.planner import (
     Plan,
     filter_plan,
@@ -25,6 +26,8 @@ from harness.plan.planner import (
     without_doctor_trials,
 )
 from harness.record.folder import RunFolder
+from harness.run.events import Emit
+from harness.run.growth import GrowingRay, Wait
 from harness.run.request import Request
 from harness.run.resume import check_meanings, check_variants, reopen
 from harness.run.validation import (
@@ -58,10 +61,10 @@ class Prepared:
     folder: RunFolder | None
 
 
-def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepared:
+def prepare(request: Request, experiment: Experiment, stack: ExitStack, emit: Emit) -> Prepared:
     """Return the checked plan of a request; starts nothing. Raises HarnessError.
 
-    ``stack`` holds the lock on a resumed folder, the import path and the connection.
+    ``stack`` holds the lock on a resumed folder, the import path, the connection, and the request for nodes.
     """
     home = request.home
     folder = None
@@ -73,7 +76,7 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepa
     own_path = experiment.own_code and not experiment.variants  # those are imported in processes of their own
     stack.enter_context(import_path(home) if own_path else nullcontext())
     ray_cluster = connect(request, experiment, home, stack)
-    plan = make_checked_plan(request, experiment, ray_cluster, own_codes(experiment, home))
+    plan, ray_cluster = _planned(request, experiment, ray_cluster, stack, emit)
     if folder:
         check_meanings(folder, plan)
         check_variants(folder, plan)
@@ -81,6 +84,24 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> Prepa
         plan = single_rank_only(plan)
         stack.enter_context(only_version(plan))
     return Prepared(plan, ray_cluster, folder)
+
+
+def _planned(
+    request: Request, experiment: Experiment, ray_cluster: Cluster | None, stack: ExitStack, emit: Emit
+) -> tuple[Plan, Cluster | None]:
+    """Return the checked plan and the cluster, after the nodes have come that the experiment waits for."""
+    variants = own_codes(experiment, request.home)
+
+    def plan_on(experiment: Experiment, inventory: Inventory) -> Plan:
+        return make_checked_plan(request, experiment, inventory, variants)
+
+    if ray_cluster is None or experiment.cluster is None or request.plans_only:
+        inventory = ray_cluster.inventory if ray_cluster else cluster.local_inventory()
+        return plan_on(experiment, request.assumed or inventory), ray_cluster
+    plan_on(experiment, ray_cluster.inventory)  # what is wrong with the file is known before the wait
+    growing = GrowingRay(ray_cluster, stack)
+    plan = Wait(growing, experiment.cluster.wait_for, emit).plan(experiment, plan_on)
+    return plan, growing.cluster
 
 
 def connect(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:
@@ -91,14 +112,13 @@ def connect(request: Request, experiment: Experiment, home: Path, stack: ExitSta
 
 
 def make_checked_plan(
-    request: Request, experiment: Experiment, ray_cluster: Cluster | None, variants: Variants = NO_VARIANTS
+    request: Request, experiment: Experiment, inventory: Inventory, variants: Variants = NO_VARIANTS
 ) -> Plan:
     """Return the requested part of the plan; raises HarnessError, which names every mistake.
 
     Checks workloads, optimizers and the target.
     """
     found = Collected()
-    inventory = request.assumed or (ray_cluster.inventory if ray_cluster else cluster.local_inventory())
     traits = NO_TRAITS if variants else own_traits(experiment, found)
     with found.also():
         plan = make_plan(experiment, inventory, traits, variants)

@@ -156,7 +156,7 @@ def _family_id(cell: Cell) -> str | None:
 
 OPTION_FIELDS = ("strategy_options", "optimizer", "schedule", "training", "loader")
 """The sections whose defaults may change between versions; what changes a cell is one of MEANINGS."""
-LIMITS = {"limits", "published", "cost"}
+LIMITS = {"limits", "published", "cost", "cluster"}
 """The sections that may differ on resume: they are no part of what is measured."""
 
 

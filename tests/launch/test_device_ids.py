@@ -174,22 +174,22 @@ def test_filters_and_exclusions_name_a_pair(make_experiment: Make) -> None:
 def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_named(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.launch.ray import launcher
+    from harness.launch.ray import launcher, node_choice
 
     nodes = tuple(Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 64, gpus) for i, gpus in enumerate((2, 8, 8)))
     machine = replace(EIGHT, devices_per_node=(2, 8, 8))
-    inventory: Any = SimpleNamespace(inventory=Inventory(nodes))
+    inventory: Any = SimpleNamespace(inventory=Inventory(nodes), request=None, embedded=True)
     gone: set[str] = set()
 
     def answers(_cluster: Any, _question: str, things: Any) -> list[bool | None]:
         return [None if name in gone else True for name, _ in things]
 
-    monkeypatch.setattr(launcher, "ask_agents", answers)
+    monkeypatch.setattr(node_choice, "ask_agents", answers)
     with closing(launcher.RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
 
         def scaling(cell: Cell) -> Any:
             asked = group(place(cell))
-            return launcher._scaling(asked, launcher._nodes_for(asked))
+            return launcher._scaling(asked, launcher.choice.nodes_for(asked))
 
         ddp, dp = scaling(CELL), scaling(replace(CELL, strategy="dp"))
         anywhere = scaling(replace(CELL, device_ids=()))

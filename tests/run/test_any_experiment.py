@@ -70,7 +70,7 @@ def outcome(content: bytes, folder: Path) -> tuple[Plan | None, str, float]:
     file.write_bytes(content)
     start = time.process_time()
     try:
-        plan, output = make_checked_plan(Request(file, assumed=gpu_cluster()), load_experiment(file), None), ""
+        plan, output = make_checked_plan(Request(file), load_experiment(file), gpu_cluster()), ""
     except HarnessError as error:
         plan, output = None, str(error)
     return plan, output, time.process_time() - start

@@ -17,7 +17,7 @@ from harness.plan.rows import Circumstances
 from harness.plan.trial import SkipReason, TrialResult, skipped
 from harness.record.folder import RunFolder
 from harness.run.auto_resume import choose_run, prepare_run
-from harness.run.events import Event, Note
+from harness.run.events import Emit, Event, Note
 from harness.run.request import AUTO, Request, read_experiment, run_to_resume
 from harness.run.resume import ChangedMeaningError
 from tests.conftest import laptop
@@ -135,7 +135,7 @@ def test_a_run_whose_cells_mean_something_else_now_is_left_for_a_new_one(
     folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
     prepared: list[Path | None] = []
 
-    def prepare(request: Request, experiment: Experiment, stack: ExitStack) -> object:
+    def prepare(request: Request, experiment: Experiment, stack: ExitStack, emit: Emit) -> object:
         prepared.append(request.resume)
         if request.resume:
             raise ChangedMeaningError("another training now. Start a new run")

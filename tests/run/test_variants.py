@@ -145,7 +145,7 @@ def test_both_versions_are_checked_without_being_imported_here(file: Path) -> No
 def prepared(file: Path, **request: Any) -> Any:
     given = Request(file, dry_run=True, **request)
     with ExitStack() as stack:
-        return prepare(given, read_experiment(given), stack).plan
+        return prepare(given, read_experiment(given), stack, lambda event: None).plan
 
 
 def test_a_debugger_runs_one_variant(file: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_debugger_runs_one_variant(file: Path) -> None:
         only_version(plan)
     request = Request(file, inline=True, only={"variant": ["after"]})
     with ExitStack() as stack:
-        prepare(request, read_experiment(request), stack)
+        prepare(request, read_experiment(request), stack, lambda event: None)
         assert sys.path[0] == str(file.parent / "after")
         assert str(file.parent) not in sys.path
     assert sys.path[0] != str(file.parent / "after")

@@ -9,14 +9,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ClusterError
 from harness.launch.agent import NodeAgent
 from harness.launch.host import describe_node
-from harness.launch.ray import job
+from harness.launch.ray import job, private
 from harness.launch.ray.mailbox import Mailbox
 from harness.launch.ray.reaper import end_holders, reaper_for
 from harness.launch.ray.session import as_ray_reads, check_reachable, session
@@ -28,6 +28,8 @@ from harness.system.scratch import Scratch
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
+
+    from harness.launch.ray.node_request import NodeRequest
 
 ANSWER_TIMEOUT_S = 120
 """Timeout of a node's agent: its start and the description of its machine."""
@@ -56,12 +58,16 @@ yield to every other process (niceness 15), Ray's own among them, which training
 
 @dataclass(frozen=True)
 class Cluster:
-    """A connected cluster: one agent a node, and the mailbox on the driver's node."""
+    """A connected cluster: one agent a node, and the mailbox on the driver's node.
+
+    ``request``: that for nodes which the run holds at the autoscaler.
+    """
 
     inventory: Inventory
     mailbox: ActorHandle
     agents: dict[str, ActorHandle]
     embedded: bool
+    request: NodeRequest | None = None
 
     def replace_agents(self, node_ids: Iterable[str]) -> list[str]:
         """Start new agents on the live ones of these nodes, and return these: a process can die without its node."""
@@ -71,6 +77,19 @@ class Cluster:
         replaced = [node_id for node_id in node_ids if node_id in alive]
         self.agents.update({node_id: _actor(NodeAgent, node_id) for node_id in replaced})
         return replaced
+
+    def with_nodes_of_now(self) -> Cluster:
+        """Return the cluster with the nodes that are alive now: those that it knew first, then new ones.
+
+        Raises ClusterError if a new node does not answer.
+        """
+        alive = {node["NodeID"]: node for node in live_nodes()}
+        known = [node for node in self.inventory.nodes if node.node_id in alive]
+        new = [raw for node_id, raw in alive.items() if node_id not in self.agents]
+        agents = {node["NodeID"]: _actor(NodeAgent, node["NodeID"]) for node in new}
+        described = _described(new, agents)
+        self.agents.update(agents)
+        return replace(self, inventory=replace(self.inventory, nodes=(*known, *described)))
 
     def missing_paths(self, paths: Iterable[str], used: Sequence[bool] | None = None) -> dict[str, list[str]]:
         """Return the paths that each node lacks, by host; raise ClusterError if a node does not answer.
@@ -191,21 +210,34 @@ def _alone_afterwards(folder: Path) -> Iterator[None]:
 def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
     import ray
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive = live_nodes() if inventory is None else [node for node in ray.nodes() if node["Alive"]]
     here = ray.get_runtime_context().get_node_id()
     agents = {node["NodeID"]: _actor(NodeAgent, node["NodeID"]) for node in alive}
     mailbox = _actor(Mailbox, here)
     if inventory is None:
-        described = _answers(
-            [f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in alive],
-            [agents[node["NodeID"]].describe.remote(node["NodeID"], node["NodeManagerAddress"]) for node in alive],
-        )
-        shares = [_ray_share(node, raw["Resources"]) for node, raw in zip(described, alive, strict=True)]
-        inventory = Inventory(tuple(node for node in shares if node.cores or node.gpus), attached=True)
+        inventory = Inventory(_described(alive, agents), attached=True)
     else:
         only = inventory.nodes[0]
         inventory = Inventory((Node(**{**vars(only), "node_id": here, "address": alive[0]["NodeManagerAddress"]}),))
     return Cluster(inventory, mailbox, agents, is_embedded)
+
+
+def live_nodes() -> list[dict[str, Any]]:
+    """Return what Ray knows of each node that takes work: alive, and not about to be removed."""
+    import ray
+
+    draining = private.draining_nodes()
+    return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining]
+
+
+def _described(alive: Sequence[Mapping[str, Any]], agents: Mapping[str, ActorHandle]) -> tuple[Node, ...]:
+    """Return the nodes with the shares that Ray may use, without those that it offers no device of."""
+    described = _answers(
+        [f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in alive],
+        [agents[node["NodeID"]].describe.remote(node["NodeID"], node["NodeManagerAddress"]) for node in alive],
+    )
+    shares = [_ray_share(node, raw["Resources"]) for node, raw in zip(described, alive, strict=True)]
+    return tuple(node for node in shares if node.cores or node.gpus)
 
 
 def _actor(kind: type, node_id: str) -> ActorHandle:

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import ray
@@ -30,6 +30,7 @@ from harness.launch.ray import private
 from harness.launch.ray.agents import ask_agents, patience
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, startup_callbacks
+from harness.launch.ray.node_choice import NodeChoice
 from harness.launch.ray.trainer import UNUSED, Fit, free_devices
 from harness.launch.ray.worker import train
 from harness.launch.startup import Received, StartupTimer
@@ -61,15 +62,23 @@ class RayLauncher:
     import_path: str | None = None
     versions: Mapping[str, CodeVersion] = field(default_factory=dict)
     """The versions of the user's code, by variant."""
+    placements: Sequence[Placement] = ()
+    """Those of the whole plan."""
     _launches: Iterator[int] = field(default_factory=itertools.count)
     _storage: Scratch = field(default_factory=Scratch)
+
+    @cached_property
+    def choice(self) -> NodeChoice:
+        """The choice of nodes."""
+        settings = self.experiment.cluster
+        return NodeChoice(self.cluster, self.machine, self.placements, settings.wait_for if settings else 0.0)
 
     def close(self) -> None:
         """Remove the files of Ray Train."""
         self._storage.close()
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
-        nodes = self._nodes_for(group)
+        nodes = self.choice.nodes_for(group)
         if len(nodes) < group.placement.nodes:  # Ray would wait for those that have gone
             reason = (
                 f"the cluster shrank: {len(nodes)} of the {group.placement.nodes} nodes that the trial needs are left"
@@ -105,6 +114,8 @@ class RayLauncher:
             ),
         )
         private.drop_callbacks(trainer, UNUSED)
+        if self.cluster.request:
+            private.leave_out_requests(trainer)
         return trainer
 
     def _scaling(self, group: WorkerGroup, nodes: Sequence[Node]) -> ScalingConfig:
@@ -120,23 +131,6 @@ class RayLauncher:
             resources_per_worker=resources,
             **pinned,
         )
-
-    def _nodes_for(self, group: WorkerGroup) -> list[Node]:
-        """Return the first nodes with enough devices for the group: the same in every block, while they are alive."""
-        per_node = self.machine.devices_per_node
-        placement = group.placement
-        needed = 1 if group.oversubscribe else max([placement.devices_per_node, *(n + 1 for n in placement.device_ids)])
-        fits = [node for node, devices in zip(self.cluster.inventory.nodes, per_node, strict=True) if devices >= needed]
-        alive = self._alive()
-        return [node for node in fits if node.node_id in alive][: placement.nodes]
-
-    def _alive(self) -> set[str]:
-        """Return the nodes whose agents answer; a cluster of one node is not asked."""
-        names = [node.node_id for node in self.cluster.inventory.nodes]
-        if len(names) == 1:
-            return set(names)
-        answers = ask_agents(self.cluster, "alive", [(name, 1) for name in names])
-        return {name for name, answer in zip(names, answers, strict=True) if answer is not None}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,14 @@ TEMPORARY_FOLDER = "_temp_dir"
 """A private argument of ray.init."""
 CALLBACKS = "_create_default_callbacks"
 """A private method of TorchTrainer."""
+RUN_CONTROLLER = "_initialize_and_run_controller"
+"""Another one."""
+REQUESTS = ("_send_resource_request", "_maybe_send_resource_request", "_cancel_resource_request")
+"""Private methods of Ray Train's scaling policies."""
+STATUS = "GetClusterStatusReply"
+"""A message of Ray's protocol with its autoscaler."""
+COORDINATOR = "get_or_create_autoscaling_coordinator"
+"""A private function of Ray Data."""
 
 
 def find(module: str, name: str) -> Any:
@@ -110,6 +118,65 @@ def worker_group_callback() -> type:
     """
     base: type | None = find("ray.train.v2._internal.execution.callback", "WorkerGroupCallback")
     return base or object
+
+
+def autoscaling_coordinator() -> Any:
+    """Return the actor that merges the requests of a cluster's drivers for its autoscaler; None without this name.
+
+    Ray Train and Ray Data request nodes through it, so that a request beside it would be replaced by theirs.
+    """
+    create = find("ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator", COORDINATOR)
+    return create() if create else None
+
+
+def infeasible_requests() -> list[list[dict[str, float]]]:
+    """Return the bundles of each request that the autoscaler says it cannot meet.
+
+    Without these names, and with the older autoscaler, which brings what it can, the run waits for its whole time.
+    """
+    import ray
+
+    client, reply = find("ray._raylet", "GcsClient"), find("ray.core.generated.autoscaler_pb2", STATUS)
+    ask = getattr(client(ray.get_runtime_context().gcs_address), "get_cluster_status", None) if client else None
+    if not (ask and reply):
+        return []
+    status = reply.FromString(ask())
+    refused = getattr(status.autoscaling_state, "infeasible_cluster_resource_constraints", ())
+    return [
+        [dict(each.request.resources_bundle) for each in one.resource_requests for _ in range(each.count)]
+        for one in refused
+    ]
+
+
+def draining_nodes() -> set[str]:
+    """Return the ids of the nodes that end soon, and take no more work.
+
+    Without this name a worker group that is placed on one of them fails to start.
+    """
+    known = getattr(find("ray._private.state", "state"), "get_draining_nodes", None)
+    return set(known()) if known else set()
+
+
+def leave_out_requests(trainer: object) -> None:
+    """Have Ray Train request no nodes for a trainer's workers: the run holds one request for all of its groups.
+
+    Without these names it requests them too, and the autoscaler may start more nodes than any group needs.
+    """
+    policy = find("ray.train.v2._internal.execution.scaling_policy", "FixedScalingPolicy")
+    run = getattr(trainer, RUN_CONTROLLER, None)
+    if policy is None or run is None:
+        return
+
+    silent = type("WithoutRequest", (policy,), dict.fromkeys(REQUESTS, _request_nothing))
+
+    def run_controller(*, scaling_policy: Any, **given: object) -> object:
+        return run(scaling_policy=silent(scaling_config=scaling_policy.scaling_config), **given)
+
+    setattr(trainer, RUN_CONTROLLER, run_controller)
+
+
+def _request_nothing(policy: object) -> None:
+    """Take the place of a method that requests, renews or cancels."""
 
 
 def drop_callbacks(trainer: object, names: Sequence[str]) -> None:

@@ -1,0 +1,117 @@
+"""The request for nodes that a run holds at a cluster's autoscaler, beside those of Ray Train."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from typing import TYPE_CHECKING, Protocol
+
+from harness.errors import ClusterError
+from harness.launch.ray import private
+from harness.plan.growth import Bundles
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
+RENEW_S = 20.0
+"""The time between two renewals, as of Ray Train's own requests."""
+EXPIRE_S = 90.0
+"""The time after its last renewal at which a request expires; Ray looks for expired ones every 20 s."""
+ANSWER_S = 15.0
+"""Timeout of the actor that holds the requests."""
+
+
+class Coordinator(Protocol):
+    """Merges the requests of several requesters into one for the autoscaler."""
+
+    def request(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
+        """Replace the request of this name; raise ClusterError if it cannot be made."""
+        ...
+
+    def renew(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
+        """Make the same request again, without waiting for an answer."""
+        ...
+
+    def cancel(self, name: str) -> None:
+        """Withdraw the request of this name, if the coordinator still answers."""
+        ...
+
+
+class NodeRequest:
+    """Bundles of resources that the cluster shall have until ``close``, however large it is now.
+
+    Ray has one request for its autoscaler, and each call of ``request_resources`` replaces it. So this one is made, as
+    those of Ray Train and Ray Data, at Ray's coordinator: a detached actor, which sends the sum of all. The trainers of
+    the run's worker groups make none. The coordinator forgets a request that is not renewed for EXPIRE_S. A thread of
+    the driver renews it; once the driver is dead, however it died, the request expires, and the autoscaler removes the
+    nodes when they have been idle for its own time.
+    """
+
+    def __init__(self, coordinator: Coordinator, renew_s: float = RENEW_S) -> None:
+        self._coordinator, self._name = coordinator, f"harness-{uuid.uuid4().hex[:12]}"
+        self._bundles: list[dict[str, float]] = []
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._renew, args=(renew_s,), daemon=True, name="node-request")
+        self._thread.start()
+
+    def ask(self, bundles: Bundles) -> None:
+        """Request these bundles instead of the earlier ones; raise ClusterError if that is impossible."""
+        if (wanted := [dict(bundle) for bundle in bundles]) != self._bundles:
+            with self._lock:
+                self._bundles = wanted
+                self._coordinator.request(self._name, wanted, EXPIRE_S)
+
+    def close(self) -> None:
+        """Withdraw the request."""
+        self._closed.set()
+        with self._lock:
+            self._coordinator.cancel(self._name)
+        self._thread.join(ANSWER_S)
+
+    def _renew(self, renew_s: float) -> None:
+        while not self._closed.wait(renew_s):
+            with self._lock:
+                if self._bundles and not self._closed.is_set():
+                    self._coordinator.renew(self._name, self._bundles, EXPIRE_S)
+
+
+class RayCoordinator:
+    """Ray's coordinator."""
+
+    def __init__(self) -> None:
+        actor = private.autoscaling_coordinator()
+        if actor is None:
+            raise ClusterError(
+                "cluster.wait_for: this version of Ray has no coordinator of requests, by which one expires if the run "
+                "is killed; leave cluster.wait_for out, and add the nodes yourself"
+            )
+        self._actor: ActorHandle = actor
+
+    def request(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
+        import ray
+
+        try:
+            ray.get(self._send(name, bundles, expire_after_s), timeout=ANSWER_S)
+        except ray.exceptions.RayError as error:
+            raise ClusterError(
+                f"cluster.wait_for: Ray's coordinator of requests does not answer ({type(error).__name__}); "
+                "see 'ray status'"
+            ) from error
+
+    def renew(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
+        with contextlib.suppress(Exception):  # the cluster is gone, which the run notices by itself
+            self._send(name, bundles, expire_after_s)
+
+    def cancel(self, name: str) -> None:
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self._actor.cancel_request.remote(requester_id=name), timeout=ANSWER_S)
+
+    def _send(self, name: str, bundles: Bundles, expire_after_s: float) -> ObjectRef[object]:
+        resources = [dict(bundle) for bundle in bundles]
+        return self._actor.request_resources.remote(
+            requester_id=name, resources=resources, expire_after_s=expire_after_s
+        )

@@ -1,0 +1,143 @@
+"""The nodes of a worker group: alive, of one type if possible, the same in every block; no Ray is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.errors import ClusterError
+from harness.launch.ray import node_choice
+from harness.launch.ray.node_choice import POLL_S, NodeChoice, types_in_order
+from harness.plan.inventory import Inventory, Machine, Node
+from harness.plan.placement import Placement
+from harness.plan.trial import WorkerGroup
+
+A = [Node(f"a{i}", f"10.0.0.{i}", f"a{i}", 32, 4, "A100") for i in range(3)]
+H = [Node(f"h{i}", f"10.0.1.{i}", f"h{i}", 32, 8, "H100") for i in range(2)]
+ONE, FOUR, EIGHT = Placement(1, 1, 1), Placement(1, 4, 1), Placement(1, 8, 1)
+SPREAD = Placement(2, 8, 1)
+
+
+def group(placement: Placement) -> WorkerGroup:
+    return WorkerGroup("g", 0, placement, "cuda", False, ())
+
+
+class Cluster:
+    """Nodes that are alive or gone. ``come``: those that the autoscaler brings, by the look at which."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self.inventory = Inventory(nodes, attached=True)
+        self.embedded = False
+        self.request: object | None = None
+        self.gone: set[str] = set()
+        self.come: list[list[Node]] = []
+
+    def with_nodes_of_now(self) -> Any:
+        nodes = self.come.pop(0) if self.come else []
+        if nodes and nodes[0].host == "broken":
+            raise ClusterError("it does not answer")
+        return SimpleNamespace(inventory=replace(self.inventory, nodes=(*self.inventory.nodes, *nodes)))
+
+
+@pytest.fixture(autouse=True)
+def _agents_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(cluster: Cluster, question: str, things: Any) -> list[bool | None]:
+        return [None if name in cluster.gone else True for name, _ in things]
+
+    monkeypatch.setattr(node_choice, "ask_agents", ask)
+
+
+def choice(cluster: Cluster, *placements: Placement, **more: Any) -> NodeChoice:
+    machine = Machine("cuda", 8, tuple(node.gpus for node in cluster.inventory.nodes), compiler=True)
+    given: Any = cluster
+    return NodeChoice(given, machine, placements, **more)
+
+
+def names(found: list[Node]) -> list[str]:
+    return [node.node_id for node in found]
+
+
+@pytest.fixture
+def draining(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    ids: set[str] = set()
+    monkeypatch.setattr(node_choice.private, "draining_nodes", lambda: ids)
+    return ids
+
+
+@pytest.mark.usefixtures("draining")
+def test_every_group_runs_on_the_type_that_holds_the_most_of_the_plan() -> None:
+    nodes = choice(Cluster(A[0], *H), ONE, FOUR, EIGHT)
+    assert [names(nodes.nodes_for(group(each))) for each in (ONE, FOUR, EIGHT)] == [["h0"], ["h0"], ["h0"]]
+
+
+@pytest.mark.usefixtures("draining")
+def test_of_types_that_hold_as_much_the_first_is_used() -> None:
+    nodes = choice(Cluster(A[0], *H), ONE, FOUR)
+    assert names(nodes.nodes_for(group(ONE))) == ["a0"]
+
+
+@pytest.mark.usefixtures("draining")
+def test_a_group_that_no_type_holds_alone_spans_types() -> None:
+    nodes = choice(Cluster(A[0], H[0]), SPREAD)
+    assert names(nodes.nodes_for(group(SPREAD))) == ["a0", "h0"]
+
+
+@pytest.mark.usefixtures("draining")
+def test_after_a_loss_cell_and_base_move_to_another_type_together() -> None:
+    cluster = Cluster(*A[:2], *H)
+    nodes = choice(cluster, ONE, SPREAD)
+    assert [names(nodes.nodes_for(group(each))) for each in (ONE, SPREAD)] == [["a0"], ["a0", "a1"]]
+    cluster.gone = {"a1"}
+    assert [names(nodes.nodes_for(group(each))) for each in (ONE, SPREAD)] == [["h0"], ["h0", "h1"]]
+
+
+def test_a_node_that_drains_takes_no_group(draining: set[str]) -> None:
+    nodes = choice(Cluster(*A), FOUR)
+    draining.add("a0")
+    assert names(nodes.nodes_for(group(FOUR))) == ["a1"]
+
+
+@pytest.mark.usefixtures("draining")
+def test_a_cluster_that_shrank_gives_fewer_nodes_at_once() -> None:
+    cluster = Cluster(*A[:2])
+    cluster.gone = {"a0"}
+    assert names(choice(cluster, SPREAD, wait_s=600.0).nodes_for(group(SPREAD))) == ["a1"]
+
+
+@pytest.mark.usefixtures("draining")
+def test_a_lost_node_is_replaced_by_one_of_its_shape_that_the_autoscaler_brings() -> None:
+    cluster = Cluster(*A[:2])
+    cluster.request, cluster.gone = object(), {"a0"}
+    broken = replace(A[2], host="broken")
+    cluster.come = [[], [broken], [H[0]], [A[2]]]
+    waited: list[float] = []
+    nodes = choice(cluster, SPREAD, wait_s=600.0, sleep=waited.append)
+    assert names(nodes.nodes_for(group(SPREAD))) == ["a1", "a2"]
+    assert waited == [POLL_S] * 3
+    assert names(nodes.nodes_for(group(SPREAD))) == ["a1", "a2"] and len(waited) == 3  # in every block
+
+
+@pytest.mark.usefixtures("draining")
+def test_a_wait_in_vain_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, now = Cluster(*A[:2]), [0.0]
+    cluster.request, cluster.gone = object(), {"a0"}
+    monkeypatch.setattr(node_choice.time, "monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    nodes = choice(cluster, SPREAD, wait_s=10.0, sleep=sleep)
+    assert names(nodes.nodes_for(group(SPREAD))) == ["a1"] and now == [10.0]
+    assert names(nodes.nodes_for(group(SPREAD))) == ["a1"] and now == [10.0]
+
+
+def test_types_in_order() -> None:
+    nodes = [(A[0], 4), (H[0], 8), (A[1], 4)]
+    assert types_in_order(nodes, [ONE]) == ["A100, None", "H100, None"]
+    assert types_in_order(nodes, [ONE, EIGHT]) == ["H100, None", "A100, None"]
+    assert types_in_order(nodes, [ONE, SPREAD]) == ["A100, None", "H100, None"]
+    named = Placement(1, 2, 1, device_ids=(3, 7))
+    assert types_in_order(nodes, [named]) == ["H100, None", "A100, None"]

@@ -1,0 +1,105 @@
+"""A cluster whose head has no device: nothing can run, until a node joins that the run waits for."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+import harness
+from tests.test_two_nodes import HERE, of_the_cluster
+
+pytestmark = pytest.mark.slow
+
+HEAD, OTHER, PORT = "127.0.0.4", "127.0.0.5", 26379
+EXPERIMENT = """
+name: late
+workload: emulated_compute
+workload_options: {mebibytes: 0.1, step_ms: 2}
+grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
+exclude: [{strategy: ddp, devices: 1}, {strategy: single, devices: 2}]
+throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 4, window_seconds: 0, twin: false, explain: false}
+equivalence: false
+preflight: false
+"""
+
+
+class Head:
+    """A head without devices, to which a node of two CPUs may be added."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self.variables = {**variables, "PYTHONPATH": str(HERE.parent)}
+        self._ray("--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false")
+
+    def add_node(self) -> None:
+        self._ray(f"--address={HEAD}:{PORT}", f"--node-ip-address={OTHER}", "--num-cpus=2")
+
+    def _ray(self, *words: str) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, "--disable-usage-stats"]
+        subprocess.run(command, env=self.variables, check=True, capture_output=True, timeout=120)
+
+    def start(self, home: Path, wait_for: str) -> subprocess.Popen[str]:
+        """Start a run that waits for nodes; its messages can be read from its output."""
+        wait = f"cluster: {{wait_for: {wait_for}}}\n" if wait_for else ""
+        (home / "late.yaml").write_text(EXPERIMENT + wait)
+        command = [sys.executable, "-m", "harness.run", "late.yaml", "--address", f"{HEAD}:{PORT}", "--quiet"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, env=self.variables, cwd=home, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+        )
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    try:
+        yield Head({**plain, **token})
+    finally:
+        left = of_the_cluster(token["RAY_AUTH_TOKEN"])
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+
+
+def test_where_no_cell_can_run_there_is_one_line_and_no_run_folder(head: Head, tmp_path: Path) -> None:
+    _, error = (run := head.start(tmp_path, wait_for="")).communicate(timeout=120)
+    assert run.returncode == 2
+    (line,) = error.splitlines()
+    assert line.startswith("error: late.yaml: no cell can run on 0 nodes, 0 CPU cores, no GPU: too few devices: ")
+    assert "(1 cell)" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["late.yaml"]
+
+
+def test_nor_after_a_wait_in_vain(head: Head, tmp_path: Path) -> None:
+    output, error = (run := head.start(tmp_path, wait_for="3s")).communicate(timeout=120)
+    assert run.returncode == 2
+    first, last = output.splitlines()
+    assert first.startswith("Waiting at most 3 s for nodes: 2 cells cannot run yet; too few devices: needs 2 on one")
+    assert last == "No more nodes came in 3 s; what fits on 0 nodes, 0 CPU cores, no GPU is run"
+    (line,) = error.splitlines()
+    assert "has 0 CPU slots; no more came in 3 s (cluster.wait_for) (1 cell)" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["late.yaml"]
+
+
+def test_a_node_that_joins_late_is_in_the_plan(head: Head, tmp_path: Path) -> None:
+    run = head.start(tmp_path, wait_for="2m")
+    try:
+        assert run.stdout and run.stdout.readline().startswith("Waiting at most 120 s for nodes: 2 cells")
+        head.add_node()
+        output, error = run.communicate(timeout=240)
+    finally:
+        run.kill()
+    assert run.returncode == 0, output + error
+    assert "no more to wait for: 1 node, " in output
+    (folder,) = (tmp_path / "results/late").iterdir()
+    results = harness.load(folder)
+    assert set(results.trials["outcome"]) == {"ok"} and set(results.trials["devices"]) == {1, 2}
