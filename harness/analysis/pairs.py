@@ -9,7 +9,7 @@ import pandas as pd
 from harness.analysis.common import Rows, Rule, Values, by_cell, ends, is_no_claim, measured, order
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
-from harness.analysis.ratios import doubts_of, meets, pair_p_value, paired
+from harness.analysis.ratios import doubts_of, meets, pair_p_value, paired, with_hardware
 from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio
 from harness.plan.axis_pairs import SIZES, axis_pairs
 from harness.plan.labels import TAGS
@@ -83,6 +83,8 @@ def excludes_one(ratio: Estimate) -> bool | None:
 def _ratio(group: Rows, other: Rows, rule: Rule | None, checked: Verdicts | None = None) -> Values | None:
     """Return both throughputs and their ratio, or the reason for its absence; None if no block holds both cells."""
     speeds, others, pilot = paired(group, other, rule)
+    if not speeds:  # of other hardware the throughputs are shown, and no ratio
+        speeds, others, pilot = paired(group, other, rule, any_hardware=True)
     if not speeds:
         return None
     ratio = paired_ratio(speeds, others, pilot=pilot)
@@ -93,7 +95,7 @@ def _ratio(group: Rows, other: Rows, rule: Rule | None, checked: Verdicts | None
     }
     columns |= {**ends(ratio), "excludes_one": excludes_one(ratio), "precise": meets(ratio, rule)}
     columns["p_value"] = pair_p_value(speeds, others, pilot)
-    verdict = verdict_columns(checked, [rows[0]["check_id"] for rows in (group, other)])
+    verdict = with_hardware(verdict_columns(checked, [rows[0]["check_id"] for rows in (group, other)]), group, other)
     return columns | (dict.fromkeys(RATIO) if verdict["excluded"] else {}) | verdict
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Rows, Rule, Values, bases_of, by_cell, ends, measured, order
+from harness.analysis.common import Row, Rows, Rule, Values, bases_of, by_cell, ends, measured, order
 from harness.analysis.doubts import CountedDoubt, tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio, ratio_p_value
 from harness.analysis.usual_doubts import unusual, usual_doubts
 from harness.record.schema import DESCRIPTION, SCALING
 
+OTHER_HARDWARE = "other hardware"
+"""How the reason begins that two cells have no ratio, for want of blocks on the same hardware."""
 RATIOS = ("speedup", *ENDS, "precise", "efficiency", *(f"efficiency_{end}" for end in ENDS))
 
 
@@ -33,7 +35,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
         row = _against(group, base, rule)
         if row is None:
             continue
-        verdict = verdict_columns(checked, [first["check_id"]])
+        verdict = with_hardware(verdict_columns(checked, [first["check_id"]]), group, base)
         row |= {**(dict.fromkeys(RATIOS) if verdict["excluded"] else {}), **verdict}
         axes = {axis: first[axis] for axis in ("unit", *DESCRIPTION)}
         doubts = {"doubts": doubts_of(group, base, "base"), "unusual": unusual(tally(group), usual)}
@@ -59,17 +61,36 @@ def doubts_of(group: Rows, other: Rows, role: str) -> tuple[CountedDoubt, ...]:
     return tally(group) + (() if group[0]["cell_id"] == other[0]["cell_id"] else tally(other, role))
 
 
-def paired(group: Rows, base: Rows, rule: Rule | None) -> tuple[list[float], list[float], list[bool] | None]:
+def paired(
+    group: Rows, base: Rows, rule: Rule | None, *, any_hardware: bool = False
+) -> tuple[list[float], list[float], list[bool] | None]:
     """Return the throughputs of both cells by block and, if a rule set the number of blocks, which were its pilot.
 
     A block that spans two invocations has its base, and the base its twin, in both: the last invocation that
-    holds both cells counts, so that each block gives one pair.
+    holds both cells counts, so that each block gives one pair. Trials on different hardware form none, unless
+    ``any_hardware`` is asked for.
     """
-    bases = {(row["block"], row["invocation"]): float(row["throughput_per_s"]) for row in base}
-    both = list({row["block"]: row for row in group if (row["block"], row["invocation"]) in bases}.values())
-    speeds = [float(row["throughput_per_s"]) for row in both]
-    others = [bases[row["block"], row["invocation"]] for row in both]
-    return speeds, others, [row["block"] < rule["at_least"] for row in both] if rule else None
+    bases = {(row["block"], row["invocation"]): row for row in base}
+    both = ((row, bases.get((row["block"], row["invocation"]))) for row in group)
+    alike = ((row, other) for row, other in both if other and (any_hardware or same_hardware(row, other)))
+    pairs = {row["block"]: (row, other) for row, other in alike}.values()
+    speeds = [float(row["throughput_per_s"]) for row, _ in pairs]
+    others = [float(other["throughput_per_s"]) for _, other in pairs]
+    return speeds, others, [row["block"] < rule["at_least"] for row, _ in pairs] if rule else None
+
+
+def same_hardware(row: Row, other: Row) -> bool:
+    """Return whether two trials ran on devices of the same model, as far as both are known."""
+    models = [each.get("device_model") for each in (row, other)]
+    return any(pd.isna(model) for model in models) or models[0] == models[1]
+
+
+def with_hardware(verdict: Values, group: Rows, other: Rows) -> Values:
+    """Return the verdict of the equivalence check on a ratio, or the reason that it has none on the same hardware."""
+    if verdict["excluded"] or paired(group, other, None)[0] or not paired(group, other, None, any_hardware=True)[0]:
+        return verdict
+    own, theirs = (", ".join(sorted({str(row["device_model"]) for row in rows})) for rows in (group, other))
+    return {**verdict, "excluded": f"{OTHER_HARDWARE}: {own}; what it is compared with ran on {theirs}"}
 
 
 def pair_p_value(speeds: Sequence[float], others: Sequence[float], pilot: Sequence[bool] | None) -> float | None:
@@ -82,6 +103,8 @@ def pair_p_value(speeds: Sequence[float], others: Sequence[float], pilot: Sequen
 def _against(group: Rows, base: Rows, rule: Rule | None) -> Values | None:
     """Return the ratio columns of one cell; None if no block holds both the cell and its base."""
     speeds, bases, pilot = paired(group, base, rule)
+    if not speeds:  # of other hardware the throughputs are shown, and no ratio
+        speeds, bases, pilot = paired(group, base, rule, any_hardware=True)
     if not speeds:
         return None
     ratio = paired_ratio(speeds, bases, pilot=pilot)

@@ -82,7 +82,9 @@ def trial_row(line: Row) -> Row:
     return {
         **row,
         **line["facts"],
-        **{name: line["ranks"][0].get(name) if line["ranks"] else None for name in ("device_model", "threads")},
+        "device_model": " + ".join(sorted({rank["device_model"] for rank in line["ranks"] if rank.get("device_model")}))
+        or None,
+        "threads": line["ranks"][0].get("threads") if line["ranks"] else None,
         "throughput_per_s": throughput(line["windows"]),
         "peak_memory_bytes": max(peaks, default=None),
         "build_peak_bytes": max(builds, default=None),

@@ -9,6 +9,7 @@ from statistics import mean, median
 import pandas as pd
 
 from harness.analysis.common import Row, by_cell, measured, order
+from harness.analysis.ratios import same_hardware
 from harness.analysis.stats import ENDS, mean_interval
 from harness.analysis.step_timing import Timing, timings
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS
@@ -123,9 +124,10 @@ def _profiles(trials: pd.DataFrame) -> Profiles:
 
 
 def _step_loss(row: Row, base_id: str, known: Measured, profiles: Profiles) -> StepLoss | None:
-    """Take one trial's step apart; None if a trial that it is compared with is missing from its block."""
+    """Take one trial's step apart; None if its block lacks a trial to compare with on the same hardware."""
     partners = (row["cell_id"], base_id, row["alone_id"], row["wrapped_id"])
-    own, base, alone, wrapped = (known.get((cell_id, row["block"], row["invocation"])) for cell_id in partners)
+    found = [known.get((cell_id, row["block"], row["invocation"])) for cell_id in partners]
+    own, base, alone, wrapped = (each if each and same_hardware(row, each[0]) else None for each in found)
     if own is None or base is None or alone is None:
         return None
     (base_row, base_timing), timing, alone_timing = base, own[1], alone[1]

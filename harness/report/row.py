@@ -11,6 +11,8 @@ from harness.record.frames import records
 
 Scalar: TypeAlias = str | float | None
 """A value of a table: text, number (an int or a bool is a float to a type checker), or None if it is missing."""
+NOT_EQUIVALENT = "not equivalent"
+"""The verdict of a check whose training differs from that of one device."""
 Row: TypeAlias = Mapping[str, Scalar]
 
 
@@ -43,3 +45,13 @@ def texts(value: Scalar) -> list[str]:
 def is_unverified(row: Row) -> bool:
     """Return whether the check whether the row's cells train as one device does has no verdict."""
     return row.get("equivalence") == "unknown"
+
+
+def is_not_equivalent(row: Row) -> bool:
+    """Return whether the row's cells do not train as one device does."""
+    return row.get("equivalence") == NOT_EQUIVALENT
+
+
+def why_excluded(row: Row) -> str:
+    """Return in two words why the row has no ratio."""
+    return NOT_EQUIVALENT if is_not_equivalent(row) else "other hardware"

@@ -11,6 +11,7 @@ from harness.analysis import pairs
 from harness.analysis import trials as trial_tables
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.equivalence import Verdict
+from harness.analysis.ratios import scaling
 from harness.record.schema import NOISE, VERSUS
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.text import NO_BREAK
@@ -220,3 +221,60 @@ def test_parity_of_non_equivalent_cells_is_omitted_with_the_reason() -> None:
         trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": Verdict("not equivalent", "why")}
     )
     assert found["ratio"].isna().all() and found["excluded"].tolist() == ["why"]
+
+
+PAIR = (50.0, 50.0)
+
+
+def on(model: str, *lines: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return trials that ran on devices of this model."""
+    return [one | {"ranks": [{"rank": rank, "device_model": model} for rank in range(2)]} for one in lines]
+
+
+def test_cells_on_other_hardware_have_their_throughputs_side_by_side_and_no_ratio() -> None:
+    found = pairs.versus(trials_of([*on("A100", line("ddp2", rates=PAIR)), *on("H100", line("fsdp2", rates=PAIR))]))
+    (row,) = found.to_dict("records")
+    assert pd.isna(row["ratio"]) and row["throughput_per_s"] > 0 and row["other_throughput_per_s"] > 0
+    assert row["excluded"] == "other hardware: H100; what it is compared with ran on A100"
+    shown = versus_table(found)
+    assert "other hardware" in str(shown) and "not equivalent" not in str(shown)
+
+
+def test_only_blocks_on_the_same_hardware_count() -> None:
+    """In the second block fsdp was repeated on another type of node; in the third both were."""
+    lines = [
+        *on("A100", line("ddp2", block=0, rates=(50.0, 50.0)), line("fsdp2", block=0, rates=(100.0, 100.0))),
+        *on("A100", line("ddp2", block=1, rates=(50.0, 50.0))),
+        *on("H100", line("fsdp2", block=1, rates=(900.0, 900.0))),
+        *on("H100", line("ddp2", block=2, rates=(200.0, 200.0)), line("fsdp2", block=2, rates=(400.0, 400.0))),
+    ]
+    (row,) = pairs.versus(trials_of(lines)).to_dict("records")
+    assert (row["ratio"], row["blocks"]) == (pytest.approx(2.0), 2) and pd.isna(row["excluded"])
+
+
+def test_a_trial_over_nodes_of_two_types_is_on_neither() -> None:
+    mixed = line("ddp2", rates=PAIR)
+    mixed["ranks"] = [{"rank": rank, "device_model": model} for rank, model in enumerate(("H100", "A100"))]
+    frame = trials_of([mixed, *on("A100", line("fsdp2", rates=PAIR))])
+    assert set(frame["device_model"]) == {"A100 + H100", "A100"}
+    assert pairs.versus(frame)["excluded"].tolist() == [
+        "other hardware: A100; what it is compared with ran on A100 + H100"
+    ]
+
+
+def test_a_cell_and_its_base_on_other_hardware_have_no_speedup() -> None:
+    base, cell = line("single", rates=(100.0,)), line("ddp2", rates=(90.0, 90.0))
+    found = scaling(trials_of([*on("A100", base), *on("H100", cell)])).set_index("cell_id")
+    row = found.loc["ddp2"]
+    assert pd.isna(row["speedup"]) and pd.isna(row["efficiency"]) and pd.isna(row["low"])
+    assert row[["throughput_per_s", "base_throughput_per_s"]].tolist() == pytest.approx([180, 100])
+    assert row["excluded"] == "other hardware: H100; what it is compared with ran on A100"
+    assert found.loc["single", "speedup"] == pytest.approx(1)
+    same = scaling(trials_of([*on("A100", base), *on("A100", cell)])).set_index("cell_id")
+    assert same.loc["ddp2", "speedup"] == pytest.approx(1.8) and pd.isna(same.loc["ddp2", "excluded"])
+
+
+def test_hardware_that_is_not_known_is_taken_for_the_same() -> None:
+    base, cell = line("single", rates=(100.0,)), line("ddp2", rates=(90.0, 90.0))
+    found = scaling(trials_of([base, *on("H100", cell)])).set_index("cell_id")
+    assert found.loc["ddp2", "speedup"] == pytest.approx(1.8)

@@ -9,7 +9,11 @@ from harness.record.schema.table import column as _c
 
 CHECKED = (
     _c("equivalence", "string", "equivalent to one device, not equivalent, or unknown; `<NA>` without a check"),
-    _c("excluded", "string", "reason if it is in no ratio or comparison: not equivalent to one device"),
+    _c(
+        "excluded",
+        "string",
+        "reason if it is in no ratio or comparison: not equivalent to one device, other hardware",
+    ),
 )
 
 EQUIVALENCE = Table(

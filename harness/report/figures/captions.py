@@ -10,7 +10,7 @@ from harness.analysis.stats import LEAST_BLOCKS
 from harness.report.figures.axes import Limits
 from harness.report.figures.common import MOST_FACETS
 from harness.report.labels import rate_unit
-from harness.report.row import is_unverified, rows_of
+from harness.report.row import NOT_EQUIVALENT, is_unverified, rows_of
 
 
 def in_table(all_facets: Sequence[tuple[str, pd.DataFrame]], drawn: Sequence[tuple[str, pd.DataFrame]]) -> str:
@@ -93,7 +93,7 @@ def noise(noise: pd.DataFrame) -> str:
 
 
 def excluded(rows: pd.DataFrame) -> str:
-    hatched = " Hatched: not equivalent to one device." if rows["excluded"].notna().any() else ""
+    hatched = " Hatched: not equivalent to one device." if rows["equivalence"].eq(NOT_EQUIVALENT).any() else ""
     return hatched + unverified(rows)
 
 
@@ -116,4 +116,5 @@ def unsteady(rows: pd.DataFrame) -> str:
 
 
 def left_out(count: int) -> str:
-    return f" {count} cells have no ratio: they are not equivalent to one device." if count else ""
+    why = "they are not equivalent to one device, or were measured on other hardware"
+    return f" {count} cells have no ratio: {why}." if count else ""

@@ -24,7 +24,7 @@ from harness.plan.labels import joined
 from harness.report.figures.axes import Limits, draw_interval
 from harness.report.figures.chart import Chart
 from harness.report.labels import own_options, settings, shown_devices, shown_strategy
-from harness.report.row import Row, Scalar, is_missing, number, rows_of
+from harness.report.row import NOT_EQUIVALENT, Row, Scalar, is_not_equivalent, number, rows_of
 
 Colour = tuple[float, float, float]
 Value = TypeVar("Value")
@@ -81,7 +81,7 @@ class Drawing:
 
 def not_equivalent_cells(results: Results) -> frozenset[str]:
     """Return the ids of the cells that are not equivalent to one device, which figures of speed mark."""
-    return frozenset(results.scaling["cell_id"][results.scaling["excluded"].notna()])
+    return frozenset(results.scaling["cell_id"][results.scaling["equivalence"].eq(NOT_EQUIVALENT)])
 
 
 @contextmanager
@@ -224,7 +224,7 @@ def draw_point(axes: Axes, row: Row, value: float, ends: tuple[Scalar, Scalar], 
     strategy, devices = str(row["strategy"]), number(row["devices"])
     draw_interval(axes, "y", devices, ends, limits, COLOURS[strategy])
     face = "white" if is_no_claim(row) else COLOURS[strategy]
-    if not is_missing(row.get("excluded")):  # hatched: not equivalent
+    if is_not_equivalent(row):
         hatch_point(axes, devices, value)
     axes.plot(
         devices,

@@ -8,7 +8,7 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.verdict.choices import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
 from harness.report.labels import cell_label, rate_unit, setting_without
-from harness.report.row import Row, is_missing, is_true, rows_of
+from harness.report.row import Row, is_missing, is_true, rows_of, why_excluded
 from harness.report.tables.scaling import marked
 from harness.report.tables.text import Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
 
@@ -109,5 +109,5 @@ def main_axes(versus: pd.DataFrame) -> pd.DataFrame:
 
 def _ratio(row: Row) -> str:
     if is_missing(row["ratio"]):
-        return "not equivalent"
+        return why_excluded(row)
     return marked(estimate(ratio, row, "ratio"), row)

@@ -11,7 +11,7 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import LOUD
 from harness.plan.labels import batch_text, joined
 from harness.report.labels import cell_label, rate_unit, setting_without_batch, shown_devices, shown_strategy
-from harness.report.row import Row, is_missing, is_unverified, rows_of
+from harness.report.row import Row, is_missing, is_unverified, rows_of, why_excluded
 from harness.report.tables.text import (
     NO_BREAK,
     Column,
@@ -127,7 +127,7 @@ def _efficiency(row: Row) -> str:
     if _is_base(row):
         return "base"
     if not is_missing(row["excluded"]):
-        return "not equivalent"
+        return why_excluded(row)
     return marked(estimate(percent, row, "efficiency", "efficiency_"), row)
 
 
