@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,12 @@ def results_folder(experiment: Experiment, tmp_path_factory: pytest.TempPathFact
     return place
 
 
+loaded = lru_cache(maxsize=16)(load)
+"""A run once for all tests: none changes a run after it has been compared."""
+
+
 def compared(*paths: Path, conditions: tuple[str, ...] = (), **question: Any) -> Comparison:
-    return compare([load(path) for path in paths], Question(**question), list(map(parse_condition, conditions)))
+    return compare([loaded(path) for path in paths], Question(**question), list(map(parse_condition, conditions)))
 
 
 def by_cell(comparison: Comparison) -> dict[tuple[str, int], dict[str, Any]]:

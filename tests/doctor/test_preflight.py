@@ -95,7 +95,7 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) 
     assert "parameters" in titles and "peak" not in titles and table.rows  # on a CPU the peak is the process's
 
 
-def test_cells_with_errors_are_not_measured(measured: Measured) -> None:
+def test_cells_with_errors_are_not_measured(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
     lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
     for block in (0, 1):  # in its own worker group, and in a later one
@@ -103,6 +103,7 @@ def test_cells_with_errors_are_not_measured(measured: Measured) -> None:
         assert dp["outcome"] == "skipped" and dp["reason"].startswith("preflight: wrapper use: forward calls of dp")
         assert lines["single", block, ""]["outcome"] == "ok"
     assert pipeline._exit_code(folder, plan) == 1
+    monkeypatch.setattr("harness.report.html.FIGURES", {})
     results = write_report(folder.path)
     assert list(results.findings["check"]) == ["wrapper use"]
     report = folder.report.read_text()

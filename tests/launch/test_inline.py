@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,14 @@ class Stops(Mlp):
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_figures() -> Iterator[None]:
+    """Draw none: drawing takes most of the time of these runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.report.html.FIGURES", {})
+        yield
+
+
 def run_inline(folder: Path, *more: str, workload: str = "mlp") -> Result:
     file = folder / "debug.yaml"
     file.write_text(FILE.replace("WORKLOAD", workload))
@@ -66,10 +74,17 @@ def test_cells_of_several_ranks_are_skipped_rows(make_experiment: Callable[..., 
     assert any(trial.cell.strategy == "dp" and trial.cell.devices == 2 for trial in inline.trials)
 
 
-def test_a_run_measures_in_this_process_and_its_rows_enter_no_ratio(tmp_path: Path) -> None:
-    result = run_inline(tmp_path)
+@pytest.fixture(scope="module")
+def finished(no_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that finished."""
+    folder = tmp_path_factory.mktemp("inline")
+    result = run_inline(folder)
     assert result.exit_code == 0, result.output
-    results = results_of(tmp_path)
+    return folder
+
+
+def test_a_run_measures_in_this_process_and_its_rows_enter_no_ratio(finished: Path) -> None:
+    results = results_of(finished)
     ok = results.trials[results.trials["outcome"] == "ok"]
     assert sorted(ok["strategy"]) == ["ddp", "single"] and set(ok["devices"]) == {1}
     assert ok["inline"].tolist() == [True, True]
@@ -139,11 +154,10 @@ def test_a_cluster_or_an_earlier_run_is_refused(tmp_path: Path, arguments: list[
     assert result.exit_code == 2 and message in result.output
 
 
-def test_an_inline_run_is_not_resumed(tmp_path: Path) -> None:
-    assert run_inline(tmp_path, "--only", "strategy=single").exit_code == 0
-    (folder,) = (tmp_path / "out" / "debug").iterdir()
+def test_an_inline_run_is_not_resumed(finished: Path) -> None:
+    (folder,) = (finished / "out" / "debug").iterdir()
     runner = CliRunner(env={"RAY_ADDRESS": ""})
-    result = runner.invoke(app, ["run", str(tmp_path / "debug.yaml"), "--resume", str(folder)])
+    result = runner.invoke(app, ["run", str(finished / "debug.yaml"), "--resume", str(folder)])
     assert result.exit_code == 2 and "start a new run instead" in result.output
 
 

@@ -173,7 +173,7 @@ def counted_cells(plan: Plan) -> list[Cell]:
 
 
 @settings(
-    max_examples=60,
+    max_examples=30,
     derandomize=True,
     database=None,
     deadline=None,

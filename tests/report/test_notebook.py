@@ -67,6 +67,7 @@ assert not {{"torch", "ray"}} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_tables_import_nothing_that_draws_and_figures_leave_the_session_s_settings() -> None:
     script = SESSION.format(example=str(EXAMPLE))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)

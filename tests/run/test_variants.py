@@ -148,6 +148,7 @@ def prepared(file: Path, **request: Any) -> Any:
         return prepare(given, read_experiment(given), stack, lambda event: None).plan
 
 
+@pytest.mark.slow
 def test_a_debugger_runs_one_variant(file: Path) -> None:
     experiment = load_experiment(file)
     plan = make_plan(experiment, laptop(), variants=own_codes(experiment, file.parent))

@@ -66,6 +66,7 @@ def test_psnr_of_a_reconstruction(error: float, psnr: float) -> None:
     assert ConvStack().derived({"loss": error}) == {"psnr": pytest.approx(psnr)}
 
 
+@pytest.mark.slow
 def test_it_learns_to_take_most_of_the_noise_away() -> None:
     untouched = -20 * math.log10(0.3)
     rows = learn("conv_stack", "small", {"name": "Adam", "lr": 3e-3}, 2)

@@ -101,9 +101,8 @@ def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> No
     assert named == {name: (tuple(data), tuple(models)) for name, (data, models) in known.items()}
 
 
-@pytest.mark.parametrize(
-    "workload", [name if name == "mlp" else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", SMALL)
 def test_from_the_file_to_the_tables(workload: str, make_experiment: Make, tmp_path: Path) -> None:
     metric, title = METRICS[workload]
     experiment = make_experiment(

@@ -65,6 +65,7 @@ def test_synthetic_images_come_from_their_index() -> None:
     assert torch.equal(train[3][0], train[3][0]) and not torch.equal(train[3][0], train[4][0])  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     (row,) = learn("segmentation", "small", {"name": "Adam", "lr": 3e-3}, 1, image_size=16)
     assert row["val_iou"] > 0.4
