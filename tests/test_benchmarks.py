@@ -114,15 +114,6 @@ def ran(name: str, folder: Path, *options: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_overhead_compares_the_loops(tmp_path: Path) -> None:
-    result = ran("overhead", tmp_path, "--processes", "2", "--pairs", "2", "--window", "0.02", "--models", "small MLP")
-    assert len(result) == 2
-    assert [row["strategy"] for row in result[0]] == ["single", "ddp"]
-    assert all(0.5 < row["step"] < 2 and row["step_s"] > 0 for row in result[0])
-
-
-@pytest.mark.slow
-@pytest.mark.alone
 def test_overhead_plain_compares_the_scripts(tmp_path: Path) -> None:
     result = ran("overhead_plain", tmp_path, "--repeats", "1", "--devices", "1")["1"]
     assert [len(result[name]) for name in ("plain_step_s", "harness_step_s")] == [1, 1]
