@@ -14,6 +14,7 @@ from harness.config.published import Published
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import EPOCHS, STEPS
 from harness.report.tables.published import published_table, published_words
+from harness.report.tables.text import NO_BREAK
 from tests.records import line, steps_of
 
 CELL = {"strategy": "ddp", "devices": 2}
@@ -145,7 +146,7 @@ def test_a_throughput_is_compared_in_the_unit_in_which_the_workload_counts(
     table = table_of(entry("throughput_per_s", value=100, unit=published_in), unit=counted)
     assert values(table, "metric_unit", "measured") == [(unit, pytest.approx(measured))]
     (row,) = published_table(table).rows
-    assert f"throughput_per_s in {unit}" in row.cells
+    assert f"throughput in {unit}" in row.cells
     assert ("counted in tokens" in row.cells) == (measured is None)
 
 
@@ -170,7 +171,26 @@ def test_steps_are_those_of_the_slowest_rank_and_losses_the_mean_of_the_ranks() 
     assert table["step"].tolist()[4:] == [3, 4]
     assert math.isnan(table["measured"].to_numpy(float, na_value=-1)[4]) and table["n"].tolist()[5] == 0
     shown = [row.cells for row in published_table(table).rows]
-    assert shown[4][3] == "nan" and "both nan" in shown[4] and "not measured" in shown[5]
+    assert shown[4][2:4] == ("nan", "nan") and "both nan" in shown[4] and "not measured" in shown[5]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"metric": "val_accuracy", "value": 40, "unit": "%"}, ("40.00 %", "50.00 %", "+10.00 points (+25 %)")),
+        ({"metric": "train_loss", "value": 2.0683, "at": {"epoch": 2}}, ("2.0683", "1.5000", "-0.5683 (-27 %)")),
+        ({"metric": "train_loss", "value": 3640}, ("3,640", "1.5000", "-3,638 (-100 %)")),
+        ({"metric": "step_s", "range": [40, 45], "unit": "ms"}, ("40.0 to 45.0 ms", "100.0 ms", "+55.0 ms (+122 %)")),
+        ({"metric": "step_s", "range": [0.9, 7.2]}, ("0.90 to 7.20 s", "100.0 ms", "-800.0 ms (-89 %)")),
+        ({"metric": "throughput_per_s", "value": 110}, ("110", "110 (100 to 120)", "none")),
+    ],
+    ids=["percentage", "loss", "large loss", "short range", "long range", "rate"],
+)
+def test_numbers_are_shown_in_units_that_suit_their_size(given: dict[str, Any], shown: tuple[str, ...]) -> None:
+    (row,) = published_table(table_of(entry(**given))).rows
+    cells = [cell.replace(NO_BREAK, " ") for cell in row.cells]
+    published_text, measured, _, difference = cells[2:6]
+    assert (published_text, measured.partition(" (1.0")[0].partition(" (2.0")[0], difference) == shown
 
 
 def test_a_cell_that_was_not_measured_has_no_numbers() -> None:

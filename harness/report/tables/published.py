@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from harness.report.row import Row, is_missing, is_true, number, rows_of
-from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, flush_right, make_table, percent, words
+from harness.report.tables.text import NO_BREAK, Column, TextTable, flush_right, make_table, percent, words
 from harness.system.units import GIB
 
 RATE = "throughput_per_s"
 OTHER = "other hardware"
-PLAIN = decimal("{:,.5g}")
-FORMS = {
-    "1": decimal(f"{{:.2f}}{NO_BREAK}%", 100),
-    "s": decimal(f"{{:,.4g}}{NO_BREAK}ms", 1000),
-    "bytes": decimal(f"{{:,.3g}}{NO_BREAK}GiB", 1 / GIB),
+NAMES = {
+    "train_loss": "training loss",
+    "train_accuracy": "training accuracy",
+    "val_loss": "validation loss",
+    "val_accuracy": "validation accuracy",
+    "val_perplexity": "validation perplexity",
+    "val_psnr": "validation PSNR",
+    "val_iou": "validation IoU",
+    "loss": "loss",
+    "running_loss": "mean loss so far",
+    "step_s": "step time",
+    RATE: "throughput",
+    "peak_memory_bytes": "peak memory",
 }
-"""The format of numbers of each unit."""
+"""The figures in words."""
+UNITS: Mapping[str, Sequence[tuple[float, str, str]]] = {
+    "1": ((0.0, "%", "{:.2f}"),),
+    "dB": ((0.0, "dB", "{:.2f}"),),
+    "s": ((1.0, "s", "{:,.2f}"), (0.0, "ms", "{:,.1f}")),
+    "bytes": ((0.0, "GiB", "{:,.2f}"),),
+    "": ((100.0, "", "{:,.0f}"), (0.0, "", "{:.4f}")),
+}
+"""By unit of the column: from which size on a number is shown in which unit, and its format; else as a rate."""
+FACTORS = {"%": 100.0, "ms": 1000.0, "GiB": 1 / GIB}
+POINTS = "points"
+"""The unit of a difference of percentages."""
 
 
 def published_table(published: pd.DataFrame) -> TextTable:
@@ -30,7 +50,7 @@ def published_table(published: pd.DataFrame) -> TextTable:
         ("measured", _measured, flush_right),
         ("n", "n", flush_right),
         ("difference", _difference, flush_right),
-        ("hardware", lambda row: OTHER if is_true(row["other_hardware"]) else "the same model", words),
+        ("measured on", lambda row: OTHER if is_true(row["other_hardware"]) else "the same model", words),
     )
     return make_table(columns, rows_of(published), lambda row: "apart" if is_true(row["other_hardware"]) else "")
 
@@ -53,7 +73,7 @@ def _source(row: Row) -> str:
 def _figure(row: Row) -> str:
     places = [f"{name} {row[name]}" for name in ("epoch", "step") if not is_missing(row[name])]
     unit = [f"in {row['metric_unit']}"] if row["metric"] == RATE and not is_missing(row["metric_unit"]) else []
-    return ", ".join([" ".join([str(row["metric"]), *unit]), *places])
+    return ", ".join([" ".join([NAMES[str(row["metric"])], *unit]), *places])
 
 
 def _other_unit(row: Row) -> bool:
@@ -61,23 +81,32 @@ def _other_unit(row: Row) -> bool:
     return row["metric"] == RATE and not is_missing(row["unit"]) and row["metric_unit"] != f"{row['unit']}/s"
 
 
-def _text(row: Row, name: str) -> str:
-    value = row[name]
-    if value is None:
-        return ""
-    return "nan" if math.isnan(number(value)) else FORMS.get(words(row["metric_unit"]), PLAIN)(value)
+def _number(row: Row, value: float, size: float) -> tuple[str, str]:
+    """Return a number and its unit, both as suits ``size``, the largest of those that stand together."""
+    if math.isnan(value):
+        return "nan", ""
+    forms = UNITS.get(words(row["metric_unit"]), ((0.0, "", "{:,.5g}"),))
+    unit, form = next((unit, form) for least, unit, form in forms if not size < least)
+    return form.format(FACTORS.get(unit, 1.0) * value), unit
+
+
+def _span(row: Row, *values: float) -> str:
+    """Return '40.0 to 45.0 ms', or one number if all look the same."""
+    shown = dict.fromkeys(_number(row, value, max(map(abs, values))) for value in values)
+    _, unit = next(reversed(shown))
+    return NO_BREAK.join(filter(None, [" to ".join(text for text, _ in shown), unit]))
 
 
 def _published(row: Row) -> str:
-    low, high = (_text(row, f"published_{end}") for end in ("low", "high"))
-    return low if low == high else f"{low} to {high}"
+    return _span(row, *(number(row[f"published_{end}"]) for end in ("low", "high")))
 
 
 def _measured(row: Row) -> str:
     if is_missing(row["n"]) or not number(row["n"]):
         return f"counted in {row['unit']}" if _other_unit(row) else "not measured"
-    low, high = (_text(row, f"measured_{end}") for end in ("low", "high"))
-    return f"{_text(row, 'measured')}{f' ({low} to {high})' if low != high else ''}"
+    low, high = (number(row[f"measured_{end}"]) for end in ("low", "high"))
+    spread = f" ({_span(row, low, high)})" if _span(row, low) != _span(row, high) else ""
+    return f"{_span(row, number(row['measured']))}{spread}"
 
 
 def _difference(row: Row) -> str:
@@ -90,4 +119,5 @@ def _difference(row: Row) -> str:
         return "within the range" if row["published_low"] != row["published_high"] else "none"
     sign = "+" if number(row["difference"]) > 0 else ""
     share = "" if is_missing(row["relative_difference"]) else f" ({sign}{percent(row['relative_difference'])})"
-    return f"{sign}{_text(row, 'difference')}{share}"
+    difference = _span(row, number(row["difference"])).replace("%", POINTS)
+    return f"{sign}{difference}{share}"
