@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["load", "load_history", "run_experiment"]
 
 
-def load(run_folder: "str | Path") -> "RunResults":
-    """Return the results in a run folder, as DataFrames. Needs neither torch nor ray; raises RunFolderError."""
+def load(run_folder: "str | Path", local: "str | Path" = "results") -> "RunResults":
+    """Return the results in a run folder, as DataFrames. Needs neither torch nor ray; raises RunFolderError.
+
+    The URI of a run in a store is first copied to <local>/<experiment>/<time>-<id>; raises StoreError.
+    """
     from harness.report import notebook
 
-    return notebook.load(run_folder)
+    return notebook.load(run_folder, local)
 
 
 def load_history(folder: "str | Path") -> "pd.DataFrame":
@@ -38,7 +41,8 @@ def load_history(folder: "str | Path") -> "pd.DataFrame":
 def run_experiment(
     experiment: "str | os.PathLike[str] | Mapping[str, object]",
     *,
-    output: "str | os.PathLike[str]" = "results",
+    output: "str | os.PathLike[str] | None" = None,
+    local: "str | os.PathLike[str] | None" = None,
     only: "Mapping[str, PlainValue] | None" = None,
     resume: "str | os.PathLike[str] | None" = None,
     address: "str | None" = None,
@@ -49,7 +53,9 @@ def run_experiment(
 
     ``experiment``: the path of an experiment file, or its content as a dict; the user's own modules, and relative
     paths, are then looked for in the current folder. ``only``: a part of the grid, such as ``{"strategy": "ddp"}``.
-    ``resume``: a run folder of the same experiment, or "auto"; the rest of its trials is measured.
+    ``output``: the folder of run folders (default: results); or the URI of a store to which each trial is sent, with
+    the run folders in ``local``. ``resume``: a run folder of the same experiment, the URI of a run, or "auto"; the rest
+    of its trials is measured.
 
     A failed trial is a row with its outcome, no exception. Raises HarnessError if nothing was started (bad input, or
     nothing that this machine can measure), and KeyboardInterrupt after an interruption: what was measured until then is
@@ -58,5 +64,12 @@ def run_experiment(
     from harness.run import api
 
     return api.run_experiment(
-        experiment, output=output, only=only, resume=resume, address=address, preflight=preflight, quiet=quiet
+        experiment,
+        output=output,
+        local=local,
+        only=only,
+        resume=resume,
+        address=address,
+        preflight=preflight,
+        quiet=quiet,
     )

@@ -6,6 +6,7 @@ HarnessError
 ├── ClusterError        no cluster, another one, or none on which a cell can run  (exit code 2 before the run)
 ├── ClusterLostError    the cluster was lost during the run     (exit code 1, recorded results are kept)
 ├── RunFolderError      a run folder cannot be created, read or resumed  (exit code 2, nothing was started)
+├── StoreError          an object store cannot be used, or lacks a run  (exit code 2, nothing was started)
 ├── ComparisonError     runs cannot be compared, or a question about several runs is wrong  (exit code 2)
 ├── ExportError         results cannot be exported as asked     (exit code 2; what was exported before stays)
 ├── WriteError          a file of the run cannot be written, as on a full disk  (exit code 1, recorded results are kept)
@@ -62,6 +63,10 @@ class ClusterLostError(HarnessError):
 
 class RunFolderError(HarnessError):
     """A run folder cannot be created, read or resumed."""
+
+
+class StoreError(HarnessError):
+    """An object store does not answer, refuses, or lacks what is to be copied from it."""
 
 
 class ComparisonError(HarnessError):

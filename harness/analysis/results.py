@@ -37,6 +37,7 @@ from harness.plan.environment import RunEnvironment
 from harness.plan.feasibility import IMPOSSIBLE
 from harness.plan.rows import RecordedTrial
 from harness.record.folder import RunFolder
+from harness.record.mirror import on_this_machine
 from harness.record.schema import FINDINGS, empty_table
 
 
@@ -213,5 +214,5 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
 
 
 def load(run_folder: str | Path) -> Results:
-    """Return the results in a run folder; raises RunFolderError if it is none."""
-    return Results(RunFolder.open(Path(run_folder)))
+    """Return the results in a run folder, or of a URI, copied below results/; raises RunFolderError or StoreError."""
+    return Results(RunFolder.open(on_this_machine(run_folder, "results")))

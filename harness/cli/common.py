@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, chdir
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +17,10 @@ from harness.system.signals import INTERRUPTED, handle_signals
 
 FAILED, BAD_INPUT = 1, 2
 
-RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="results/<experiment>/<time>-<id>")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN_FOLDER|URI", help="results/<experiment>/<time>-<id>; or URI/<experiment>/<time>-<id>"),
+]
 NoUserCode = Annotated[
     bool,
     typer.Option(

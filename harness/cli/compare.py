@@ -14,13 +14,14 @@ from harness.cli.common import exit_code_of, show
 from harness.cli.values import parse_axes, parse_cells, parse_conditions, parse_only, parse_share
 from harness.errors import Collected, ComparisonError, HarnessError, RunFolderError
 from harness.system.sanitize import escape_control
+from harness.system.uri import is_uri
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Comparison
     from harness.report.tables.text import TextTable
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN_FOLDER...", help="The first run, then one or more later ones.")
+    list[str], typer.Argument(metavar="RUN_FOLDER|URI...", help="The first run, then one or more later ones.")
 ]
 By = Annotated[
     list[str] | None,
@@ -94,10 +95,10 @@ def compare_command(
     raise typer.Exit(exit_code_of(work))
 
 
-def _mistakes(run_folders: Sequence[Path], history: Path | None, *, both: bool) -> Iterator[HarnessError]:
+def _mistakes(run_folders: Sequence[str], history: Path | None, *, both: bool) -> Iterator[HarnessError]:
     """Yield the mistakes in the folders and the format, which are known before anything is read."""
     for folder in run_folders:
-        if not os.path.isdir(folder):
+        if not is_uri(folder) and not os.path.isdir(folder):
             yield RunFolderError(f"{folder}: not a run folder: it is not there; give results/<experiment>/<time>-<id>")
     if history is not None and not os.path.isdir(history):
         yield ComparisonError(f"--history: got {history}; allowed: a folder that is there, with earlier runs")

@@ -18,7 +18,7 @@ from harness.errors import Collected, ExperimentError, HarnessError
 if TYPE_CHECKING:
     from harness.config.experiment import Experiment
     from harness.run.console import ConsoleSink
-    from harness.run.request import Request
+    from harness.run.request import Places, Request
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -46,7 +46,17 @@ Resume = Annotated[
 AddBlocks = Annotated[
     int, typer.Option(min=0, max=1000, metavar="N", help="With --resume: N more blocks of throughput than the run has.")
 ]
-Output = Annotated[Path, typer.Option(help="The folder of run folders.")]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|URI",
+        help="The folder of run folders (default: results); or a store to which each trial is sent: s3://BUCKET/FOLDER.",
+    ),
+]
+Local = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="With a URI: the folder of run folders on this machine. Default: results."),
+]
 Preflight = Annotated[
     bool,
     typer.Option("--preflight/--no-preflight", help="First run the doctor's checks on each kind of cell."),
@@ -81,7 +91,8 @@ def _request_of(
     dry_run: DryRun = False,
     resume: Resume = None,
     add_blocks: AddBlocks = 0,
-    output: Output = Path("results"),
+    output: Output = None,
+    local: Local = None,
     only: Only = None,
     no_user_code: NoUserCode = False,
     preflight: Preflight = True,
@@ -89,21 +100,20 @@ def _request_of(
     quiet: Quiet = False,
 ) -> tuple[Any, Collected]:
     """Return the Request of a command line, and the mistakes in its options; raises HarnessError."""
-    from harness.run.request import Request, run_to_resume
+    from harness.run.request import NOWHERE, Request, places_of
 
     found = Collected()
-    run_folder = run_to_resume(resume, absolute=no_user_code)
+    places = found.value(lambda: places_of(output, local, resume, absolute=no_user_code)) or NOWHERE
     assumed = found.value(lambda: None if assume is None else parse_assumed(assume))
     wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
     here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
     request = Request(
-        file=here(_file_of(file, run_folder, found)),
+        file=here(_file_of(file, places, found)),
         address=address,
         assumed=assumed,
         dry_run=dry_run,
-        resume=run_folder,
         add_blocks=add_blocks,
-        output=here(output),
+        **places._asdict(),
         only=wanted,
         no_user_code=no_user_code,
         preflight=preflight,
@@ -113,10 +123,10 @@ def _request_of(
     return request, found
 
 
-def _file_of(file: Path | None, run_folder: Path | None, found: Collected) -> Path:
+def _file_of(file: Path | None, places: Places, found: Collected) -> Path:
     """Return FILE, else that of the run that is resumed; raises HarnessError with all mistakes that are ``found``."""
     try:
-        return file or _recorded_file(run_folder)
+        return file or _recorded_file(None if places.store else places.resume)
     except HarnessError as error:
         found.add(error)
         found.raise_all()
@@ -128,7 +138,7 @@ def _recorded_file(run_folder: Path | None) -> Path:
     from harness.run.request import AUTO
 
     if run_folder is None or run_folder == AUTO:
-        problem = "is missing; give an experiment file (harness init writes one), or --resume RUN_FOLDER alone"
+        problem = "is missing; give an experiment file (harness init writes one), or --resume RUN_FOLDER (no URI) alone"
         raise ExperimentError("FILE", [problem])
     from harness.record.folder import RunFolder
     from harness.run.recorded_file import file_to_resume
@@ -186,7 +196,7 @@ def plan_command(file: File, **options: Any) -> None:
     _carry_out(_run_or_plan, file, dry_run=True, **options)
 
 
-@_with_options("address", "output", "only", "no_user_code", "quiet")
+@_with_options("address", "output", "local", "only", "no_user_code", "quiet")
 def doctor_command(file: File, links: Links = False, **options: Any) -> None:
     """Check, before any measurement, that FILE would measure what it says; record nothing."""
     _carry_out(_measure_links if links else _examine, file, **options)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.common import RunFolderArgument, exit_code_of, show
+from harness.cli.common import RunArgument, exit_code_of, show
 from harness.errors import ExportError
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the verdict as Markdown, for a pull request.")]
@@ -20,7 +20,7 @@ Mlflow = Annotated[
 ]
 
 
-def export_command(run_folder: RunFolderArgument, markdown: Markdown = False, mlflow: Mlflow = None) -> None:
+def export_command(run_folder: RunArgument, markdown: Markdown = False, mlflow: Mlflow = None) -> None:
     """Export RUN_FOLDER from its records to Markdown or MLflow; works on old runs too."""
 
     def work() -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from harness.analysis.results import Results
 from harness.errors import nearest
 from harness.record.folder import RunFolder
+from harness.record.mirror import on_this_machine
 from harness.system.files import replacing
 
 if TYPE_CHECKING:
@@ -86,9 +87,9 @@ class Plot:
         return f'<img src="data:image/png;base64,{image}" style="max-width:100%"><p>{text}</p>'
 
 
-def load(run_folder: str | Path) -> RunResults:
-    """Return the results in a run folder; raises RunFolderError if it is none."""
-    return RunResults(RunFolder.open(Path(run_folder)))
+def load(run_folder: str | Path, local: str | Path = "results") -> RunResults:
+    """Return the results in a run folder, or of a URI that is copied below ``local``; raises RunFolderError."""
+    return RunResults(RunFolder.open(on_this_machine(run_folder, local)))
 
 
 def _draw(draw: Callable[[Results], Drawing], results: Results) -> Plot:

@@ -18,16 +18,17 @@ from harness.report.notebook import RunResults, load
 from harness.run.console import ConsoleSink, Lasting
 from harness.run.events import Event, RunStarted
 from harness.run.pipeline import run
-from harness.run.request import Request, read_experiment, run_to_resume
+from harness.run.request import Request, places_of, read_experiment
 from harness.system.signals import INTERRUPTED, handle_signals
 
 IN_NO_FILE = "experiment (a dict)"
 """Stands for the file of an experiment that is given as a dict, in messages."""
 ARGUMENTS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "experiment": ((str, os.PathLike, Mapping), "the path of an experiment file, or its content as a dict"),
-    "output": ((str, os.PathLike), "the path of the folder of run folders"),
+    "output": ((str, os.PathLike, NoneType), "the path of the folder of run folders, or the URI of a store"),
+    "local": ((str, os.PathLike, NoneType), "the path of the local folder of run folders, with a URI"),
     "only": ((Mapping, NoneType), "a dict of axes, such as {'strategy': 'ddp', 'devices': [1, 2]}"),
-    "resume": ((str, os.PathLike, NoneType), "the path of a run folder, or 'auto'"),
+    "resume": ((str, os.PathLike, NoneType), "the path of a run folder, the URI of a run, or 'auto'"),
     "address": ((str, NoneType), "HOST:PORT of a Ray cluster's head"),
     "preflight": ((bool,), "True or False"),
     "quiet": ((bool,), "True or False"),
@@ -38,7 +39,8 @@ ARGUMENTS: Mapping[str, tuple[tuple[type, ...], str]] = {
 def run_experiment(
     experiment: str | os.PathLike[str] | Mapping[str, object],
     *,
-    output: str | os.PathLike[str] = "results",
+    output: str | os.PathLike[str] | None = None,
+    local: str | os.PathLike[str] | None = None,
     only: Mapping[str, PlainValue] | None = None,
     resume: str | os.PathLike[str] | None = None,
     address: str | None = None,
@@ -49,14 +51,15 @@ def run_experiment(
 
     See ``harness.run_experiment``, which is this function.
     """
-    _check_types(experiment, output=output, only=only, resume=resume, address=address, preflight=preflight, quiet=quiet)
+    given = {"output": output, "local": local, "only": only, "resume": resume, "address": address}
+    _check_types(experiment, **given, preflight=preflight, quiet=quiet)
     file, content = _source(experiment)
+    places = places_of(*(None if path is None else os.fspath(path) for path in (output, local, resume)))
     request = Request(
         file=file,
         content=content,
         address=address,
-        resume=run_to_resume(None if resume is None else os.fspath(resume), absolute=False),
-        output=Path(output),
+        **places._asdict(),
         only=_filter(only),
         preflight=preflight,
         quiet=quiet,

@@ -11,12 +11,15 @@ from math import inf
 from pathlib import Path
 
 from harness.config.experiment import Experiment
-from harness.errors import HarnessError, RunFolderError, cause_of
+from harness.errors import HarnessError, RunFolderError, StoreError, cause_of
 from harness.record.folder import RunFolder
+from harness.record.mirror import copy_down, runs_below
+from harness.record.store import Store, open_store
 from harness.run.events import Emit, Note
 from harness.run.prepare import Prepared, prepare
 from harness.run.request import AUTO, Request
 from harness.run.resume import ChangedMeaningError, same_experiment
+from harness.system.scratch import Scratch
 
 
 def prepare_run(request: Request, experiment: Experiment, stack: ExitStack, emit: Emit) -> tuple[Request, Prepared]:
@@ -24,7 +27,7 @@ def prepare_run(request: Request, experiment: Experiment, stack: ExitStack, emit
 
     A run whose cells mean something else in this version is not resumed by ``auto``: a new one is started.
     """
-    chosen, reason = choose_run(request, experiment)
+    chosen, reason = copied_run(request, experiment, stack) if request.store else choose_run(request, experiment)
     if reason:
         emit(Note(reason))
     try:
@@ -60,6 +63,39 @@ def choose_run(request: Request, experiment: Experiment) -> tuple[Request, str]:
         names = ", ".join(map(str, [path, *more]))
         raise RunFolderError(f"--resume auto: equally new runs of this experiment: {names}; give one with --resume")
     return replace(request, resume=path), f"--resume auto: {path}, the newest unfinished run: {unfinished[path]}"
+
+
+def copied_run(request: Request, experiment: Experiment, stack: ExitStack) -> tuple[Request, str]:
+    """Return what ``choose_run`` does, of the runs in the request's store, with the run copied to its local folder.
+
+    A plan leaves the local folder as it is. Raises StoreError if the store does not answer, or lacks the run.
+    """
+    if request.resume is None or request.store is None:
+        return request, ""
+    store, reason, folder = open_store(request.store), "", request.resume
+    if request.resume == AUTO:
+        with Scratch() as scratch:
+            _copy_heads(store, experiment, scratch)
+            chosen, said = choose_run(replace(request, output=scratch), experiment)
+        reason = said.replace(str(scratch), request.store)
+        if chosen.resume is None:
+            return replace(request, resume=None), reason
+        folder = request.output / experiment.name / chosen.resume.name
+    run = f"{folder.absolute().parent.name}/{folder.absolute().name}"
+    if request.plans_only:
+        folder = stack.enter_context(Scratch()) / run
+    copy_down(store, run, folder)
+    return replace(request, resume=folder), reason
+
+
+def _copy_heads(store: Store, experiment: Experiment, scratch: Path) -> None:
+    """Copy the runs of an experiment without the files of single trials; what is damaged is left out."""
+    for run in runs_below(store, experiment.name):
+        try:
+            copy_down(store, run, scratch / run, raw=False)
+        except (StoreError, RunFolderError) as error:
+            if isinstance(error.__cause__, OSError):  # the store does not answer
+                raise
 
 
 def _runs_of(experiment: Experiment, parent: Path) -> Iterator[tuple[Path, str]]:

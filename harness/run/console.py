@@ -39,6 +39,7 @@ from harness.run.events import (
     RunStarted,
     TrialEnded,
     TrialStarting,
+    Unsent,
 )
 from harness.run.finding_text import doctor_lines, finding_lines
 from harness.run.plan_text import plan_lines, plan_table
@@ -77,6 +78,7 @@ class ConsoleSink:
         self._labels = Labels(())
         self._left: TimeLeft | None = None
         self._now = ""
+        self._unsent = 0
         self._last: deque[Text] = deque(maxlen=LAST_RESULTS)
         live = live and console.is_terminal and not quiet
         # once a second: the display must not take the cores that are being measured
@@ -128,6 +130,8 @@ class ConsoleSink:
                 self._show(f"{self._now}{self._time_left()}", live=False)
             case GroupReady(group, start_s):
                 self._now = f"Worker group {group.id}: ready after {start_s:.1f} s"
+            case Unsent(trials):
+                self._unsent = trials
             case TrialStarting(trial):
                 self._now = escape_control(self._labels.of_trial(trial))
             case TrialEnded(trial, line, again, epochs):
@@ -232,7 +236,8 @@ class ConsoleSink:
 
     def _display(self) -> Group:
         self._progress.update(self._task, left=self._left.text if self._left else "")
-        return Group(*self._last, Text(f"now      {self._now}", style="bold"), self._progress)
+        unsent = [Text(f"not sent {plural(self._unsent, 'trial')}, in the local run folder alone")] * bool(self._unsent)
+        return Group(*self._last, *unsent, Text(f"now      {self._now}", style="bold"), self._progress)
 
     def _stop(self) -> None:
         if self._live:

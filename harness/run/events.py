@@ -64,6 +64,12 @@ class TrialEnded(NamedTuple):
     epochs: Columns = MappingProxyType({})
 
 
+class Unsent(NamedTuple):
+    """The number of recorded trials that are in the local run folder and not in the store of ``--output URI``."""
+
+    trials: int
+
+
 class Note(NamedTuple):
     """A message to the user."""
 
@@ -89,6 +95,15 @@ class DoctorFinished(NamedTuple):
 
 
 Event = (
-    DoctorFinished | Planned | RunStarted | GroupStarting | GroupReady | TrialStarting | TrialEnded | Note | Reported
+    DoctorFinished
+    | Planned
+    | RunStarted
+    | GroupStarting
+    | GroupReady
+    | TrialStarting
+    | TrialEnded
+    | Unsent
+    | Note
+    | Reported
 )
 Emit = Callable[[Event], None]

@@ -27,8 +27,13 @@ def inline_launcher(plan: Plan) -> Launcher:
     return InlineLauncher(plan.experiment, plan.machine.threads_per_device, marked=True)
 
 
-def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack) -> Launcher:
-    """Return the launcher of the plan's worker groups. Idle, Ray takes no part in groups that torchrun starts."""
+def launcher_for(
+    plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack, holds: bool = False
+) -> Launcher:
+    """Return the launcher of the plan's worker groups. Idle, Ray takes no part in groups that torchrun starts.
+
+    ``holds``: the next trial starts once the driver has handled the result of the last one; torchrun always does so.
+    """
     own = str(home) if plan.experiment.own_code and not plan.variants else None
     versions = {name: own.version for name, own in plan.variants.items()}
     torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own, versions)
@@ -39,6 +44,6 @@ def launcher_for(plan: Plan, ray_cluster: Cluster | None, home: Path, stack: Exi
     if not ray_cluster.embedded:
         own, versions = own_folder_on_nodes(plan.experiment, home), on_nodes(plan.variants)
     placements = [group.placement for group in plan.groups]
-    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions, placements)
+    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions, placements, holds)
     ray = stack.enter_context(closing(launcher))
     return ByLauncher({"ray": ray, "torchrun": torchrun})

@@ -15,16 +15,18 @@ from harness.launch.ray.cluster import Cluster
 from harness.plan.environment import Ended, Invocation
 from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
+from harness.record.store import open_store
 from harness.report.html import IncompleteReport, write_report
 from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
 from harness.run.execution import Execution
 from harness.run.launchers import inline_launcher, launcher_for, start_ray
+from harness.run.mirroring import mirrored
 from harness.run.prepare import check_imports, check_paths, check_runnable
 from harness.run.provenance import differences, invocation_facts
 from harness.run.recorded_file import source_facts
-from harness.run.request import Request, check_output, program, resume_command
+from harness.run.request import AUTO, Request, check_output, program, resume_command
 from harness.system.scratch import sweep
 from harness.system.signals import INTERRUPTED, deferred_interrupts
 
@@ -40,6 +42,8 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
     """
     began = time.time()
     check_output(request)
+    if request.store and request.resume in (None, AUTO):  # else the store is read first: has it the run?
+        open_store(request.store).check()
     with ExitStack() as stack:
         request, prepared = prepare_run(request, experiment, stack, emit)
         plan, ray_cluster = prepared.plan, prepared.ray_cluster
@@ -51,19 +55,29 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         sweep()
         folder = _kept(prepared.folder, request, plan, stack)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
-        try:
-            started = nullcontext(None) if request.inline else start_ray(ray_cluster, plan)
-            with started as ready, ExitStack() as launched:
-                launcher = (
-                    inline_launcher(plan) if request.inline else launcher_for(plan, ready, request.home, launched)
-                )
-                _measure(plan, folder, launcher, request, began, emit)
-        except (KeyboardInterrupt, WriteError, ClusterLostError) as end:
-            return _ended_early(end, folder, request, began, emit)
-        code = _report(folder, began, emit, _exit_code(folder, plan))
-        if code == INTERRUPTED:
-            _leave_unfinished(folder, request, emit)
-        return code
+        with mirrored(request, folder, emit) as mirror:
+            code = _measure_and_report(plan, folder, request, ray_cluster, began, mirror.emit)
+        return code if mirror.complete or code == INTERRUPTED else FAILED
+
+
+def _measure_and_report(
+    plan: Plan, folder: RunFolder, request: Request, ray_cluster: Cluster | None, began: float, emit: Emit
+) -> int:
+    """Measure what is pending and write the report; return the exit code. Raises WriteError."""
+    try:
+        started = nullcontext(None) if request.inline else start_ray(ray_cluster, plan)
+        with started as ready, ExitStack() as launched:
+            held = request.store is not None
+            launcher = (
+                inline_launcher(plan) if request.inline else launcher_for(plan, ready, request.home, launched, held)
+            )
+            _measure(plan, folder, launcher, request, began, emit)
+    except (KeyboardInterrupt, WriteError, ClusterLostError) as end:
+        return _ended_early(end, folder, request, began, emit)
+    code = _report(folder, began, emit, _exit_code(folder, plan))
+    if code == INTERRUPTED:
+        _leave_unfinished(folder, request, emit)
+    return code
 
 
 def _leave_unfinished(folder: RunFolder, request: Request, emit: Emit) -> None:

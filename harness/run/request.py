@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment, load_experiment, parse_experiment
@@ -24,6 +24,7 @@ from harness.errors import Collected, ExperimentError, RunFolderError
 from harness.launch.ray.job import in_job, is_lost_with_job
 from harness.plan.inventory import Inventory
 from harness.system.code_version import module_file
+from harness.system.uri import below, is_uri, problem_of, run_in
 
 AUTO = Path("auto")
 """The value of --resume that means the newest unfinished run of the file; a folder of this name is ./auto."""
@@ -32,6 +33,9 @@ AUTO = Path("auto")
 @dataclass(frozen=True)
 class Request:
     """The arguments of a command. ``resume``: a run folder, AUTO, or None for a new run.
+
+    ``output``: the local folder of run folders. ``store``: the URI to which they are sent, or None; a run that is
+    resumed may be there alone.
 
     ``content``: the experiment as YAML if it is in no file; ``file`` then stands for it in messages, and its folder is
     that of relative paths and of the user's own modules.
@@ -45,6 +49,7 @@ class Request:
     resume: Path | None = None
     add_blocks: int = 0
     output: Path = Path("results")
+    store: str | None = None
     only: dict[str, PlainValue] = field(default_factory=dict)
     no_user_code: bool = False
     preflight: bool = True
@@ -67,6 +72,48 @@ class Request:
         return self.dry_run or self.assumed is not None
 
 
+class Places(NamedTuple):
+    """Where runs are: the local folder of run folders, the URI to which they are sent, and the run to resume."""
+
+    output: Path
+    store: str | None
+    resume: Path | None
+
+
+NOWHERE = Places(Path("results"), None, None)
+"""Stands for places that are refused, until every mistake is found."""
+
+
+def places_of(
+    output: str | None, local: str | os.PathLike[str] | None, resume: str | None, *, absolute: bool = False
+) -> Places:
+    """Return the places of --output, --local and --resume; raises ExperimentError.
+
+    The run of ``--resume URI`` is then resumed in its local folder, <local>/<experiment>/<time>-<id>.
+    """
+    here = Path.absolute if absolute else Path
+    given = {"--output": output, "--resume": resume}
+    uris = {option: text for option, text in given.items() if text is not None and is_uri(text)}
+    for option, text in uris.items():
+        if problem := problem_of(text):
+            raise ExperimentError(option, [problem])
+    if local is not None and not uris:
+        raise ExperimentError("--local", ["is for --output URI or --resume URI; a folder alone is given with --output"])
+    if not uris:
+        return Places(here(Path(output or "results")), None, run_to_resume(resume, absolute=absolute))
+    folder, store = here(Path(local or "results")), uris.get("--output")
+    if "--resume" not in uris:
+        return Places(folder, store, run_to_resume(resume, absolute=absolute))
+    try:
+        of_run, experiment, name = run_in(uris["--resume"])
+    except ValueError as error:
+        raise ExperimentError("--resume", [str(error)]) from None
+    if output is not None and store != of_run:
+        problem = f"got {output!r}, and a run in {of_run} to resume; allowed: none, since the run stays where it is"
+        raise ExperimentError("--output", [problem])
+    return Places(folder, of_run, folder / experiment / name)
+
+
 def run_to_resume(text: str | None, *, absolute: bool) -> Path | None:
     """Return the path of --resume; ``auto`` is the one relative path that is kept even if others are made absolute."""
     path = None if text is None else Path(text)
@@ -87,7 +134,8 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
         if request.no_user_code:
             check_no_user_code(experiment, request.file)
         check_variants(experiment, request.file)
-    for check in (check_local, check_resume, check_inline, check_add_blocks):
+        check_checkpoints(request, experiment)
+    for check in (check_resume, check_inline, check_add_blocks):
         with found.also():
             check(request)
     found.raise_all()
@@ -102,16 +150,16 @@ def _experiment_of(request: Request) -> Experiment:
     return parse_experiment(parse_mapping(request.content, source=source), source=source, home=request.home)
 
 
-def check_local(request: Request) -> None:
-    """Raise ExperimentError if results are to be written to a URI, as s3://bucket, which as a path is a folder s3:."""
-    if any(re.fullmatch("[A-Za-z][A-Za-z0-9+.-]+:", part) for part in request.output.parts):
-        allowed = "a folder of this machine, or of a file system that is mounted here; copy it afterwards"
-        raise ExperimentError("--output", [f"got {str(request.output)!r}, a URI; allowed: {allowed}"])
+def check_checkpoints(request: Request, experiment: Experiment) -> None:
+    """Raise ExperimentError if checkpoints would stay in a local folder that is not sent to the store."""
+    if request.store and experiment.checkpoint and experiment.checkpoint.folder is None:
+        problem = "checkpoints are not sent to --output URI; give a folder that all nodes see and that outlives them"
+        raise ExperimentError(str(request.file), [f"checkpoint.folder: {problem}"])
 
 
 def check_resume(request: Request) -> None:
     """Raise RunFolderError if the folder to resume is not there; what it holds is seen once it is opened."""
-    if request.resume and request.resume != AUTO and not os.path.isdir(request.resume):
+    if request.resume and request.resume != AUTO and not request.store and not os.path.isdir(request.resume):
         problem = "it is not there; give results/<experiment>/<time>-<id>"
         raise RunFolderError(f"{request.resume}: not a run folder: {problem}")
 
@@ -158,14 +206,18 @@ def check_inline(request: Request) -> None:
 def resume_command(request: Request, folder: Path) -> str:
     """Return the shell command, or for an experiment in no file the call, that resumes the run in its folder."""
     if request.content is not None:
-        return f"harness.run_experiment(..., resume={str(folder)!r})"
-    return _command(request, {"--resume": str(folder)})
+        more = f", output={request.store!r}" if request.store else ""
+        return f"harness.run_experiment(..., resume={str(folder)!r}{more})"
+    if request.store is None:
+        return _command(request, {"--resume": str(folder)})
+    local = {} if request.output == Path("results") else {"--local": str(request.output)}
+    return _command(request, {"--resume": below(request.store, folder.parent.name, folder.name), **local})
 
 
 def check_output(request: Request) -> None:
     """Raise ExperimentError if Ray would remove the results with a job's copy of its working directory."""
     completes = request.resume not in (None, AUTO)
-    if completes or not is_lost_with_job(request.output):
+    if completes or request.store or not is_lost_with_job(request.output):
         return
     resume = {"--resume": "auto"} if request.resume else {}
     example = "output='/shared/results'" if request.content is not None else ""
@@ -173,7 +225,7 @@ def check_output(request: Request) -> None:
         "--output",
         [
             f"got {str(request.output)!r}; in a Ray job it is in the copy of the working directory that Ray removes; "
-            "allowed: an absolute path that outlives the job, on storage that you can read: "
+            "allowed: s3://BUCKET/FOLDER, or an absolute path that outlives the job, on storage that you can read: "
             f"{example or _command(request, {'--output': '/shared/results', **resume})}"
         ],
     )

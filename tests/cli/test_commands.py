@@ -199,7 +199,17 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         (["--output", __file__], "the run folder cannot be created"),
         (["--output", "x" * 300], "the run folder cannot be created: File name too long"),
         (["--output", "x" * 300, "--resume", "auto"], "the run folder cannot be created: File name too long"),
-        (["--output", "s3://bucket/results"], "got 's3:/bucket/results', a URI; allowed: a folder of this machine"),
+        (["--output", "s3:/bucket/results"], "got 's3:/bucket/results'; allowed: s3://BUCKET/FOLDER"),
+        (["--output", "s3://me:hunter2@bucket"], "got a URI with a user, a password or a key; allowed: one without"),
+        (["--output", "s3://bucket/x?endpoint_override=127.0.0.1:9&scheme=http"], "does not answer as it should: "),
+        (["--output", "file:///proc/x"], "file:///proc/x: is not there: [Errno 2] Cannot create directory"),
+        (["--resume", "file:///nowhere/small/1"], "file:///nowhere: has no run small/1; allowed: URI/<experiment>/"),
+        (["--resume", "s3://bucket"], "got 's3://bucket'; allowed: the URI of a run, as URI/<experiment>/<time>-<id>"),
+        (
+            ["--resume", "s3://a/b/c", "--output", "s3://b"],
+            "got 's3://b', and a run in s3://a to resume; allowed: none",
+        ),
+        (["--local", "here"], "is for --output URI or --resume URI; a folder alone is given with --output"),
         (["--address", "ray://host:10001"], "Ray Client is not supported"),
     ],
 )

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import harness
 from harness.config import experiment as config
 from harness.config.experiment import Experiment
-from harness.errors import ExperimentError, RunFolderError
+from harness.errors import ExperimentError, RunFolderError, StoreError
 from harness.plan.environment import Ended
 from harness.plan.planner import make_plan
 from harness.plan.rows import Circumstances
 from harness.plan.trial import SkipReason, TrialResult, skipped
 from harness.record.folder import RunFolder
-from harness.run.auto_resume import choose_run, prepare_run
+from harness.record.writer import Writer
+from harness.run.auto_resume import choose_run, copied_run, prepare_run
 from harness.run.events import Emit, Event, Note
 from harness.run.request import AUTO, Request, read_experiment, run_to_resume
 from harness.run.resume import ChangedMeaningError
 from tests.conftest import laptop
+from tests.stores import watched
 
 TEXT = (
     "name: test\ngrid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\nthroughput: {blocks: 2}\n"
@@ -200,3 +204,69 @@ def test_a_folder_named_auto_can_be_given() -> None:
     assert run_to_resume("./auto", absolute=False) == Path("auto").absolute()
     assert run_to_resume("results/x", absolute=False) == Path("results/x")
     assert run_to_resume(None, absolute=True) is None
+
+
+# -- runs in a store -------------------------------------------------------------------------------------------------
+
+
+def sent(output: Path, folder: RunFolder) -> str:
+    """Send a run to a store in a folder; return its address."""
+    store = watched(output)
+    writer = Writer(store, f"test/{folder.path.name}", folder.path)
+    writer.claim()
+    assert writer.send(lambda: True, everything=True)
+    writer.release()
+    return store.address
+
+
+def test_the_run_is_chosen_among_those_in_the_store_and_copied(tmp_path: Path) -> None:
+    uri = sent(tmp_path / "store", run_folder(tmp_path / "a", "20260101-000000-aaaa", "interrupted", start=1.0))
+    newest = run_folder(tmp_path / "a", "20260102-000000-aaaa", None, start=2.0)
+    trial = make_plan(experiment_of(), laptop()).trials[0]
+    newest.append(trial, TrialResult(trial.id, "ok", steps={"rank": [0], "step": [0], "loss": [1.0]}), FACTS)
+    sent(tmp_path / "store", newest)
+    sent(tmp_path / "store", run_folder(tmp_path / "a", "20260103-000000-aaaa", "finished", start=3.0))
+    (tmp_path / "store" / "test" / "20260104-000000-aaaa" / "claims").mkdir(parents=True)  # nothing was started
+    request = Request(Path("test.yaml"), resume=AUTO, output=tmp_path / "b", store=uri)
+    with ExitStack() as stack:
+        planned, reason = copied_run(replace(request, dry_run=True), experiment_of(), stack)
+        assert not (tmp_path / "b").exists() and planned.resume and planned.resume.exists()
+        found, again = copied_run(request, experiment_of(), stack)
+    assert reason == again and reason.startswith(f"--resume auto: {uri}/test/20260102-000000-aaaa, the newest unfinish")
+    assert found.resume == tmp_path / "b" / "test" / "20260102-000000-aaaa"
+    assert harness.load(found.resume).lines == harness.load(newest.path).lines
+    assert [path.name for path in (tmp_path / "b" / "test").iterdir()] == ["20260102-000000-aaaa"]
+    assert len(list((found.resume / "raw").iterdir())) == 1
+
+
+def test_a_new_run_is_started_where_the_store_has_no_unfinished_one(tmp_path: Path) -> None:
+    uri = sent(tmp_path / "store", run_folder(tmp_path / "a", "20260103-000000-aaaa", "finished", start=3.0))
+    request = Request(Path("test.yaml"), resume=AUTO, output=tmp_path / "b", store=uri)
+    found, reason = copied_run(request, experiment_of(), ExitStack())
+    assert (found.resume, reason) == (
+        None,
+        f"--resume auto: a new run: below {uri} the 1 of this experiment are finished",
+    )
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_run_of_another_file_in_a_store_is_refused(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a", "20260101-000000-aaaa", "interrupted")
+    store = sent(tmp_path / "store", folder)
+    file = tmp_path / "test.yaml"
+    file.write_text(TEXT.replace("[1, 2]", "[1]"))
+    resume = tmp_path / "b" / "test" / folder.path.name
+    request = Request(file, resume=resume, output=tmp_path / "b", store=store)
+    with ExitStack() as stack, pytest.raises(RunFolderError, match=r"was made by another experiment: grid differ"):
+        prepare_run(request, read_experiment(request), stack, lambda event: None)
+
+
+def test_a_store_that_does_not_answer_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object, **options: object) -> object:
+        raise StoreError("s3://b: does not answer") from OSError("reset")
+
+    uri = sent(tmp_path / "store", run_folder(tmp_path / "a", "20260101-000000-aaaa", "interrupted"))
+    monkeypatch.setattr("harness.run.auto_resume.copy_down", fails)
+    request = Request(Path("test.yaml"), resume=AUTO, output=tmp_path / "b", store=uri)
+    with pytest.raises(StoreError, match="does not answer"):
+        copied_run(request, experiment_of(), ExitStack())

@@ -5,15 +5,19 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.cli.values import parse_only
+from harness.config.experiment import Experiment
 from harness.errors import ExperimentError
 from harness.launch.ray.job import JOB_VARIABLE
 from harness.plan.inventory import Inventory
-from harness.run.request import AUTO, Request, check_output, resume_command
+from harness.run.request import AUTO, Request, check_checkpoints, check_output, places_of, resume_command
 
 
 @pytest.mark.parametrize(
@@ -78,9 +82,11 @@ def test_a_job_s_output_is_absolute_and_the_error_gives_the_command(monkeypatch:
     command = "ray job submit --working-dir . -- harness run e.yaml --quiet --output /shared/results --resume auto"
     assert str(error.value) == (
         "--output: 1 problem\n  - got 'results'; in a Ray job it is in the copy of the working directory that Ray "
-        f"removes; allowed: an absolute path that outlives the job, on storage that you can read: {command}"
+        "removes; allowed: s3://BUCKET/FOLDER, or an absolute path that outlives the job, on storage that you can "
+        f"read: {command}"
     )
     check_output(Request(Path("e.yaml"), output=Path("/shared/results")))
+    check_output(Request(Path("e.yaml"), store="s3://bucket/a"))
     check_output(Request(Path("e.yaml"), resume=Path("/shared/results/e/1")))
     with pytest.raises(ExperimentError, match=r"read: output='/shared/results'$"):
         check_output(Request(Path("e.yaml"), content="name: e"))
@@ -93,3 +99,60 @@ def test_a_job_resumes_as_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(JOB_VARIABLE, "{}")
     command = resume_command(Request(Path("e.yaml"), address="10.0.0.1:6379"), Path("/shared/r"))
     assert command == "ray job submit --working-dir . -- harness run e.yaml --resume /shared/r"
+
+
+@pytest.mark.parametrize(
+    ("output", "local", "resume", "places"),
+    [
+        (None, None, None, ("results", None, None)),
+        ("out", None, "auto", ("out", None, "auto")),
+        ("s3://b/a", None, None, ("results", "s3://b/a", None)),
+        ("s3://b/a", "here", "auto", ("here", "s3://b/a", "auto")),
+        ("s3://b/a", None, "out/e/1", ("results", "s3://b/a", "out/e/1")),
+        (None, "here", "s3://b/a/e/1?region=x", ("here", "s3://b/a?region=x", "here/e/1")),
+        ("s3://b/a", None, "s3://b/a/e/1", ("results", "s3://b/a", "results/e/1")),
+    ],
+)
+def test_places(
+    output: str | None, local: str | None, resume: str | None, places: tuple[str, str | None, str | None]
+) -> None:
+    found = places_of(output, local, resume)
+    assert (str(found.output), found.store, found.resume and str(found.resume)) == places
+
+
+@pytest.mark.parametrize(
+    ("output", "local", "resume", "source", "problem"),
+    [
+        ("s3://a:b@c", None, None, "--output", "a password or a key"),
+        (None, None, "s3://a?secret_key=b", "--resume", "a password or a key"),
+        (None, "here", None, "--local", "is for --output URI"),
+        ("out", "here", "auto", "--local", "is for --output URI"),
+        ("s3://b", None, "s3://a/e/1", "--output", "allowed: none, since the run stays where it is"),
+        ("out", None, "s3://a/e/1", "--output", "allowed: none, since the run stays where it is"),
+        (None, None, "s3://a/1", "--resume", "allowed: the URI of a run"),
+    ],
+)
+def test_wrong_places(output: str | None, local: str | None, resume: str | None, source: str, problem: str) -> None:
+    with pytest.raises(ExperimentError) as error:
+        places_of(output, local, resume)
+    assert error.value.source == source and problem in str(error.value)
+
+
+def test_a_run_in_a_store_is_resumed_by_its_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/harness", "run", "e.yaml"])
+    monkeypatch.setattr(shutil, "which", {"harness": "/bin/harness"}.get)
+    request = Request(Path("e.yaml"), store="s3://b/a?region=x")
+    command = resume_command(request, Path("results/e/1"))
+    assert command == "harness run e.yaml --resume 's3://b/a/e/1?region=x'"
+    command = resume_command(replace(request, output=Path("/x/here")), Path("/x/here/e/1"))
+    assert command == "harness run e.yaml --resume 's3://b/a/e/1?region=x' --local /x/here"
+
+
+@pytest.mark.parametrize(("folder", "refused"), [(None, True), ("/shared/checkpoints", False)])
+def test_checkpoints_beside_a_store_need_a_folder_of_their_own(
+    make_experiment: Callable[..., Experiment], folder: str | None, refused: bool
+) -> None:
+    experiment = make_experiment(checkpoint={"folder": folder} if folder else {}, convergence={"epochs": 1})
+    check_checkpoints(Request(Path("e.yaml")), experiment)
+    with pytest.raises(ExperimentError, match="checkpoints are not sent") if refused else nullcontext():
+        check_checkpoints(Request(Path("e.yaml"), store="s3://b"), experiment)

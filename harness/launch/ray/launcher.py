@@ -64,6 +64,8 @@ class RayLauncher:
     """The versions of the user's code, by variant."""
     placements: Sequence[Placement] = ()
     """Those of the whole plan."""
+    holds: bool = False
+    """Whether each trial starts only once the driver has handled what came before it."""
     _launches: Iterator[int] = field(default_factory=itertools.count)
     _storage: Scratch = field(default_factory=Scratch)
 
@@ -86,7 +88,7 @@ class RayLauncher:
             yield from (TrialResult(trial.id, "lost", reason) for trial in group.trials)
             return
         number = next(self._launches)
-        _answer(self.cluster.mailbox.open.remote(number, deadline))
+        _answer(self.cluster.mailbox.open.remote(number, deadline, self.holds))
         fit = Fit(self._trainer(group, nodes, number))
         watchdog = Watchdog(partial(ask_agents, self.cluster), self.experiment.limits.trial, grace_s=GRACE_S)
         timer = StartupTimer(time.time(), "controller")

@@ -1,0 +1,250 @@
+"""The one writer of a run in an object store: its claim, and the objects that it sends.
+
+pyarrow.fs has no conditional write, so the claim is made by two steps that S3, Google Cloud Storage and Azure order:
+put an object of one's own, then list all of them. Of two that ask at the same time at least the later one sees the
+other, and who sees another gives up; perhaps both do. A killed writer cannot withdraw its claim: it lapses LEASE_S
+after its last renewal, by the store's clock, or at once if its process was on this machine and is gone. Claims are
+renewed between trials only, so a longer trial lets one lapse, and another command may then resume the run: it states
+how many of the earlier writer's lines it follows, and the earlier one, which looks before it sends, stops. What it may
+still send between the look and the end of a request does not count. In a store whose listing lags behind (none of the
+three) two writers could start; then readers see two of which neither follows the other, and refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.errors import StoreError
+from harness.record.mirror import (
+    CLAIMS,
+    LINES,
+    PLAN,
+    TRIALS,
+    Claim,
+    files_of,
+    line_object,
+    newest_writer,
+    read_claims,
+    read_lines_of,
+    recorded_lines,
+    sha256,
+)
+from harness.record.store import Store
+from harness.system.files import PARTIAL
+
+LEASE_S, RENEW_S = 300.0, 60.0
+SAME_S = 2.0
+"""Seconds by which two readings of a process's start may differ, since the clock is adjusted."""
+HEAD = ("experiment.yaml", "experiment.resolved.yaml", "environment.json", PLAN)
+"""The files that a resume needs besides the trials; the plan last, since it makes a folder that of a run."""
+NOT_SENT = ("raw", "logs", "checkpoints")
+"""The folders whose files are sent with a trial's line, or not at all."""
+
+
+class ClaimedError(StoreError):
+    """Another writer has the run. ``writer``: its name; ``left_s``: when its claim lapses unless it is renewed."""
+
+    def __init__(self, message: str, writer: str, renewed: datetime | None, left_s: float) -> None:
+        super().__init__(message)
+        self.writer, self.renewed, self.left_s = writer, renewed, left_s
+
+
+class SupersededError(StoreError):
+    """Another command has resumed the run: this one sends no more."""
+
+
+class Writer:
+    """Sends a run folder to a store. ``recorded`` and ``send`` may run in different threads."""
+
+    def __init__(self, store: Store, run: str, folder: Path) -> None:
+        self.store, self.run, self.folder = store, run, folder
+        self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+        self._follows: dict[str, int] | None = None
+        self._lines: list[str] = []
+        self._read = self._followed = self._sent = 0
+        self._files: dict[str, tuple[int, int]] = {}
+        """What was sent of the files that are no trial's: modification time and size."""
+        self._claims: set[str] = set()
+        self._renewed = -LEASE_S
+
+    # -- the claim --------------------------------------------------------------------------------------------
+
+    def claim(self) -> None:
+        """Become the writer of the run; raises ClaimedError if another one is, StoreError if the store has more."""
+        self._put_claim(released=False)
+        try:
+            claims = read_claims(self.store, self.run)
+            self._check_free(claims)
+            newest = newest_writer(self.store, self.run, claims)
+            remote = [line.text for line in read_lines_of(self.store, self.run, claims)]
+            if recorded_lines(self.folder)[: len(remote)] != remote:
+                raise StoreError(
+                    f"{self.store.address}: {self.run}: was resumed elsewhere while this command started; repeat it"
+                )
+            if newest:
+                earlier = newest.follows or {}
+                self._follows = {**earlier, newest.writer: len(remote) - sum(earlier.values())}
+            else:
+                self._follows = {}
+            self._followed = self._sent = len(remote)
+            self._claims = {claim.writer for claim in claims}
+            self._put_claim(released=False)
+        except BaseException:
+            self._withdraw()
+            raise
+        self.recorded()
+
+    def _check_free(self, claims: list[Claim]) -> None:
+        """Raise ClaimedError if another writer's claim is alive: not released, not followed, renewed not long ago."""
+        followed = {name for claim in claims for name in claim.follows or ()}
+        own = next((claim.written for claim in claims if claim.writer == self.name), None)
+        for claim in claims:
+            if claim.writer in followed or claim.writer == self.name or claim.released or _is_gone(claim.holder):
+                continue
+            age = (own - claim.written).total_seconds() if own and claim.written else 0.0
+            if age >= LEASE_S:
+                continue
+            who = f"pid {claim.holder.get('pid')} on {claim.holder.get('host')}"
+            raise ClaimedError(
+                f"{self.store.address}: {self.run}: another command writes it, or was killed while it did ({who}). If "
+                f"it was killed, its claim lapses in {LEASE_S - age:.0f} s; or remove {self._claim_name(claim.writer)}",
+                claim.writer,
+                claim.written,
+                LEASE_S - age,
+            )
+
+    def _claim_name(self, writer: str) -> str:
+        return f"{self.run}/{CLAIMS}/{writer}.json"
+
+    def _put_claim(self, *, released: bool) -> None:
+        content = {"holder": _holder(), "released": released, "follows": self._follows}
+        self.store.put(self._claim_name(self.name), json.dumps(content).encode())
+        self._renewed = time.monotonic()
+
+    def _withdraw(self) -> None:
+        try:
+            self.store.remove(self._claim_name(self.name))
+        except StoreError:  # it lapses, and has written nothing
+            return
+
+    def _keep_claim(self) -> None:
+        """Renew the claim if it is old; raises SupersededError if another writer has followed this one."""
+        for name, _ in self.store.list(f"{self.run}/{CLAIMS}"):
+            if Path(name).stem not in self._claims | {self.name}:
+                claims = read_claims(self.store, self.run)
+                if any(self.name in (claim.follows or ()) for claim in claims):
+                    raise SupersededError(f"{self.store.address}: {self.run}: was resumed by another command")
+        if time.monotonic() - self._renewed > RENEW_S:
+            self._put_claim(released=False)
+
+    def release(self) -> None:
+        """End the claim, so that another command may follow at once; raises StoreError."""
+        self._keep_claim()
+        self._put_claim(released=True)
+
+    # -- sending ----------------------------------------------------------------------------------------------
+
+    def recorded(self) -> None:
+        """Take note of the lines that are on disk now; only these are sent."""
+        file = self.folder / LINES
+        if not file.exists():
+            return
+        with file.open("rb") as content:  # a run may have thousands of lines: only what was added is read
+            content.seek(self._read)
+            added = content.read()
+        whole = added[: added.rfind(b"\n") + 1]
+        self._read += len(whole)
+        self._lines = [*self._lines, *whole.decode("utf-8", errors="surrogateescape").split("\n")[:-1]]
+
+    @property
+    def waiting(self) -> int:
+        """The number of recorded trials that are not in the store."""
+        return len(self._lines) - self._sent
+
+    def send(self, may: Callable[[], bool], *, everything: bool = False) -> bool:
+        """Send what is not in the store yet, in order, each object while ``may()``; return whether all was sent.
+
+        ``everything``: also the files that are no trial's, such as the report. Raises StoreError.
+        """
+        if not may():
+            return False
+        self._keep_claim()
+        while self.waiting:
+            if not self._send_trial(may):
+                return False
+        for path in self._others() if everything else HEAD:
+            if not may():
+                return False
+            self._send_file(path)
+        return True
+
+    def _send_trial(self, may: Callable[[], bool]) -> bool:
+        """Send the files of the next trial, then its line; return False if ``may`` ended it before the line."""
+        line = self._lines[self._sent]
+        below, hashes = f"{self.run}/{TRIALS}/{self.name}", {}
+        for path in files_of(self.folder, line):
+            if not may():
+                return False
+            content = (self.folder / path).read_bytes()
+            hashes[path] = sha256(content)
+            self.store.put(f"{below}/{path}", content)
+        if not may():
+            return False
+        self.store.put(f"{below}/{self._sent - self._followed:06d}.json", line_object(line, hashes))
+        self._sent += 1
+        return True
+
+    def _send_file(self, path: str) -> None:
+        """Send a file that is no trial's, if it has changed since it was sent."""
+        file = self.folder / path
+        if not file.is_file():
+            return
+        state = file.stat()
+        if self._files.get(path) != (state.st_mtime_ns, state.st_size):
+            self.store.put(f"{self.run}/{path}", file.read_bytes())
+            self._files[path] = (state.st_mtime_ns, state.st_size)
+
+    def _others(self) -> Iterator[str]:
+        """Yield the paths of all files that are no trial's; the plan and trials.jsonl last."""
+        found = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
+        paths = [path.relative_to(self.folder).as_posix() for path in found if path.suffix != PARTIAL]
+        last = (LINES, PLAN)
+        yield from (p for p in paths if p.split("/")[0] not in NOT_SENT and not p.startswith(".lock") and p not in last)
+        yield from last
+
+
+def _holder() -> dict[str, Any]:
+    """Return what identifies this process: another one of the same number, or on another machine, differs."""
+    process = psutil.Process()
+    return {"host": platform.node(), "machine": _machine(), "pid": process.pid, "started": process.create_time()}
+
+
+def _machine() -> str:
+    """Return what identifies this machine since its start, and the container's own numbering of processes."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # no Linux
+        return ""
+
+
+def _is_gone(holder: Mapping[str, Any]) -> bool:
+    """Return whether a claim's process was on this machine and has ended; False if that is not known."""
+    here = (platform.node(), _machine())
+    if not here[1] or (holder.get("host"), holder.get("machine")) != here:
+        return False
+    try:
+        return abs(psutil.Process(int(holder["pid"])).create_time() - float(holder["started"])) > SAME_S
+    except psutil.NoSuchProcess:
+        return True
+    except (psutil.Error, KeyError, ValueError, TypeError):
+        return False

@@ -1,0 +1,244 @@
+"""The results of a run in an object store, sent while it runs: ``--output URI``.
+
+The local run folder stays as it is without a store: each record is on disk before the next message is handled, and the
+store holds a copy. A thread of the driver sends it, and driver and ranks may share cores and a network. So nothing is
+sent inside a timed window. The driver knows two times without one:
+
+- between two trials of a worker group. A launcher starts the next trial once the driver has handled the last result:
+  torchrun and --inline because the driver starts it, Ray because the mailbox holds the announcement of a trial back
+  until then (``holds`` of RayLauncher). The driver waits for the thread, for at most GAP_S, then for the end of the
+  request that is under way, for at most REQUEST_S: pyarrow cannot be interrupted.
+- from the end of a worker group until the next one is ready: its processes start.
+
+A store that answers slowly or not costs one such wait; then nothing is sent until a pause has passed, which doubles
+from PAUSE_S to LONGEST_PAUSE_S. A request that lasts longer than REQUEST_S, as one to Azure may, goes on into the next
+trial: it waits for the network and takes no core, and the driver waits for no other before it has ended. What is not
+sent is shown, and sent at the end, for at most FINAL_S, or by a resume.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from harness.errors import StoreError
+from harness.record.folder import RunFolder
+from harness.record.store import open_store
+from harness.record.writer import ClaimedError, SupersededError, Writer
+from harness.report.tables.text import plural
+from harness.run.events import Emit, Event, GroupReady, GroupStarting, Note, TrialEnded, Unsent
+from harness.run.request import Request, resume_command
+from harness.system.signals import interrupted
+from harness.system.uri import below
+
+GAP_S, REQUEST_S = 5.0, 15.0
+PAUSE_S, LONGEST_PAUSE_S = 5.0, 320.0
+FINAL_S, AGAIN_S = 120.0, 2.0
+"""Time for what is left at the end of a run, and between two attempts then."""
+TICK_S = 0.05
+
+
+@contextmanager
+def mirrored(request: Request, folder: RunFolder, emit: Emit) -> Iterator[Mirror]:
+    """Yield the mirror of a run folder, which is sent as far as possible at the end of the block.
+
+    Raises StoreError before the block if the store cannot be used, or if another command writes the run.
+    """
+    if request.store is None:
+        yield Mirror(emit)
+        return
+    run = f"{folder.path.parent.name}/{folder.path.name}"
+    writer = Writer(open_store(request.store), run, folder.path)
+    _claim(writer, emit)
+    writer.send(lambda: True)
+    sending = Sending(writer, below(request.store, run), emit)
+    mirror = Mirror(sending, sending)
+    thread = threading.Thread(target=sending.work, name="mirror", daemon=True)
+    thread.start()
+    try:
+        yield mirror
+    finally:
+        sending.finish(resume_command(request, folder.path))
+
+
+def _claim(writer: Writer, emit: Emit) -> None:
+    """Claim the run; wait for the claim of a killed command to lapse. Raises ClaimedError if another one is alive."""
+    try:
+        writer.claim()
+    except ClaimedError as first:
+        emit(Note(f"{first}. Waiting for that"))
+        end = time.monotonic() + first.left_s + 1
+        while time.monotonic() < end:
+            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+        writer.claim()
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The sink of a run's events, and what sends the results; without a store only the sink."""
+
+    emit: Emit
+    sending: Sending | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is in the store, or there is none."""
+        return self.sending is None or self.sending.complete
+
+
+@dataclass
+class Sending:
+    """Passes events on, and sends what was recorded in the times without a timed window."""
+
+    writer: Writer
+    address: str
+    emit: Emit
+    complete: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _open: bool = False
+    _wanted: bool = False
+    _busy: bool = False
+    _everything: bool = False
+    _ended: bool = False
+    _problem: StoreError | None = None
+    _shown: str = ""
+    _pause_s: float = 0.0
+    _not_before: float = 0.0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, GroupReady):
+            self._close()
+        self.emit(event)
+        if isinstance(event, GroupStarting):
+            self._begin()
+        if isinstance(event, TrialEnded):
+            self._send_in_gap()
+
+    # -- in the thread ----------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Send whenever it is allowed and something is there, until the end."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended or (self._open and self._wanted))
+                if self._ended:
+                    return
+                self._wanted, self._busy = False, True
+            problem = None
+            try:
+                self.complete = self.writer.send(lambda: self._open, everything=self._everything) and self._everything
+            except StoreError as error:
+                problem = error
+            except OSError as error:  # of the local folder
+                problem = StoreError(f"{self.writer.folder}: cannot be read: {error}")
+            with self._changed:
+                self._busy, self._problem = False, problem
+                self._changed.notify_all()
+
+    # -- in the driver ----------------------------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        """Allow the thread to send; return False if it may not yet, or still waits for an earlier request."""
+        self.writer.recorded()
+        with self._changed:
+            if self._busy or time.monotonic() < self._not_before or isinstance(self._problem, SupersededError):
+                return False
+            self._open = self._wanted = True
+            self._changed.notify_all()
+            return True
+
+    def _close(self) -> None:
+        """Forbid to send, wait for the request that is under way, and show what is not sent."""
+        with self._changed:
+            was_open, self._open, self._wanted = self._open, False, False
+        if not was_open:
+            return
+        ended = self._wait(REQUEST_S) or interrupted()
+        problem = self._problem if ended else StoreError(f"{self.address}: a request takes over {REQUEST_S:.0f} s")
+        if problem:
+            self._pause_s = min(LONGEST_PAUSE_S, max(PAUSE_S, 2 * self._pause_s))
+            self._not_before = time.monotonic() + self._pause_s
+        else:
+            self._pause_s = 0.0
+        self._show(problem)
+
+    def _send_in_gap(self) -> None:
+        """Send between two trials; the next one starts when this returns."""
+        if self._begin():
+            self._wait(GAP_S)
+        self._close()
+
+    def _wait(self, most_s: float) -> bool:
+        """Wait until the thread is idle; return False if it is not in time, or the run is interrupted."""
+        end = time.monotonic() + most_s
+        with self._changed:
+            while self._busy or (self._open and self._wanted):
+                if time.monotonic() >= end or interrupted():
+                    return False
+                self._changed.wait(TICK_S)
+        return True
+
+    def _show(self, problem: StoreError | None) -> None:
+        """Show how many trials are not sent, and each problem once."""
+        waiting = self.writer.waiting
+        self.emit(Unsent(waiting))
+        said = str(problem) if problem else ""
+        if said and not self._shown:
+            self.emit(Note(f"{said}. The run goes on; {plural(waiting, 'trial')} in {self.writer.folder} alone"))
+        elif self._shown and not said and not waiting:
+            self.emit(Note(f"{self.address} has every recorded trial again"))
+        else:
+            return
+        self._shown = said
+
+    # -- at the end -------------------------------------------------------------------------------------------
+
+    def finish(self, resume: str) -> None:
+        """Send everything, the report too, for at most FINAL_S; show what is left, and the command that sends it."""
+        try:
+            self._send_rest(time.monotonic() + FINAL_S)
+        finally:
+            with self._changed:
+                self._open, self._ended = False, True
+                self._changed.notify_all()
+            self._show_end(resume)
+
+    def _send_rest(self, end: float) -> None:
+        self._everything, self._not_before = True, 0.0
+        self.writer.recorded()
+        if self.writer.waiting:
+            self.emit(Note(f"Sending {plural(self.writer.waiting, 'trial')} and the report to {self.address}"))
+        while not self.complete and not isinstance(self._problem, SupersededError):
+            with self._changed:
+                if not self._busy:
+                    self._open = self._wanted = True
+                    self._changed.notify_all()
+            self._wait_to_the_end(end)
+            if self.complete or time.monotonic() >= end:
+                return
+            time.sleep(AGAIN_S)
+
+    def _wait_to_the_end(self, end: float) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._busy and not self._wanted, timeout=max(0.0, end - time.monotonic())
+            )
+
+    def _show_end(self, resume: str) -> None:
+        self.emit(Unsent(self.writer.waiting))
+        if self.complete:
+            try:
+                self.writer.release()
+            except StoreError as error:
+                self.emit(Note(f"{error}. Everything is sent; another command can resume once the claim has lapsed"))
+            self.emit(Note(f"Results in {self.address}"))
+            return
+        said = f"{self._problem}. " if self._problem else ""
+        left = f"{plural(self.writer.waiting, 'trial')} and the report" if self.writer.waiting else "the report"
+        if isinstance(self._problem, SupersededError):
+            self.emit(Note(f"{said}Not sent: {left}; they are in {self.writer.folder}"))
+            return
+        self.emit(Note(f"{said}NOT in {self.address}: {left}. They are in {self.writer.folder}; send them: {resume}"))

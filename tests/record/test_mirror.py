@@ -1,0 +1,355 @@
+"""A run folder in a store and its copy elsewhere: what counts, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness.config.experiment import Experiment
+from harness.errors import RunFolderError, StoreError
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import TrialResult
+from harness.record import writer as module
+from harness.record.folder import RunFolder
+from harness.record.mirror import copy_down, on_this_machine, read_claims, read_lines_of, recorded_lines, runs_below
+from harness.record.store import Store
+from harness.record.writer import LEASE_S, ClaimedError, SupersededError, Writer
+from tests.conftest import laptop
+from tests.records import rank_row
+from tests.stores import Failing, Watched, folder_store, watched
+
+Make = Callable[..., Experiment]
+
+
+class Run:
+    """A run folder, and its trials one by one."""
+
+    def __init__(self, place: Path, plan: Plan) -> None:
+        self.plan, self.place = plan, place
+        self.folder = RunFolder.create(place / "out", plan.experiment, plan, "name: test\n")
+        self.name = f"{self.folder.path.parent.name}/{self.folder.path.name}"
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def record(self, number: int, invocation: int = 0, attempt: int = 1) -> None:
+        trial = self.plan.trials[number]
+        facts: Any = {"attempt": attempt, "invocation": invocation, "group_id": "g", "position": 0}
+        columns = {"rank": [0], "window": [1], "step": [0], "warmup": [False], "step_s": [0.5], "wait_s": [0.0]}
+        result = TrialResult(trial.id, "ok", ranks=(rank_row(0),), steps={**columns, "loss": [1.0]}, unit="samples")
+        self.folder.append(trial, result, facts)
+
+    def writer(self, store: Store) -> Writer:
+        writer = Writer(store, self.name, self.path)
+        writer.claim()
+        return writer
+
+
+@pytest.fixture
+def run(make_experiment: Make, tmp_path: Path) -> Run:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
+    return Run(tmp_path, make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop()))
+
+
+def everything(writer: Writer) -> None:
+    writer.recorded()
+    assert writer.send(lambda: True, everything=True)
+    writer.release()
+
+
+def lines_in(store: Store, run: Run) -> list[str]:
+    return [line.text for line in read_lines_of(store, run.name, read_claims(store, run.name))]
+
+
+def test_a_copy_elsewhere_is_the_run(run: Run, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    writer = run.writer(store)
+    for number in range(4):
+        run.record(number)
+    (run.path / "logs" / "report.txt").write_text("of this machine")
+    (run.path / "report.html").write_text("<html>")
+    everything(writer)
+    uri = f"{store.address}/{run.name}"
+    folder = on_this_machine(uri, tmp_path / "other")
+    assert folder == tmp_path / "other" / run.name
+    here, there = harness.load(run.path), harness.load(uri, tmp_path / "other")
+    assert here.lines == there.lines and here.steps.equals(there.steps) and len(there.steps)
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    made = {path.relative_to(run.path).as_posix(): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert {name: content for name, content in made.items() if not name.startswith((".lock", "logs/"))} == {
+        name: content for name, content in files.items() if not name.startswith(".lock")
+    }
+    assert runs_below(store, "test") == [run.name]
+
+
+def test_a_trial_counts_once_its_line_is_there_and_its_files_come_first(run: Run, tmp_path: Path) -> None:
+    store = watched(tmp_path / "store")
+    writer = run.writer(store)
+    writer.send(lambda: True)
+    run.record(0)
+    writer.recorded()
+    before = len(store.names)
+    allowed = iter([True, True, False])  # the files of the trial, and then no more
+    assert not writer.send(lambda: next(allowed)) and writer.waiting == 1
+    assert [Path(name).parent.name for name in store.names[before:]] == ["raw"] and lines_in(store, run) == []
+    assert writer.send(lambda: True) and writer.waiting == 0
+    assert lines_in(store, run) == recorded_lines(run.path)
+    last = store.names[-1]
+    assert last.startswith(f"{run.name}/trials/{writer.name}/") and last.endswith("/000000.json")
+
+
+def test_a_failure_leaves_the_trial_waiting_and_is_made_good(run: Run, tmp_path: Path) -> None:
+    failing = Failing()
+    store = watched(tmp_path / "store", failing)
+    writer = run.writer(store)
+    run.record(0)
+    run.record(1)
+    writer.recorded()
+    failing.on = True
+    with pytest.raises(StoreError, match="does not answer"):
+        writer.send(lambda: True)
+    assert writer.waiting == 2
+    failing.on = False
+    everything(writer)
+    assert lines_in(store, run) == recorded_lines(run.path)
+
+
+def test_only_what_the_driver_has_noted_is_sent(run: Run, tmp_path: Path) -> None:
+    """A line that is just being written may yet be taken back."""
+    store = folder_store(tmp_path / "store")
+    writer = run.writer(store)
+    run.record(0)
+    assert writer.send(lambda: True) and lines_in(store, run) == []
+    with (run.path / "trials.jsonl").open("a") as file:
+        file.write('{"trial_id":"half')
+    writer.recorded()
+    assert writer.waiting == 1
+
+
+def test_a_resume_elsewhere_goes_on_and_nothing_is_doubled(run: Run, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    first = run.writer(store)
+    first.send(lambda: True)
+    for number in range(2):
+        run.record(number)
+    first.recorded()
+    first.send(lambda: True)
+    run.record(2)  # recorded and not sent: its machine is gone
+    elsewhere = tmp_path / "elsewhere"
+    module_gone(first, store, run)
+    assert copy_down(store, run.name, elsewhere / run.name).lines == 2
+    second = Writer(store, run.name, elsewhere / run.name)
+    second.claim()
+    again = RunFolder(elsewhere / run.name)
+    facts: Any = {"attempt": 1, "invocation": 1, "group_id": "g", "position": 0}
+    again.append(run.plan.trials[2], TrialResult(run.plan.trials[2].id, "lost"), facts)
+    # the first machine is back, and sends what it had: it is refused, and what it sent unseen does not count
+    first.recorded()
+    with pytest.raises(SupersededError):
+        first.send(lambda: True)
+    first._send_trial(lambda: True)
+    everything(second)
+    assert lines_in(store, run) == recorded_lines(elsewhere / run.name)
+    assert len(lines_in(store, run)) == 3
+    with pytest.raises(RunFolderError, match=r"has trials that .* lacks, and lacks some"):
+        copy_down(store, run.name, run.path)
+
+
+def module_gone(writer: Writer, store: Store, run: Run) -> None:
+    """Make a writer's claim look as that of a process of this machine that has ended."""
+    name = f"{run.name}/claims/{writer.name}.json"
+    content = json.loads(store.get(name))
+    content["holder"]["started"] -= 1000
+    store.put(name, json.dumps(content).encode())
+
+
+def test_a_local_folder_with_unsent_trials_is_the_truth(run: Run, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    first = run.writer(store)
+    run.record(0)
+    everything(first)
+    run.record(1)
+    assert copy_down(store, run.name, run.path) == (0, 0)
+    second = run.writer(store)
+    assert second.waiting == 1
+    everything(second)
+    assert lines_in(store, run) == recorded_lines(run.path)
+
+
+def test_a_copy_that_is_behind_is_brought_up(run: Run, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    writer = run.writer(store)
+    run.record(0)
+    writer.recorded()
+    writer.send(lambda: True)
+    copy = tmp_path / "copy" / run.name
+    assert copy_down(store, run.name, copy).lines == 1
+    run.record(1)
+    writer.recorded()
+    writer.send(lambda: True)
+    assert copy_down(store, run.name, copy).lines == 1 and copy_down(store, run.name, copy).lines == 0
+    assert recorded_lines(copy) == recorded_lines(run.path) and len(list((copy / "raw").iterdir())) == 2
+
+
+# -- one writer -----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_refused_until_the_first_has_ended(run: Run, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    first = run.writer(store)
+    with pytest.raises(ClaimedError, match=r"another command writes it.*lapses in (300|299) s; or remove"):
+        run.writer(store)
+    assert [claim.writer for claim in read_claims(store, run.name)] == [first.name]  # the second withdrew
+    first.release()
+    run.writer(store)
+
+
+def test_a_claim_lapses_by_the_store_s_clock(run: Run, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    first = run.writer(store)
+    claim = tmp_path / "store" / run.name / "claims" / f"{first.name}.json"
+    at = claim.stat().st_mtime
+    os.utime(claim, (at - LEASE_S + 60, at - LEASE_S + 60))
+    with pytest.raises(ClaimedError) as error:
+        run.writer(store)
+    assert 50 < error.value.left_s <= 61
+    os.utime(claim, (at - LEASE_S - 1, at - LEASE_S - 1))
+    run.writer(store)
+
+
+def test_the_claim_of_a_killed_process_of_this_machine_is_void(run: Run, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    module_gone(run.writer(store), store, run)
+    run.writer(store)
+
+
+@pytest.mark.parametrize("holder", [{}, {"machine": "another"}, {"pid": None}, {"started": "x"}])
+def test_a_process_that_is_not_known_counts_as_alive(holder: dict[str, Any]) -> None:
+    here = module._holder()
+    assert module._is_gone({**here, "started": 0.0})
+    assert not module._is_gone(here)
+    assert not module._is_gone({**here, "started": 0.0, **holder} if holder else {})
+
+
+def test_of_two_that_ask_at_once_at_most_one_writes(run: Run, tmp_path: Path) -> None:
+    """Whatever the order of their puts and lists: each puts before it lists, so the later one sees the other."""
+    for order in range(2):
+        place = tmp_path / f"store{order}"
+        others: list[BaseException | None] = []
+
+        def before(name: str, place: Path = place, others: list[Any] = others, order: int = order) -> None:
+            number = len([one for one in place.rglob("*.json")])
+            if not others and number == order:  # the other asks before the first put, or between put and list
+                others.append(None)
+                try:
+                    Writer(folder_store(place), run.name, run.path).claim()
+                except ClaimedError as error:
+                    others[0] = error
+
+        first: BaseException | None = None
+        try:
+            run.writer(watched(place, before))
+        except ClaimedError as error:
+            first = error
+        assert [first, *others].count(None) <= 1 and len(others) == 1
+
+
+def test_a_run_that_went_on_elsewhere_is_not_followed_unseen(run: Run, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    first = run.writer(store)
+    first.send(lambda: True)
+    other = tmp_path / "other" / run.name
+    first.release()
+    copy_down(store, run.name, other)
+    run.record(0)
+    everything(run.writer(store))
+    with pytest.raises(StoreError, match="was resumed elsewhere while this command started; repeat it"):
+        Writer(store, run.name, other).claim()
+
+
+def test_two_writers_that_follow_neither_are_refused(run: Run, tmp_path: Path) -> None:
+    """As in a store whose listing lags behind."""
+    store = folder_store(tmp_path / "store")
+    for name in ("a", "b"):
+        content = {"holder": {}, "released": True, "follows": {}}
+        store.put(f"{run.name}/claims/{name}.json", json.dumps(content).encode())
+    with pytest.raises(StoreError, match="two writers, a, b"):
+        lines_in(store, run)
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sent(run: Run, tmp_path: Path) -> tuple[Run, Watched, Writer]:
+    store = watched(tmp_path / "store")
+    writer = run.writer(store)
+    for number in range(3):
+        run.record(number)
+    everything(writer)
+    return run, store, writer
+
+
+def test_half_a_line_s_object_does_not_count(sent: tuple[Run, Watched, Writer], tmp_path: Path) -> None:
+    run, store, writer = sent
+    name = f"{run.name}/trials/{writer.name}/000002.json"
+    whole = store.get(name)
+    for cut in (0, 1, len(whole) // 2, len(whole) - 1):
+        store.put(name, whole[:cut])
+        assert lines_in(store, run) == recorded_lines(run.path)[:2]
+    copy_down(store, run.name, tmp_path / "copy" / run.name)
+    again = Writer(store, run.name, tmp_path / "copy" / run.name)
+    again.claim()
+    everything(again)
+    assert lines_in(store, run) == recorded_lines(run.path)[:2]
+
+
+def test_damage_before_the_end_is_named(sent: tuple[Run, Watched, Writer], tmp_path: Path) -> None:
+    run, store, writer = sent
+    name = f"{run.name}/trials/{writer.name}/000001.json"
+    whole = store.get(name)
+    store.put(name, whole[:-5])
+    with pytest.raises(StoreError, match=r"000001\.json is damaged"):
+        lines_in(store, run)
+    store.remove(name)
+    with pytest.raises(StoreError, match=r"000001\.json is missing"):
+        lines_in(store, run)
+    store.put(name, whole)
+    raw = next(one for one in store.names if "/raw/" in one)
+    store.put(raw, b"other")
+    with pytest.raises(StoreError, match="is damaged: its hash is not that of its trial's line"):
+        copy_down(store, run.name, tmp_path / "copy" / run.name)
+    assert not (tmp_path / "copy" / run.name / "plan.json").exists()
+
+
+@pytest.mark.parametrize("path", ["../out.txt", "a/../../out.txt", "/etc/x", "a//b", "a\\b"])
+def test_names_that_lead_outside_are_refused(sent: tuple[Run, Watched, Writer], tmp_path: Path, path: str) -> None:
+    run, store, writer = sent
+    name = f"{run.name}/trials/{writer.name}/000000.json"
+    row = json.loads(store.get(name))
+    (known,) = row["files"].values()
+    store.put(name, json.dumps({**row, "files": {path: known}}).encode())
+    with pytest.raises(StoreError):
+        copy_down(store, run.name, tmp_path / "copy" / run.name)
+    assert not list(tmp_path.glob("out*.txt"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("s3://a:b@c/d/e", "a password or a key"),
+        ("file:///a", "allowed: the URI of a run"),
+        ("file:///nowhere-at-all/e/r", "has no run e/r; allowed: URI/<experiment>/<time>-<id>"),
+    ],
+)
+def test_a_uri_that_is_no_run_is_one_line(uri: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=problem):
+        harness.load(uri, tmp_path)
+    assert not list(tmp_path.iterdir())

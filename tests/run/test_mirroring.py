@@ -1,0 +1,259 @@
+"""What is sent while a run measures, when, and what is said of the rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from harness.config.experiment import Experiment
+from harness.launch.protocol import GroupStarted, Message, TrialStarted
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import TrialResult, WorkerGroup
+from harness.record.folder import RunFolder
+from harness.record.mirror import read_claims, read_lines_of, recorded_lines
+from harness.record.writer import ClaimedError, Writer
+from harness.run import mirroring
+from harness.run.events import Event, Note, Unsent
+from harness.run.execution import Execution
+from harness.run.mirroring import Mirror, Sending, mirrored
+from harness.run.request import Request
+from tests.conftest import laptop
+from tests.stores import Failing, Watched, watched
+
+Make = Callable[..., Experiment]
+RESUME = "harness run e.yaml --resume file:///store/test/run"
+
+
+class Measuring:
+    """A launcher whose trials take a moment; ``measuring`` is true inside."""
+
+    def __init__(self, at_trial: Callable[[int], None] = lambda number: None) -> None:
+        self.measuring = False
+        self.at_trial, self.count = at_trial, 0
+
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        time.sleep(0.01)
+        yield GroupStarted((), ())
+        for trial in group.trials:
+            yield TrialStarted(trial.id)
+            self.measuring = True
+            self.at_trial(self.count)
+            time.sleep(0.01)
+            self.count += 1
+            self.measuring = False
+            yield TrialResult(trial.id, "ok", facts={}, steps={"rank": [0], "window": [1], "step": [0], "loss": [1.0]})
+
+
+class Sent:
+    """A run with a mirror, and what it said."""
+
+    def __init__(self, place: Path, plan: Plan, before: Callable[[str], None]) -> None:
+        self.plan, self.events = plan, list[Event]()
+        self.folder = RunFolder.create(place / "out", plan.experiment, plan, "name: test\n")
+        self.store: Watched = watched(place / "store", before)
+        self.run = f"{self.folder.path.parent.name}/{self.folder.path.name}"
+        self.writer = Writer(self.store, self.run, self.folder.path)
+
+    @contextmanager
+    def sending(self) -> Iterator[Sending]:
+        self.writer.claim()
+        sending = Sending(self.writer, self.store.address, self.events.append)
+        threading.Thread(target=sending.work, daemon=True).start()
+        yield sending
+        sending.finish(RESUME)
+
+    def execute(self, launcher: Measuring) -> Sending:
+        with self.sending() as sending:
+            Execution(self.plan, self.folder, launcher, sending).run()
+        return sending
+
+    @property
+    def notes(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Note)]
+
+    @property
+    def unsent(self) -> list[int]:
+        return [event.trials for event in self.events if isinstance(event, Unsent)]
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.text for line in read_lines_of(self.store, self.run, read_claims(self.store, self.run))]
+
+
+@pytest.fixture
+def plan(make_experiment: Make) -> Plan:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
+    return make_plan(make_experiment(grid, throughput={"blocks": 2}), laptop())
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of a test, in the proportions of the real ones."""
+    for name, seconds in {
+        "GAP_S": 0.2,
+        "REQUEST_S": 0.3,
+        "PAUSE_S": 0.01,
+        "LONGEST_PAUSE_S": 0.02,
+        "FINAL_S": 0.5,
+        "AGAIN_S": 0.01,
+        "TICK_S": 0.005,
+    }.items():
+        monkeypatch.setattr(mirroring, name, seconds)
+
+
+def test_every_trial_is_sent_before_the_next_one_and_nothing_inside_a_trial(plan: Plan, tmp_path: Path) -> None:
+    inside: list[str] = []
+    behind: list[int] = []
+
+    def before(name: str) -> None:
+        time.sleep(0.002)
+        if launcher.measuring:
+            inside.append(name)
+
+    launcher = Measuring(lambda number: behind.append(sent.writer.waiting))
+    sent = Sent(tmp_path, plan, before)
+    assert sent.execute(launcher).complete
+    assert inside == [] and set(behind) == {0} and len(behind) == 12
+    assert sent.lines == recorded_lines(sent.folder.path) and len(sent.lines) == 12
+    assert set(sent.unsent) == {0} and sent.notes == [f"Results in {sent.store.address}"]
+    assert read_claims(sent.store, sent.run)[0].released
+
+
+def test_a_store_that_fails_stops_no_trial_and_gets_all_later(plan: Plan, tmp_path: Path) -> None:
+    failing = Failing()
+
+    def at_trial(number: int) -> None:
+        failing.on = 2 <= number < 7
+
+    sent = Sent(tmp_path, plan, failing)
+    assert sent.execute(Measuring(at_trial)).complete
+    assert sent.lines == recorded_lines(sent.folder.path) and len(sent.lines) == 12
+    assert max(sent.unsent) >= 3 and sent.unsent[-1] == 0
+    assert sent.notes == [
+        f"the store does not answer. The run goes on; 1 trial in {sent.folder.path} alone",
+        f"{sent.store.address} has every recorded trial again",
+        f"Results in {sent.store.address}",
+    ]
+
+
+def test_what_is_left_at_the_end_is_said_with_the_command_that_sends_it(plan: Plan, tmp_path: Path) -> None:
+    failing = Failing()
+    sent = Sent(tmp_path, plan, failing)
+
+    def at_trial(number: int) -> None:
+        failing.on = number >= 9
+
+    assert not sent.execute(Measuring(at_trial)).complete
+    assert sent.unsent[-1] == 3 and len(sent.lines) == 9
+    assert sent.notes[-2:] == [
+        f"Sending 3 trials and the report to {sent.store.address}",
+        f"the store does not answer. NOT in {sent.store.address}: 3 trials and the report. They are in "
+        f"{sent.folder.path}; send them: {RESUME}",
+    ]
+
+
+def test_a_request_that_does_not_end_delays_two_gaps_and_no_more(plan: Plan, tmp_path: Path) -> None:
+    """The driver waits once for it, and starts no other request beside it."""
+    go_on, stuck, gaps = threading.Event(), list[str](), list[float]()
+
+    def before(name: str) -> None:
+        if "000002" in name and not go_on.is_set():
+            stuck.append(name)
+            go_on.wait(20)
+
+    sent = Sent(tmp_path, plan, before)
+
+    def at_trial(number: int) -> None:
+        gaps.append(sent.writer.waiting)
+        if number == 10:
+            go_on.set()
+
+    assert sent.execute(Measuring(at_trial)).complete
+    assert len(stuck) == 1 and gaps[:3] == [0, 0, 0] and gaps[3:11] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sent.notes[0].startswith(f"{sent.store.address}: a request takes over 0 s. The run goes on; 1 trial in ")
+    assert sent.lines == recorded_lines(sent.folder.path) and len(sent.lines) == 12
+
+
+def test_who_is_superseded_sends_no_more_and_measures_on(plan: Plan, tmp_path: Path) -> None:
+    sent = Sent(tmp_path, plan, lambda name: None)
+
+    def at_trial(number: int) -> None:
+        if number == 4:
+            other = Writer(sent.store, sent.run, sent.folder.path)
+            other._check_free = lambda claims: None  # type: ignore[method-assign]
+            other.claim()
+
+    assert not sent.execute(Measuring(at_trial)).complete
+    assert len(recorded_lines(sent.folder.path)) == 12 and len(sent.lines) == 4
+    assert sent.notes[0].startswith(
+        f"{sent.store.address}: {sent.run}: was resumed by another command. The run goes on"
+    )
+    assert "Not sent: 8 trials and the report; they are in" in sent.notes[-1] and RESUME not in sent.notes[-1]
+
+
+def test_an_interruption_ends_the_wait(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirroring, "GAP_S", 60.0)
+    monkeypatch.setattr(mirroring, "REQUEST_S", 60.0)
+    go_on = threading.Event()
+
+    def before(name: str) -> None:
+        if "000001" in name:
+            go_on.wait(20)
+
+    sent = Sent(tmp_path, plan, before)
+    monkeypatch.setattr(mirroring, "interrupted", lambda: True)
+    with sent.sending() as sending:
+        Execution(sent.plan, sent.folder, Measuring(), sending).run()
+        go_on.set()
+    assert len(recorded_lines(sent.folder.path)) == 12 and sending.complete
+    assert not any("takes over" in note for note in sent.notes)
+
+
+def test_without_a_store_events_pass(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with mirrored(Request(tmp_path / "e.yaml"), RunFolder(tmp_path), events.append) as mirror:
+        mirror.emit(Unsent(3))
+    assert events == [Unsent(3)] and mirror == Mirror(mirror.emit) and mirror.complete
+
+
+@pytest.mark.parametrize("held", [1, 2])
+def test_a_killed_command_s_claim_is_waited_for_and_a_living_one_s_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held: int
+) -> None:
+    slept: list[float] = []
+    claims: list[int] = []
+    clock = iter(range(1000))
+    monkeypatch.setattr("harness.run.mirroring.time.sleep", slept.append)
+    monkeypatch.setattr("harness.run.mirroring.time.monotonic", lambda: float(next(clock)))
+
+    def claim() -> None:
+        claims.append(1)
+        if len(claims) <= held:
+            raise ClaimedError("s3://b: test/run: another command writes it", "w", None, 20.0)
+
+    writer = Writer(watched(tmp_path), "test/run", tmp_path)
+    writer.claim = claim  # type: ignore[method-assign]
+    events: list[Event] = []
+    with pytest.raises(ClaimedError) if held == 2 else nullcontext():
+        mirroring._claim(writer, events.append)
+    assert len(claims) == 2 and slept and max(slept) <= 1.0
+    assert events == [Note("s3://b: test/run: another command writes it. Waiting for that")]
+
+
+def test_a_local_file_that_cannot_be_read_is_said(plan: Plan, tmp_path: Path) -> None:
+    sent = Sent(tmp_path, plan, lambda name: None)
+
+    def unreadable(path: Path) -> bytes:
+        raise PermissionError(13, "denied", str(path))
+
+    with pytest.MonkeyPatch.context() as patch, sent.sending() as sending:
+        Execution(sent.plan, sent.folder, Measuring(), sending).run()
+        patch.setattr(Path, "read_bytes", unreadable)
+        sending.finish(RESUME)
+        assert not sending.complete
+    assert f"{sent.folder.path}: cannot be read: [Errno 13] denied" in sent.notes[0]

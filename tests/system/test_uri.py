@@ -1,0 +1,82 @@
+"""URIs of stores as text: which are refused, and that no message repeats a secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.system.uri import below, is_uri, problem_of, run_in
+
+
+@pytest.mark.parametrize("text", ["s3://b", "s3:/b", "gs://b/c", "file:///x", "ftp://x"])
+def test_a_uri_is_none_of_a_folder(text: str) -> None:
+    assert is_uri(text)
+
+
+@pytest.mark.parametrize("text", ["results", "/a/b", "./s3:x", "a:b", "C:/x", "auto"])
+def test_a_folder_is_no_uri(text: str) -> None:
+    assert not is_uri(text)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://bucket",
+        "s3://bucket/a/b?region=eu-west-1&endpoint_override=127.0.0.1:9000&scheme=http",
+        "gs://bucket/a",
+        "gs://anonymous@bucket/a",
+        "abfs://container@account.dfs.core.windows.net/a",
+        "abfss://container@account.dfs.core.windows.net/a",
+        "file:///tmp/a",
+    ],
+)
+def test_allowed(uri: str) -> None:
+    assert problem_of(uri) == ""
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://AKIAXXXX:hunter2@bucket/a",
+        "s3://hunter2@bucket/a",
+        "s3://bucket/a?access_key=hunter2",
+        "s3://bucket/a?secret_key=hunter2&region=x",
+        "s3://bucket/a?session_token=hunter2",
+        "abfs://container:hunter2@account.dfs.core.windows.net/a",
+        "abfs://container@account.dfs.core.windows.net/a?sig=hunter2",
+        "https://account.blob.core.windows.net/a?sig=hunter2",
+        "gs://hunter2@bucket",
+        "s3://user:hunter2/x@bucket",
+        "s3://bucket?hunter2",
+    ],
+)
+def test_credentials_are_refused_and_not_repeated(uri: str) -> None:
+    assert problem_of(uri) and "hunter2" not in problem_of(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("ftp://host/a", "got 'ftp://host/a'; allowed: a folder, or a URI of s3, gs, abfs, abfss, file, such as "),
+        ("s3:/bucket", "got 's3:/bucket'; allowed: s3://BUCKET/FOLDER"),
+        ("file://a", "got 'file://a'; allowed: file:///FOLDER"),
+        ("s3://bucket/../a", "allowed: a path without '.', '..' and '#'"),
+        ("s3://bucket/a?regoin=x", "got the option 'regoin'; allowed: region, endpoint_override, scheme"),
+        ("file:///a?region=x", "got the option 'region'; allowed: none"),
+        ("s3://[bucket", "got what is no URI"),
+    ],
+)
+def test_refused(uri: str, problem: str) -> None:
+    assert problem in problem_of(uri)
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/a/b?region=x", "file:///tmp/a", "abfs://c@a.dfs.x/p"])
+def test_the_uri_of_a_run_leads_back_to_its_folder_of_runs(uri: str) -> None:
+    run = below(uri, "scaling", "20261124-120000-ab12")
+    assert run_in(run) == (uri, "scaling", "20261124-120000-ab12")
+    assert run.endswith(uri.partition("?")[2])
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/one", "file:///a"])
+def test_a_uri_without_both_names_is_no_run(uri: str) -> None:
+    with pytest.raises(ValueError, match="allowed: the URI of a run"):
+        run_in(uri)
