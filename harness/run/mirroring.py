@@ -241,4 +241,6 @@ class Sending:
         if isinstance(self._problem, SupersededError):
             self.emit(Note(f"{said}Not sent: {left}; they are in {self.writer.folder}"))
             return
-        self.emit(Note(f"{said}NOT in {self.address}: {left}. They are in {self.writer.folder}; send them: {resume}"))
+        self.emit(
+            Note(f"{said}NOT in {self.address}: {left}. They are in {self.writer.folder}; send them with:\n{resume}")
+        )

@@ -153,7 +153,7 @@ def test_what_is_left_at_the_end_is_said_with_the_command_that_sends_it(plan: Pl
     assert sent.notes[-2:] == [
         f"Sending 3 trials and the report to {sent.store.address}",
         f"the store does not answer. NOT in {sent.store.address}: 3 trials and the report. They are in "
-        f"{sent.folder.path}; send them: {RESUME}",
+        f"{sent.folder.path}; send them with:\n{RESUME}",
     ]
 
 
