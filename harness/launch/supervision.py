@@ -57,8 +57,7 @@ def supervise(
 
     Failures are not among them. Closing the generator ends the group.
     """
-    finished: list[TrialResult] = []
-    failures: list[TrialResult] = []
+    finished, failures = list[TrialResult](), list[TrialResult]()
     current: str | None = None
     timeout_s = TAKE_S
     try:
@@ -82,6 +81,7 @@ def supervise(
                             continue
                         current = None
                 yield message
+                watchdog.record_progress()  # what the driver did meanwhile is no time without a step
             verdict = Verdict(Ending.BY_ITSELF) if ended else watchdog.poll()
             if verdict is not None:
                 break

@@ -61,7 +61,8 @@ def mirrored(request: Request, folder: RunFolder, emit: Emit) -> Iterator[Mirror
     try:
         yield mirror
     finally:
-        sending.finish(resume_command(request, folder.path))
+        resumable = not (request.inline or request.links)
+        sending.finish(resume_command(request, folder.path) if resumable else "")
 
 
 def _claim(writer: Writer, emit: Emit) -> None:
@@ -132,8 +133,8 @@ class Sending:
                 self.complete = self.writer.send(lambda: self._open, everything=self._everything) and self._everything
             except StoreError as error:
                 problem = error
-            except OSError as error:  # of the local folder
-                problem = StoreError(f"{self.writer.folder}: cannot be read: {error}")
+            except Exception as error:  # of the local folder, or of pyarrow: the run goes on
+                problem = StoreError(f"{self.writer.folder}: cannot be sent: {type(error).__name__}: {error}")
             with self._changed:
                 self._busy, self._problem = False, problem
                 self._changed.notify_all()
@@ -197,7 +198,7 @@ class Sending:
     # -- at the end -------------------------------------------------------------------------------------------
 
     def finish(self, resume: str) -> None:
-        """Send everything, the report too, for at most FINAL_S; show what is left, and the command that sends it."""
+        """Send everything, the report too, for at most FINAL_S; show what is left, and ``resume``, which sends it."""
         try:
             self._send_rest(time.monotonic() + FINAL_S)
         finally:
@@ -241,6 +242,5 @@ class Sending:
         if isinstance(self._problem, SupersededError):
             self.emit(Note(f"{said}Not sent: {left}; they are in {self.writer.folder}"))
             return
-        self.emit(
-            Note(f"{said}NOT in {self.address}: {left}. They are in {self.writer.folder}; send them with:\n{resume}")
-        )
+        command = f"; send them with:\n{resume}" if resume else ""
+        self.emit(Note(f"{said}NOT in {self.address}: {left}. They are in {self.writer.folder}{command}"))
