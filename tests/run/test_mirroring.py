@@ -95,11 +95,11 @@ def plan(make_experiment: Make) -> Plan:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of a test, in the proportions of the real ones."""
     for name, seconds in {
-        "GAP_S": 0.2,
-        "REQUEST_S": 0.3,
+        "GAP_S": 10.0,
+        "REQUEST_S": 10.0,
         "PAUSE_S": 0.01,
         "LONGEST_PAUSE_S": 0.02,
-        "FINAL_S": 0.5,
+        "FINAL_S": 10.0,
         "AGAIN_S": 0.01,
         "TICK_S": 0.005,
     }.items():
@@ -141,7 +141,10 @@ def test_a_store_that_fails_stops_no_trial_and_gets_all_later(plan: Plan, tmp_pa
     ]
 
 
-def test_what_is_left_at_the_end_is_said_with_the_command_that_sends_it(plan: Plan, tmp_path: Path) -> None:
+def test_what_is_left_at_the_end_is_said_with_the_command_that_sends_it(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirroring, "FINAL_S", 0.5)
     failing = Failing()
     sent = Sent(tmp_path, plan, failing)
 
@@ -157,8 +160,12 @@ def test_what_is_left_at_the_end_is_said_with_the_command_that_sends_it(plan: Pl
     ]
 
 
-def test_a_request_that_does_not_end_delays_two_gaps_and_no_more(plan: Plan, tmp_path: Path) -> None:
+def test_a_request_that_does_not_end_delays_one_gap_and_no_more(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver waits once for it, and starts no other request beside it."""
+    monkeypatch.setattr(mirroring, "GAP_S", 0.5)
+    monkeypatch.setattr(mirroring, "REQUEST_S", 0.5)
     go_on, stuck, gaps = threading.Event(), list[str](), list[float]()
 
     def before(name: str) -> None:
@@ -254,6 +261,7 @@ def test_a_local_file_that_cannot_be_read_is_said(plan: Plan, tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch, sent.sending() as sending:
         Execution(sent.plan, sent.folder, Measuring(), sending).run()
         patch.setattr(Path, "read_bytes", unreadable)
+        patch.setattr(mirroring, "FINAL_S", 0.5)
         sending.finish(RESUME)
         assert not sending.complete
     assert f"{sent.folder.path}: cannot be sent: PermissionError: [Errno 13] denied" in sent.notes[0]
