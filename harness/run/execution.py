@@ -10,12 +10,12 @@ from harness.doctor.gate import memory_estimates
 from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
 from harness.plan.budget import spent_device_seconds
 from harness.plan.planner import Plan
-from harness.plan.rows import Circumstances
+from harness.plan.rows import Circumstances, RecordedTrial
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.run.attempts import Attempts
 from harness.run.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
-from harness.run.resume import attempts, last_records, out_of_memory, pending
+from harness.run.resume import attempts, last_records, on_other_hardware, out_of_memory, pending
 from harness.run.skip_policy import SkipPolicy
 from harness.system.signals import deferred_interrupts
 
@@ -61,14 +61,34 @@ class Execution:
                 reason = SkipReason(skip.skip_code, skip.reason)
                 self._record(skip.trial, skipped(skip.trial, reason), None, position=None)
         for group in self.groups:
-            left = self._startable(group)
-            while left.trials:
-                before = self._attempts.total
-                self._launch(left)
-                first, left = left.trials[0], self._startable(group)
-                if left.trials and self._attempts.total == before:
-                    self._record(first, _without_result(first), group, position=0)
-                    left = self._startable(group)
+            self._run(group)
+        self._repeat_on_one_type()
+
+    def _repeat_on_one_type(self) -> None:
+        """Repeat, block by block, what ran on other hardware than its base, until no type of nodes holds both."""
+        repeated: set[int] = set()
+        while groups := on_other_hardware(self._plan, self._lines()):
+            block = groups[0].block
+            if block in repeated or any(self._policy.skipped(trial) for group in groups for trial in group.trials):
+                return
+            repeated.add(block)
+            for group in groups:
+                if group.block == block:
+                    self._launch(group)
+
+    def _lines(self) -> list[RecordedTrial]:
+        """Return the recorded trials of this invocation."""
+        return [line for line in self._folder.lines() if line["invocation"] == self.invocation]
+
+    def _run(self, group: WorkerGroup) -> None:
+        left = self._startable(group)
+        while left.trials:
+            before = self._attempts.total
+            self._launch(left)
+            first, left = left.trials[0], self._startable(group)
+            if left.trials and self._attempts.total == before:
+                self._record(first, _without_result(first), group, position=0)
+                left = self._startable(group)
 
     def _startable(self, group: WorkerGroup) -> WorkerGroup:
         """Return the group with the trials that have no final outcome yet, after recording those that are skipped."""

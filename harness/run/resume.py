@@ -49,6 +49,23 @@ def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
     return tuple(group for group in groups if group.trials)
 
 
+def on_other_hardware(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
+    """Return the worker groups with the trials of ``lines``, an invocation's, whose base ran on other devices.
+
+    With all that they are compared with. As a trial on devices of one model could have had its base beside it, nodes
+    came or went between them.
+    """
+    models = {line["trial_id"]: {rank.get("device_model") for rank in line["ranks"]} for line in lines if _is_ok(line)}
+    partners = _Partners(plan, _Recorded(lines, prune_oom=False, allow=plan.experiment.allow))
+    wanted: set[str] = set()
+    for trial in plan.trials:
+        own, compared = models.get(trial.id, set()), partners.compared_with(trial)
+        if len(own) == 1 and any(models.get(other, own) != own for other in compared):
+            wanted |= {trial.id} | compared | partners.twin_of_base(trial)
+    groups = (replace(g, trials=tuple(t for t in g.trials if t.id in wanted & models.keys())) for g in plan.groups)
+    return tuple(group for group in groups if group.trials)
+
+
 def out_of_memory(plan: Plan, lines: Lines) -> list[Cell]:
     """Return the cells that ran out of memory and are not to be tried again."""
     if not plan.experiment.limits.prune_oom:
@@ -139,6 +156,10 @@ class _Partners:
             return set()
         twin = self._twins.get((trial.block, base_cell(trial.cell)))
         return {twin} if twin else set()
+
+
+def _is_ok(line: RecordedTrial) -> bool:
+    return line["outcome"] == "ok"
 
 
 def _is_skipped(line: RecordedTrial, code: SkipCode) -> bool:

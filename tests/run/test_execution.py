@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from harness.run.events import Event, GroupStarting, TrialEnded
 from harness.run.execution import Execution
 from harness.run.resume import out_of_memory
 from tests.conftest import laptop
+from tests.records import rank_row
 
 Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
@@ -372,3 +374,71 @@ def test_a_resumed_run_computes_the_same_number_of_blocks(make_experiment: Make,
     again = MeasuringLauncher(lambda trial: 1.0 + trial.block)
     Execution(plan, folder, again, lambda event: None).run()
     assert again.launches == []
+
+
+class OnNodes(ScriptedLauncher):
+    """Runs each trial on devices of the model that ``place`` gives, by the trial and how often it ran."""
+
+    def __init__(self, place: Callable[[Trial, int], str]) -> None:
+        super().__init__(lambda trial, tries: "ok")
+        self.place = place
+
+    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+        trials = {trial.id: trial for trial in group.trials}
+        for message in super().launch(group, deadline=deadline):
+            if isinstance(message, TrialResult):
+                model = self.place(trials[message.trial_id], self.tries[message.trial_id])
+                rank: Any = {**rank_row(0), "device_model": model}
+                message = replace(message, ranks=(rank,))
+            yield message
+
+
+def run_on(place: Callable[[Trial, int], str], plan: Plan, tmp_path: Path) -> tuple[OnNodes, RunFolder]:
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    launcher = OnNodes(place)
+    Execution(plan, folder, launcher, [].append).run()
+    return launcher, folder
+
+
+def models(folder: RunFolder, block: int) -> set[str]:
+    """The models of the last attempts in a block."""
+    last = {line["trial_id"]: line["ranks"][0]["device_model"] for line in folder.lines() if line["block"] == block}
+    return set(last.values())
+
+
+def test_a_cell_that_moved_to_other_nodes_is_repeated_with_its_base(plan: Plan, tmp_path: Path) -> None:
+    """A node of the first type went while block 0 was measured: what came first is measured again on the second."""
+    first = plan.groups[0].trials
+    launcher, folder = run_on(lambda trial, tries: "A" if trial in first and tries == 1 else "B", plan, tmp_path)
+    assert models(folder, 0) == models(folder, 1) == {"B"}
+    assert {launcher.tries[t.id] for t in first} == {2}
+    assert {launcher.tries[t.id] for t in plan.trials if t.block == 1} == {1}
+    assert [line["attempt"] for line in folder.lines() if line["trial_id"] == first[0].id] == [1, 2]
+    assert {line["invocation"] for line in folder.lines()} == {0}
+
+
+def test_what_no_type_of_nodes_holds_together_is_repeated_in_one_block_only(plan: Plan, tmp_path: Path) -> None:
+    launcher, _ = run_on(lambda trial, tries: "A" if trial.cell.devices == 1 else "B", plan, tmp_path)
+    assert {launcher.tries[t.id] for t in plan.trials if t.block == 1} == {1}
+    beside = {t.id for t in plan.trials if t.cell.strategy == "ddp" and t.cell.devices == 1}
+    assert {launcher.tries[t.id] for t in plan.trials if t.block == 0 and t.id not in beside} == {2}
+    assert {launcher.tries[name] for name in beside} == {1}  # they are on their base's type
+
+
+def test_a_cell_over_two_types_of_nodes_is_not_repeated(plan: Plan, tmp_path: Path) -> None:
+    class Mixed(OnNodes):
+        def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+            for message in super().launch(group, deadline=deadline):
+                if isinstance(message, TrialResult) and group.placement.devices == 2:
+                    other: Any = {**rank_row(1), "device_model": "B"}
+                    message = replace(message, ranks=(*message.ranks, other))
+                yield message
+
+    launcher = Mixed(lambda trial, tries: "A")
+    Execution(plan, RunFolder.create(tmp_path, plan.experiment, plan, "x"), launcher, [].append).run()
+    assert set(launcher.tries.values()) == {1}
+
+
+def test_devices_of_no_known_model_are_not_repeated(plan: Plan, tmp_path: Path) -> None:
+    launcher, _ = execute(plan, tmp_path, lambda trial, tries: "ok")
+    assert set(launcher.tries.values()) == {1}
