@@ -10,12 +10,14 @@ import psutil
 import torch
 
 from harness.measure.collectives import measure_alone, measure_communication
+from harness.measure.exchanges import record_exchanges
 from harness.measure.flops import count_flops, first_samples
 from harness.measure.matmul_peak import measured_peak
 from harness.measure.replicas import measure_replicas
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.throughput import ThroughputMeasurement
 from harness.plan.cell import Cell
+from harness.plan.exchange_rows import ExchangeRow
 from harness.plan.rows import TrialFacts
 from harness.train.workloads import Workload
 
@@ -28,10 +30,14 @@ PROBE_S = 0.1
 
 @dataclass(frozen=True)
 class Explanation:
-    """Further windows of one rank, and columns that the trial's row gains; FLOPs and peaks are rank 0's."""
+    """Further windows of one rank, columns that the trial's row gains, and the exchanges of a step.
+
+    FLOPs, peaks and exchanges are rank 0's.
+    """
 
     windows: tuple[TimedWindow, ...] = ()
     facts: TrialFacts = field(default_factory=TrialFacts)
+    exchanges: tuple[ExchangeRow, ...] = ()
 
 
 def explain(
@@ -50,7 +56,8 @@ def explain(
         facts = measure_replicas(stepper, speed.window_steps)
     if stepper.ranks.first:
         facts = {**facts, **_arithmetic(cell, stepper, workload, cache)}
-    return Explanation(tuple(windows), facts)
+    exchanges = record_exchanges(stepper, cell) if windows else ()  # without those windows nothing is predicted
+    return Explanation(tuple(windows), facts, exchanges)
 
 
 def _without_exchange(

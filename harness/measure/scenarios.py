@@ -115,7 +115,7 @@ def throughput(context: TrialContext) -> TrialResult:
     explanation = _explanation(context, settings, stepper, speed, setup.workload)
     windows = (*speed.windows, *explanation.windows)
     context.parts |= _seconds_by_part(windows)
-    return _throughput_result(context, setup, speed, windows, steps, explanation.facts, stepper.spent_s)
+    return _throughput_result(context, setup, speed, windows, steps, explanation, stepper.spent_s)
 
 
 def profile(context: TrialContext) -> TrialResult:
@@ -204,12 +204,12 @@ def _throughput_result(
     speed: ThroughputMeasurement,
     windows: Sequence[TimedWindow],
     steps: StepColumns,
-    explained: TrialFacts,
+    explanation: Explanation,
     steps_s: float,
 ) -> TrialResult:
     """Assemble the result of all ranks' windows and steps."""
     ranks, training = context.ranks, setup.training
-    facts = {"steady": speed.steady, **training.facts, **speed.facts, **explained}
+    facts = {"steady": speed.steady, **training.facts, **speed.facts, **explanation.facts}
     gathered = ranks.gather((window_rows(ranks.rank, windows), steps))
     diverged = earliest(first_in(of_rank["loss"], rank) for rank, (_, of_rank) in enumerate(gathered))
     return TrialResult(
@@ -220,6 +220,7 @@ def _throughput_result(
         steps_s=steps_s,
         windows=tuple(row for rows, _ in gathered for row in rows),
         steps=joined([of_rank for _, of_rank in gathered]),
+        exchanges=explanation.exchanges,
     )
 
 

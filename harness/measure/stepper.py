@@ -18,8 +18,9 @@ from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share, batches, endless_shares, part_of, resident_batch
+from harness.train.phases import Mark
 from harness.train.ranks import Ranks
-from harness.train.training import Training
+from harness.train.training import Training, no_mark
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 
@@ -67,11 +68,11 @@ class Stepper:
         if cell.data == "synthetic_device":
             self.fetch = resident_batch(self.copy(next(self.fetch)))
 
-    def step(self) -> None:
-        """Take one step outside any window."""
+    def step(self, mark: Mark = no_mark) -> None:
+        """Take one step outside any window. ``mark``: see Training.step."""
         start = time.perf_counter()
         batch = self._micro_batches() if self.micro_batches > 1 else self.copy(next(self.fetch))
-        self.training.step(batch, self.share)
+        self.training.step(batch, self.share, mark)
         self._advance()
         self.spent_s += time.perf_counter() - start
 

@@ -1,8 +1,26 @@
-"""The recorded times of the exchange of parameters and gradients, by strategy."""
+"""The recorded exchanges of a step, and the times of the exchange of parameters and gradients, by strategy."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from typing_extensions import TypedDict
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+
+class ExchangeRow(TypedDict):
+    """One collective of a step on one rank, in the order in which they are called.
+
+    ``size_bytes``: of the whole tensor, as in LinkRow. ``ready_s``, ``needed_s``: seconds of computation from the start
+    of the forward pass, all waiting for exchanges excluded, until it can begin, and until what follows needs it.
+    """
+
+    position: int
+    operation: Collective
+    size_bytes: int
+    ready_s: float
+    needed_s: float
 
 
 class ExchangeSeconds(TypedDict, total=False):

@@ -12,7 +12,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from harness.config.values import PlainValue
-from harness.plan.exchange_rows import ExchangeSeconds
+from harness.plan.exchange_rows import ExchangeRow, ExchangeSeconds
 from harness.plan.link_rows import LinkRow
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
@@ -287,4 +287,5 @@ class RecordedTrial(TrialColumns, Circumstances):
     ranks: list[RankRow]
     windows: list[WindowRow]
     links: list[LinkRow] | None
+    exchanges: NotRequired[list[ExchangeRow] | None]
     log: str | None

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.plan.cell import Cell
+from harness.plan.exchange_rows import ExchangeRow
 from harness.plan.link_rows import LinkRow
 from harness.plan.placement import Placement
 from harness.plan.rows import Kind, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
@@ -127,6 +128,7 @@ class TrialResult:
     Times are in seconds, on rank 0: ``trial_s`` is the whole time inside the worker group, ``steps_s`` the part in
     steps of any kind, ``parts`` the whole by part. ``facts``: further columns of the trial's row. ``checks``: the
     parameter updates that an equivalence check compares. ``links``: the transfers and collectives of the placement.
+    ``exchanges``: the collectives of a step.
     """
 
     trial_id: str
@@ -150,6 +152,7 @@ class TrialResult:
     training_steps: Columns = field(default_factory=dict)
     checks: Columns = field(default_factory=dict)
     links: tuple[LinkRow, ...] = ()
+    exchanges: tuple[ExchangeRow, ...] = ()
 
     @property
     def ends_group(self) -> bool:

@@ -70,6 +70,7 @@ class Record:
             "ranks": list(result.ranks),
             "windows": list(result.windows),
             "links": list(result.links) or None,
+            "exchanges": list(result.exchanges) or None,
             "log": self.log,
         }
         redacted: Any = sanitize.redact_row(line)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from harness.errors import WorkloadError
@@ -70,3 +73,16 @@ def _images_channels_last(_: nn.Module, args: tuple[object, ...], kwargs: Mappin
         return leaf
 
     return tree_map(channels_last, (args, kwargs))
+
+
+@contextmanager
+def own_statistics(model: nn.Module) -> Iterator[None]:
+    """Make each SyncBatchNorm a plain BatchNorm for a block: it exchanges its statistics in every forward pass."""
+    synchronised = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    for module in synchronised:
+        module.forward = partial(_BatchNorm.forward, module)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in synchronised:
+            del module.forward

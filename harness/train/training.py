@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
 
 from harness.plan.cell import Cell
 from harness.plan.rows import TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
+from harness.train.exchange_points import Report
 from harness.train.loader import Share
 from harness.train.loss_scale import FEW_STEPS_SCALE, LossScale
 from harness.train.loss_value import as_loss
-from harness.train.model import in_channels_last, init_weights_of, on_host, too_large
+from harness.train.model import in_channels_last, init_weights_of, on_host, own_statistics, too_large
 from harness.train.optimizers import make_clip, scale_rate
 from harness.train.phases import BACKWARD, CLEARED, FORWARD, OPTIMIZER, Mark, Phase
 from harness.train.precision import Precision, without_autocast
 from harness.train.ranks import Ranks
+from harness.train.snapshot import Snapshot, copy_on_host
 from harness.train.strategies import make_strategy
 from harness.train.strategies.base import Units, WrapContext, default_units
 from harness.train.token_weights import TokenSum, local_part, on_device, scale_gradients, tokens_per_sample
 from harness.train.workloads import Workload
 
 
-def _no_mark(point: Phase) -> None:
+def no_mark(point: Phase) -> None:
     """Record nothing: the step is in no window."""
-
-
-class Snapshot(TypedDict):
-    """A copy of a training's state on the host. ``optimizer``: its state dict, whose values differ by class.
-
-    ``scaler``: that of the loss scale; empty unless fp16.
-    """
-
-    model: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    scaler: dict[str, Any]
 
 
 class Training:
@@ -53,6 +41,7 @@ class Training:
     """
 
     def __init__(self, cell: Cell, workload: Workload, seed: int, ranks: Ranks) -> None:
+        self._cell = cell
         self.precision = Precision(cell.precision, ranks.devices[0].type)
         self.precision.apply()
         torch.backends.cudnn.benchmark = bool(cell.training.get("cudnn_benchmark"))
@@ -60,13 +49,11 @@ class Training:
         self.strategy = make_strategy(cell.strategy)
         model = self._built(cell, workload, ranks)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        context = _context(cell, workload, ranks, self.precision)
+        self._context = context = _context(cell, workload, ranks, self.precision)
         if self.strategy.autocasts(cell.strategy_options):
             model = self.precision.around(model)
         self.model = self.strategy.wrap(model, context)
-        if cell.compile:
-            torch.compiler.reset()  # else compilations of earlier trials in this process affect this one's
-            self.model.compile()
+        self._compile()
         self.optimizer = self.strategy.make_optimizer(self.model, cell.optimizer)
         self.effective_lr = scale_rate(self.optimizer, cell.lr_factor)
         self._clip = make_clip(cell.training)
@@ -74,7 +61,7 @@ class Training:
         if self.strategy.shard_units is not None:
             self.facts["shard_units"] = self.strategy.shard_units
         self.unit = workload.unit
-        self._cell, self._workload, self._ranks = cell, workload, ranks
+        self._workload, self._ranks = workload, ranks
         self._micro_batches, self._counts_samples = cell.micro_batches, workload.unit == "samples"
         self._scaler = self.precision.scaler()
         # whether the weight of the global batch is known before backward
@@ -96,12 +83,32 @@ class Training:
             model = in_channels_last(model, weights=not cell.traits.shards_parameters)
         return model
 
+    def _compile(self) -> None:
+        if self._cell.compile:
+            torch.compiler.reset()  # else compilations of earlier trials in this process affect this one's
+            self.model.compile()
+
+    def observe_exchange(self, report: Report) -> bool:
+        """Have further steps report the points of their exchange; return whether the strategy knows them.
+
+        The training is of no further use for measurement: the model may be in a wrapper that reports.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model = self.strategy.unwrap(self.model)
+        gc.collect()  # the wrapper's buckets, before a new one allocates its own
+        observed = self.strategy.observed(self.model, self._context, report)
+        if observed is None:
+            return False
+        self.model = observed
+        self._compile()
+        return True
+
     def set_first_rate(self) -> None:
         """Set the unscaled rate if the training has a warm-up: at the scaled rate its first steps may diverge."""
         if self._cell.training.get("warmup_epochs") and self._cell.lr_factor > 1:
             scale_rate(self.optimizer, 1 / self._cell.lr_factor)
 
-    def step(self, batch: object, share: Share, mark: Mark = _no_mark) -> tuple[Tensor, Tensor]:
+    def step(self, batch: object, share: Share, mark: Mark = no_mark) -> tuple[Tensor, Tensor]:
         """Take an optimizer step; return the sum of this rank's losses and its weight, as detached tensors.
 
         ``batch``: this rank's share, with accumulation an iterable of its micro-batches, each of which is taken after
@@ -202,21 +209,21 @@ class Training:
         """Disable every exchange between the ranks for a block; their parameters diverge in it."""
         self._alone = True
         try:
-            with self.strategy.alone(self.model), _own_statistics(self.model):
+            with self.strategy.alone(self.model), own_statistics(self.model):
                 yield
         finally:
             self._alone = False
 
     def snapshot(self) -> Snapshot:
         """Return a copy of parameters, buffers and optimizer state on the host."""
-        state: Snapshot = {
-            "model": self.model.state_dict(),
-            "buffers": dict(self.model.named_buffers()),  # non-persistent buffers too
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler_state(),
-        }
-        copied: Snapshot = tree_map(_on_host, state)
-        return copied
+        return copy_on_host(
+            {
+                "model": self.model.state_dict(),
+                "buffers": dict(self.model.named_buffers()),  # non-persistent buffers too
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler_state(),
+            }
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
@@ -271,19 +278,6 @@ class Training:
         return LossScale.of(self._scaler) if self._scaler else None
 
 
-@contextmanager
-def _own_statistics(model: nn.Module) -> Iterator[None]:
-    """Make each SyncBatchNorm a plain BatchNorm for a block: it exchanges its statistics in every forward pass."""
-    synchronised = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
-    for module in synchronised:
-        module.forward = partial(_BatchNorm.forward, module)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for module in synchronised:
-            del module.forward
-
-
 def _context(cell: Cell, workload: Workload, ranks: Ranks, precision: Precision) -> WrapContext:
     units: Units = getattr(workload, "shard_units", default_units)
     return WrapContext(
@@ -294,7 +288,3 @@ def _context(cell: Cell, workload: Workload, ranks: Ranks, precision: Precision)
         cell.nodes,
         init_weights_of(workload),
     )
-
-
-def _on_host(leaf: object) -> object:
-    return leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf

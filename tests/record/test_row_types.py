@@ -12,7 +12,7 @@ from harness.plan.link_rows import LinkRow
 from harness.plan.rows import FindingRow, RankRow, RecordedTrial, TrialFacts, WindowRow
 from harness.record.schema import COLLECTIVES, FINDINGS, LINKS, RANKS, TRIAL_COLUMNS, TRIALS, WINDOWS, Table
 
-NESTED = {"facts", "parts", "ranks", "windows", "links", "findings", "figures", "memory", "estimates"}
+NESTED = {"facts", "parts", "ranks", "windows", "links", "exchanges", "findings", "figures", "memory", "estimates"}
 """Keys of a recorded line, or of its facts, that are no columns of these tables."""
 COMPUTED = {
     "label",

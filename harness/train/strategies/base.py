@@ -13,6 +13,7 @@ from torch import nn
 
 from harness.config.strategy_traits import StrategyTraits
 from harness.plan.cell import Options
+from harness.train.exchange_points import Report
 from harness.train.optimizers import make_optimizer
 from harness.train.precision import Precision, without_autocast
 
@@ -78,6 +79,13 @@ class Strategy(ABC):
     def alone(self, model: nn.Module) -> AbstractContextManager[object]:
         """Return a context whose steps, after the first, exchange nothing between ranks."""
         return self.gradient_sync(model, enabled=False)
+
+    def observed(self, model: nn.Module, context: WrapContext, report: Report) -> nn.Module | None:
+        """Return the model, ready to train, whose steps report the points of their exchange; None if it has none.
+
+        ``model``: what ``unwrap`` returned. Called once, after the steps that are timed.
+        """
+        return None
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state by parameter name, on the host; other ranks' may be empty. Every rank calls it.

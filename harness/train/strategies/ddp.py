@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.train.exchange_points import ExchangePoint, Report
 from harness.train.strategies.base import Strategy, WrapContext
 
-HOOKS: Mapping[str, Callable[..., object] | None] = {
+
+class Bucket(Protocol):
+    """The part of torch's GradBucket that hooks use here."""
+
+    def buffer(self) -> torch.Tensor: ...
+
+
+Hook = Callable[..., torch.futures.Future[torch.Tensor]]
+"""Takes the process group, None for that of all ranks, and a bucket; returns the averaged gradients to come."""
+HOOKS: Mapping[str, Hook | None] = {
     "none": None,
     "bf16_compress": default_hooks.bf16_compress_hook,
     "fp16_compress": default_hooks.fp16_compress_hook,
@@ -28,17 +40,12 @@ class Ddp(Strategy):
 
     def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
         """Return the model inside DistributedDataParallel with the options of the experiment."""
-        settings = {name: value for name, value in context.options.items() if name != "backend"}
-        hook = HOOKS[str(settings.pop("comm_hook", "none"))]
-        if settings.pop("sync_batch_norm", False):
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        device = context.devices[0]
-        model = model.to(device)
-        arguments: dict[str, Any] = settings
-        wrapped = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, **arguments)
-        if hook:
-            wrapped.register_comm_hook(None, hook)
-        return wrapped
+        return _wrapped(model, context, HOOKS[_hook_name(context)])
+
+    def observed(self, model: nn.Module, context: WrapContext, report: Report) -> nn.Module:
+        """Return the model in a new wrapper whose hook reports each bucket, and then exchanges it as the cell does."""
+        hook = HOOKS[_hook_name(context)]
+        return _wrapped(model, context, _reporting(hook or default_hooks.allreduce_hook, report, compresses=bool(hook)))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the model inside the wrapper."""
@@ -50,3 +57,32 @@ class Ddp(Strategy):
         """Return DDP's no_sync() unless ``enabled``."""
         assert isinstance(model, DistributedDataParallel)
         return nullcontext() if enabled else model.no_sync()
+
+
+def _hook_name(context: WrapContext) -> str:
+    return str(context.options.get("comm_hook", "none"))
+
+
+def _wrapped(model: nn.Module, context: WrapContext, hook: Hook | None) -> nn.Module:
+    arguments: dict[str, Any] = {
+        name: value for name, value in context.options.items() if name not in ("backend", "comm_hook")
+    }
+    if arguments.pop("sync_batch_norm", False):
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    device = context.devices[0]
+    model = model.to(device)
+    wrapped = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, **arguments)
+    if hook:
+        wrapped.register_comm_hook(None, hook)
+    return wrapped
+
+
+def _reporting(hook: Hook, report: Report, *, compresses: bool) -> Hook:
+    """Return a hook that reports the bytes of a bucket as they are exchanged, in 16 bits if it compresses."""
+
+    def run(group: dist.ProcessGroup | None, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
+        gradients = bucket.buffer()
+        report(ExchangePoint("bucket", reduce_bytes=gradients.numel() * (2 if compresses else gradients.itemsize)))
+        return hook(group, bucket)
+
+    return lambda group, bucket: run(group, bucket)  # DDP rejects a hook whose annotations are not its own

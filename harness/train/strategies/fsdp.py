@@ -14,9 +14,11 @@ from torch import nn
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
 from harness.plan.cell import Options
+from harness.train.exchange_points import Report
 from harness.train.precision import dtype_name, without_autocast
 from harness.train.sharded_init import whole_draws
 from harness.train.strategies.base import Strategy, WrapContext
+from harness.train.strategies.shard_groups import Part, groups_of, observe_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -65,17 +67,19 @@ class Fsdp(Strategy):
         }
         reduced = None if self.autocasts(options) else context.precision.reduced
         policy = _policy(reduced)
-        groups = 1
         norms: list[nn.Module] = [m for m in model.modules() if reduced and isinstance(m, NORMS) and [*m.parameters()]]
+        # such a layer may be a unit itself, as in nn.Sequential
+        units = [unit for unit in context.units(model) if _trains(unit) and unit not in norms]
+        # before sharding, which replaces parameters; torch's default gathers the root's once a step
+        parts = [Part(norms, None, reshard is not False)] if norms else []
+        parts += [Part([unit], reduced, reshard is not False) for unit in units]
+        self._groups = groups_of([*parts, Part([model], reduced, reshard is True)])
+        self.shard_units = len(self._groups)
         if norms:  # frozen weights too: else the group around them gathers them in 16 bits
             fully_shard(norms, mp_policy=_policy(None), **sharding)
-            groups += 1
-        for unit in context.units(model):
-            if _trains(unit) and unit not in norms:  # such a layer may be a unit itself, as in nn.Sequential
-                fully_shard(unit, mp_policy=policy, **sharding)
-                groups += 1
+        for unit in units:
+            fully_shard(unit, mp_policy=policy, **sharding)
         fully_shard(model, mp_policy=replace(policy, output_dtype=torch.float32) if reduced else policy, **sharding)
-        self.shard_units = groups
         return _initialised(model, context)
 
     def dtypes(self, context: WrapContext) -> str:
@@ -90,6 +94,13 @@ class Fsdp(Strategy):
         """Set whether the backward passes that follow reduce gradients; the setting remains after the context."""
         model.set_requires_gradient_sync(enabled)  # type: ignore[operator]
         return nullcontext()
+
+    def observed(self, model: nn.Module, context: WrapContext, report: Report) -> nn.Module | None:
+        """Report the passes of each group from hooks of its modules; None for a hybrid mesh, which exchanges twice."""
+        if context.options.get("mesh", "flat") == "hybrid" and context.nodes > 1:
+            return None
+        observe_groups(self._groups, report)
+        return model
 
     @contextmanager
     def alone(self, model: nn.Module) -> Iterator[None]:

@@ -7,7 +7,7 @@ else: a step's exchanges, the loader, the optimizer. Times of it are a rehearsal
     forward pass   (step_ms + sample_ms x batch) / 3 x rank's factor x pass's factor
     backward pass  twice that
     rank's factor  exp(rank_spread x z), one z a rank
-    pass's factor  exp(step_spread x z), one z a rank and forward pass
+    pass's factor  exp(step_spread x z), one z a rank and forward pass, correlated with the one before
 
 z are standard normal numbers from ``seed``: factors are lognormal with median 1. Trials draw the same numbers, so that
 what differs between blocks is the machine's.
@@ -42,7 +42,8 @@ class EmulatedCompute:
 
     ``model``: small, medium or large; or ``mebibytes`` of parameters, spread over ``layers``, whose sizes grow to the
     last by ``skew``. ``step_ms``, ``sample_ms``: milliseconds that a batch and each of its samples take, forward and
-    backward together. ``rank_spread``, ``step_spread``, ``seed``: see above. ``samples``: the size of the data set.
+    backward together. ``rank_spread``, ``step_spread``, ``seed``: see above. ``step_correlation``: of a pass's z with
+    that of the pass before. ``samples``: the size of the data set.
     """
 
     unit = "samples"
@@ -59,6 +60,7 @@ class EmulatedCompute:
         sample_ms: float = 0.0,
         rank_spread: float = 0.0,
         step_spread: float = 0.0,
+        step_correlation: float = 0.0,
         samples: int = 50_000,
         seed: int = 0,
     ) -> None:
@@ -71,6 +73,7 @@ class EmulatedCompute:
         self.sample_s = number("sample_ms", sample_ms, 1e6, zero=True) / 1e3
         self.rank_spread = number("rank_spread", rank_spread, 3, zero=True)
         self.step_spread = number("step_spread", step_spread, 3, zero=True)
+        self.step_correlation = number("step_correlation", step_correlation, 0.99, zero=True)
         self.samples = whole_number("samples", samples, 2**40)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise WorkloadError(f"workload_options.seed: got {seed!r}; allowed: a whole number")
@@ -194,10 +197,14 @@ class WaitingLayers(nn.Module):
         own = f"{workload.seed} {get_rank() if is_initialized() else 0}"
         self.rank_factor = math.exp(workload.rank_spread * random.Random(f"rank {own}").normalvariate(0, 1))
         self.numbers = random.Random(f"passes {own}")
+        self.step_correlation = workload.step_correlation
+        self.last = self.numbers.normalvariate(0, 1)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would not wait
     def forward(self, values: Tensor) -> Tensor:
-        factor = self.rank_factor * math.exp(self.step_spread * self.numbers.normalvariate(0, 1))
+        fresh = math.sqrt(1 - self.step_correlation**2) * self.numbers.normalvariate(0, 1)
+        self.last = self.step_correlation * self.last + fresh
+        factor = self.rank_factor * math.exp(self.step_spread * self.last)
         schedule = Schedule(len(self.layers), (self.step_s + self.sample_s * len(values)) * factor)
         for layer in self.layers:
             values = layer(values, schedule)

@@ -1,0 +1,175 @@
+"""The collectives of a step: their order and sizes, and when computation is ready for each and needs it.
+
+What a prediction replays with other ranks and links. Recorded after the timed windows, in a few steps that nobody
+times: ddp's buckets by a hook in a new wrapper, fsdp's groups by hooks of their modules while nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from statistics import median
+from typing import Literal
+
+import torch
+
+from harness.measure.stepper import Stepper
+from harness.measure.window import synchronize
+from harness.plan.cell import Cell
+from harness.plan.exchange_rows import Collective, ExchangeRow
+from harness.train.exchange_points import ExchangePoint
+from harness.train.phases import BACKWARD, CLEARED, Phase
+
+FIRST_STEPS, RECORDED_STEPS = 1, 4
+"""Steps before those that are recorded, after which ddp has its final buckets and fsdp its gathered parameters."""
+Timed = tuple[ExchangePoint, float]
+"""A point and its seconds from the start of the forward pass."""
+
+
+def record_exchanges(stepper: Stepper, cell: Cell) -> tuple[ExchangeRow, ...]:
+    """Return the exchanges of this rank's step; none if the strategy does not know them.
+
+    The training is of no further use. All ranks call it: ddp's steps exchange gradients.
+    """
+    training = stepper.training
+    sharded = cell.traits.shards_parameters
+    recorder = Recorder(stepper.ranks.devices[0])
+    with training.without_exchange() if sharded else nullcontext():
+        if sharded:
+            stepper.step()  # gathers the parameters whose gradients are observed
+        if (sharded and cell.compile) or not training.observe_exchange(recorder.point):
+            return ()
+        for _ in range(FIRST_STEPS - sharded):
+            stepper.step()
+        steps = [recorder.step(stepper) for _ in range(RECORDED_STEPS)]
+    overlapped = stepper.ranks.devices[0].type == "cuda"
+    if sharded:
+        return _median([_of_groups(points, end, overlapped=overlapped) for points, end in steps])
+    return _median([_of_buckets(points) for points, _ in steps])
+
+
+class Recorder:
+    """Records the points of steps on the clock of the device: the host's, or that of a GPU's stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._points: list[tuple[ExchangePoint, Callable[[], float]]] = []
+        self._began: float | torch.cuda.Event = 0.0
+
+    def point(self, point: ExchangePoint) -> None:
+        """Record that the step has reached a point."""
+        self._points.append((point, self._elapsed()))
+
+    def step(self, stepper: Stepper) -> tuple[list[Timed], float]:
+        """Take a step; return its points, and the seconds to the end of its backward pass."""
+        self._points = []
+        ends: list[Callable[[], float]] = []
+
+        def mark(phase: Phase) -> None:
+            if phase is CLEARED:
+                self._begin()
+            elif phase is BACKWARD:
+                ends.append(self._elapsed())
+
+        stepper.step(mark)
+        synchronize([self._device])
+        return [(point, seconds()) for point, seconds in self._points], ends[0]()
+
+    def _begin(self) -> None:
+        self._began = _recorded_event() if self._device.type == "cuda" else time.perf_counter()
+
+    def _elapsed(self) -> Callable[[], float]:
+        """Return a function that reads the seconds from the start of the step to now, once the device is done."""
+        began = self._began
+        if isinstance(began, float):
+            seconds = time.perf_counter() - began
+            return lambda: seconds
+        event = _recorded_event()
+        return lambda: began.elapsed_time(event) / 1e3
+
+
+def _recorded_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _of_buckets(points: Sequence[Timed]) -> list[ExchangeRow]:
+    """Return ddp's exchanges: each bucket is needed at the end of the computation, when the last one is ready.
+
+    The end of the backward pass itself comes later, after the exchange.
+    """
+    last = max((seconds for _, seconds in points), default=0.0)
+    return [
+        _row(number, "all_reduce", point.reduce_bytes, seconds, last) for number, (point, seconds) in enumerate(points)
+    ]
+
+
+def _of_groups(points: Sequence[Timed], end_s: float, *, overlapped: bool) -> list[ExchangeRow]:
+    """Return fsdp's exchanges, in the order in which fully_shard calls them.
+
+    A group is gathered before each of its passes and reduced after its backward one. ``overlapped``: as on GPUs, where
+    a group is gathered while the one before it in its pass computes, and the optimizer alone needs the gradients.
+    Otherwise, as on a CPU, the host waits in each call.
+    """
+    passes: list[tuple[float, ExchangePoint]] = []
+    open_groups: dict[tuple[str, int], int] = {}
+    reduced: dict[int, tuple[float, ExchangePoint]] = {}
+    for point, seconds in points:
+        if point.kind == "gradients":
+            reduced[point.group] = (seconds, point)  # with accumulation, those of the last backward pass
+        else:
+            key = (point.kind, point.group)
+            if not open_groups.get(key):
+                passes.append((seconds, point))
+            open_groups[key] = 1
+            other = "backward" if point.kind == "forward" else "forward"
+            open_groups[other, point.group] = 0
+    events: list[tuple[float, int, ExchangeRow]] = []
+    before: dict[str, float] = {}
+    for seconds, point in passes:
+        ready = before.get(point.kind, seconds) if overlapped else seconds
+        before[point.kind] = seconds
+        if point.gather_bytes:
+            events.append((ready, 1, _row(0, "all_gather", point.gather_bytes, ready, seconds)))
+    for seconds, point in reduced.values():
+        needed = end_s if overlapped else seconds
+        events.append((seconds, 0, _row(0, "reduce_scatter", point.reduce_bytes, seconds, needed)))
+    ordered = [row for _, _, row in sorted(events, key=lambda event: event[:2])]
+    return [{**row, "position": number} for number, row in enumerate(ordered)]
+
+
+def _row(position: int, operation: Collective, size_bytes: int, ready_s: float, needed_s: float) -> ExchangeRow:
+    return {
+        "position": position,
+        "operation": operation,
+        "size_bytes": size_bytes,
+        "ready_s": ready_s,
+        "needed_s": max(ready_s, needed_s),
+    }
+
+
+def _median(steps: Sequence[Sequence[ExchangeRow]]) -> tuple[ExchangeRow, ...]:
+    """Return the exchanges of the last step, with medians over the steps that have the same ones.
+
+    Steps vary in length: the medians are of times relative to a step's last one, times the median of that.
+    """
+    last = _signature(steps[-1])
+    alike = [rows for rows in steps if rows and _signature(rows) == last]
+    if not alike:
+        return ()
+    ends = [max(row["needed_s"] for row in rows) for rows in alike]
+    scale = median(ends)
+
+    def middle(position: int, name: Literal["ready_s", "needed_s"]) -> float:
+        return scale * median(rows[position][name] / end if end else 0.0 for rows, end in zip(alike, ends, strict=True))
+
+    return tuple(
+        {**row, "ready_s": middle(place, "ready_s"), "needed_s": middle(place, "needed_s")}
+        for place, row in enumerate(steps[-1])
+    )
+
+
+def _signature(rows: Sequence[ExchangeRow]) -> list[tuple[str, int]]:
+    return [(row["operation"], row["size_bytes"]) for row in rows]

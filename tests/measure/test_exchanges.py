@@ -1,0 +1,184 @@
+"""The collectives of a step: from points to rows, and as real ranks record them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.measure.exchanges import RECORDED_STEPS, _median, _of_buckets, _of_groups, record_exchanges
+from harness.measure.stepper import Stepper
+from harness.plan.cell import Cell
+from harness.train.exchange_points import ExchangePoint
+from harness.train.ranks import Ranks
+from harness.train.training import Training
+from harness.train.workloads.emulated_compute import EmulatedCompute
+from tests.worlds import fork_ranks
+
+MIB = 2**20
+
+
+def forward(group: int, gather: int = 8) -> ExchangePoint:
+    return ExchangePoint("forward", group, gather_bytes=gather)
+
+
+def backward(group: int, gather: int = 8) -> ExchangePoint:
+    return ExchangePoint("backward", group, gather_bytes=gather)
+
+
+def gradients(group: int) -> ExchangePoint:
+    return ExchangePoint("gradients", group, reduce_bytes=8)
+
+
+TWO_GROUPS = [
+    (forward(0), 0.0),
+    (forward(1), 1.0),
+    (backward(1), 3.0),
+    (gradients(1), 4.0),
+    (gradients(1), 5.0),
+    (backward(0), 5.1),
+    (gradients(0), 7.0),
+]
+"""A step of two units: the second has two parameters, whose gradients come one after the other."""
+
+
+def of(rows: list[Any]) -> list[tuple[str, float, float]]:
+    return [(row["operation"], row["ready_s"], row["needed_s"]) for row in rows]
+
+
+def test_buckets_are_needed_when_the_last_one_is_ready() -> None:
+    rows = _of_buckets([(ExchangePoint("bucket", reduce_bytes=4), 1.0), (ExchangePoint("bucket", reduce_bytes=8), 2.0)])
+    assert of(rows) == [("all_reduce", 1.0, 2.0), ("all_reduce", 2.0, 2.0)]
+    assert [row["size_bytes"] for row in rows] == [4, 8]
+
+
+def test_without_overlap_every_call_waits() -> None:
+    assert of(_of_groups(TWO_GROUPS, 7.5, overlapped=False)) == [
+        ("all_gather", 0.0, 0.0),
+        ("all_gather", 1.0, 1.0),
+        ("all_gather", 3.0, 3.0),
+        ("reduce_scatter", 5.0, 5.0),
+        ("all_gather", 5.1, 5.1),
+        ("reduce_scatter", 7.0, 7.0),
+    ]
+
+
+def test_with_overlap_a_group_is_gathered_while_the_one_before_computes() -> None:
+    assert of(_of_groups(TWO_GROUPS, 7.5, overlapped=True)) == [
+        ("all_gather", 0.0, 0.0),
+        ("all_gather", 0.0, 1.0),
+        ("all_gather", 3.0, 3.0),
+        ("all_gather", 3.0, 5.1),
+        ("reduce_scatter", 5.0, 7.5),
+        ("reduce_scatter", 7.0, 7.5),
+    ]
+
+
+def test_what_is_kept_after_forward_is_gathered_once() -> None:
+    points = [(forward(0), 0.0), (backward(0, gather=0), 2.0), (gradients(0), 3.0)]
+    assert [row["operation"] for row in _of_groups(points, 3.0, overlapped=False)] == ["all_gather", "reduce_scatter"]
+
+
+def test_with_accumulation_each_pass_gathers_and_the_last_reduces() -> None:
+    once = [(forward(0), 0.0), (backward(0), 2.0), (gradients(0), 3.0)]
+    twice = [*once, *((point, seconds + 4) for point, seconds in once)]
+    rows = _of_groups(twice, 7.0, overlapped=False)
+    assert of(rows) == [
+        ("all_gather", 0.0, 0.0),
+        ("all_gather", 2.0, 2.0),
+        ("all_gather", 4.0, 4.0),
+        ("all_gather", 6.0, 6.0),
+        ("reduce_scatter", 7.0, 7.0),
+    ]
+    assert [row["position"] for row in rows] == [0, 1, 2, 3, 4]
+
+
+def test_medians_are_over_steps_of_different_length() -> None:
+    def step(length: float, first: float) -> list[Any]:
+        return _of_buckets([(ExchangePoint("bucket"), first * length), (ExchangePoint("bucket"), length)])
+
+    first, last = _median([step(1.0, 0.5), step(2.0, 0.5), step(4.0, 0.6)])
+    assert first["ready_s"] == pytest.approx(0.5 * 2.0) and last["needed_s"] == pytest.approx(2.0)
+
+
+def test_steps_with_other_exchanges_than_the_last_are_left_out() -> None:
+    other = _of_buckets([(ExchangePoint("bucket", reduce_bytes=1), 9.0)])
+    last = _of_buckets([(ExchangePoint("bucket", reduce_bytes=2), 1.0)])
+    (row,) = _median([other, last, last])
+    assert row["size_bytes"] == 2 and row["ready_s"] == pytest.approx(1.0)
+    assert _median([other, []]) == ()
+
+
+def record(rank: int, world_size: int, out: Path) -> None:
+    """Record the exchanges of several cells of one workload; write those of rank 0."""
+    torch.set_num_threads(1)
+    ranks = Ranks(rank, world_size, rank, 0, "node", "127.0.0.1", (torch.device("cpu"),))
+    found = {}
+    for name, strategy, options in (
+        ("ddp", "ddp", {"bucket_cap_mb": 1}),
+        ("compressed", "ddp", {"bucket_cap_mb": 1, "comm_hook": "bf16_compress", "gradient_as_bucket_view": True}),
+        ("fsdp", "fsdp", {}),
+        ("kept", "fsdp", {"reshard_after_forward": False}),
+        ("single", "single", {}),
+    ):
+        cell = Cell(
+            "emulated_compute",
+            "synthetic",
+            "small",
+            strategy,
+            "cpu",
+            world_size,
+            1,
+            "weak",
+            4,
+            4 * world_size,
+            optimizer={"name": "SGD", "lr": 0.01},
+            strategy_options=options,
+        )
+        workload = EmulatedCompute(mebibytes=4, layers=4, step_ms=40)
+        training = Training(cell, workload, 0, ranks)
+        stepper = Stepper(training, workload.datasets()[0], cell, 0, ranks, collate=None, advance=lambda: None)
+        stepper.step()
+        found[name] = record_exchanges(stepper, cell)
+    if rank == 0:
+        out.write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = json.loads(fork_ranks(record, 2, tmp_path_factory.mktemp("ranks")).read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_ddp_records_its_buckets_when_they_are_ready(recorded: dict[str, list[Any]]) -> None:
+    rows = recorded["ddp"]
+    assert [row["size_bytes"] for row in rows] == [MIB] * 4
+    ready = [row["ready_s"] for row in rows]
+    assert ready == sorted(ready) and {row["needed_s"] for row in rows} == {ready[-1]}
+    # a layer's backward pass takes 40 ms x 2/3 / 4, after 40 ms / 3 of forward; waits are never too short
+    for number, seconds in enumerate(ready):
+        assert seconds >= 0.9 * 0.04 * (1 + 2 * (number + 1) / 4) / 3
+
+
+@pytest.mark.slow
+def test_a_compressing_hook_exchanges_half_the_bytes(recorded: dict[str, list[Any]]) -> None:
+    assert [row["size_bytes"] for row in recorded["compressed"]] == [MIB // 2] * 4
+
+
+@pytest.mark.slow
+def test_fsdp_records_gathers_in_both_passes_and_reductions(recorded: dict[str, list[Any]]) -> None:
+    rows = recorded["fsdp"]
+    assert [row["operation"] for row in rows] == ["all_gather"] * 4 + ["all_gather", "reduce_scatter"] * 4
+    assert {row["size_bytes"] for row in rows} == {MIB}
+    assert all(row["needed_s"] == row["ready_s"] for row in rows)  # on a CPU the host waits in each call
+    assert [row["operation"] for row in recorded["kept"]] == ["all_gather"] * 4 + ["reduce_scatter"] * 4
+
+
+@pytest.mark.slow
+def test_one_device_exchanges_nothing(recorded: dict[str, list[Any]]) -> None:
+    assert recorded["single"] == []
+    assert RECORDED_STEPS + 1 <= 5
