@@ -8,6 +8,7 @@ HarnessError
 ├── RunFolderError      a run folder cannot be created, read or resumed  (exit code 2, nothing was started)
 ├── StoreError          an object store cannot be used, or lacks a run  (exit code 2, nothing was started)
 ├── ComparisonError     runs cannot be compared, or a question about several runs is wrong  (exit code 2)
+├── PredictionError     a run folder, links or sizes from which nothing can be predicted  (exit code 2)
 ├── ExportError         results cannot be exported as asked     (exit code 2; what was exported before stays)
 ├── WriteError          a file of the run cannot be written, as on a full disk  (exit code 1, recorded results are kept)
 ├── InternalError       a bug of the harness, with a log of it  (exit code 1, recorded results are kept)
@@ -71,6 +72,10 @@ class StoreError(HarnessError):
 
 class ComparisonError(HarnessError):
     """Runs cannot be compared as requested, or a question about several runs is wrong."""
+
+
+class PredictionError(HarnessError):
+    """Nothing can be predicted from what was given: a run without its recorded parts, or links of another machine."""
 
 
 class ExportError(HarnessError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from harness.analysis.missing import missing
 from harness.analysis.overview import describe, efficiency_table, option_columns
 from harness.analysis.pairs import noise, parity, versus
 from harness.analysis.phases import host_phases, ledger, phases
+from harness.analysis.prediction import Asked, Links, families, predictions, recorded_exchanges
 from harness.analysis.published import published
 from harness.analysis.ratios import scaling
 from harness.analysis.stalls import stalls
@@ -37,6 +38,7 @@ from harness.plan.environment import RunEnvironment
 from harness.plan.feasibility import IMPOSSIBLE
 from harness.plan.rows import RecordedTrial
 from harness.record.folder import RunFolder
+from harness.record.frames import records
 from harness.record.mirror import on_this_machine
 from harness.record.schema import FINDINGS, empty_table
 
@@ -179,6 +181,22 @@ def _findings(results: Results) -> pd.DataFrame:
     return FINDINGS.typed(pd.concat([of_trials, rest], ignore_index=True)) if len(rest) else of_trials
 
 
+def _prediction(results: Results) -> pd.DataFrame:
+    return predict(results)
+
+
+def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return the predictions of a run: of its larger sizes from smaller ones, and of those ``asked``.
+
+    ``links``: the collectives of another measurement, for tiers that the run did not measure.
+    """
+    excluded = {row["cell_id"]: str(row["excluded"]) for row in records(results.scaling) if row["excluded"] is not None}
+    found = families(results.trials, results.windows, results.lines, results.step_times)
+    per_node = max(results.folder.plan()["machine"]["devices_per_node"], default=None)
+    asked = replace(asked or Asked(), per_node=per_node)
+    return predictions(found, Links(results.collectives, links), excluded, asked)
+
+
 def _verdict(results: Results) -> pd.DataFrame:
     return verdict(Tables({name: attempt(results, name) for name in READ}, fixed_blocks=results.rule is None))
 
@@ -194,6 +212,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants), r.experiment.placements),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(r.trials, r.windows, r.scaling, r.pilot),
+    "prediction": _prediction,
     "phases": lambda r: phases(r.trials, r.windows, r.pilot),
     "host_phases": lambda r: host_phases(r.trials, r.windows),
     "stalls": lambda r: stalls(r.trials, r.windows, r.ranks, r.steps, r.step_times),
@@ -206,6 +225,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "device_memory": lambda r: device_memory(r.trials, r.ranks),
     "links": lambda r: links(r.lines),
     "collectives": lambda r: collectives(r.lines),
+    "exchanges": lambda r: recorded_exchanges(r.lines, r.trials),
     "findings": _findings,
     "ranks": lambda r: ranks(r.lines),
     "windows": lambda r: windows(r.lines),

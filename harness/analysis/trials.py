@@ -74,7 +74,11 @@ def label_columns(axes: Row, labels: Labels) -> dict[str, str]:
 
 def trial_row(line: Row) -> Row:
     """Return the columns of a recorded trial that follow from its line alone."""
-    row = {name: value for name, value in line.items() if name not in ("windows", "ranks", "facts", "parts", "links")}
+    row = {
+        name: value
+        for name, value in line.items()
+        if name not in ("windows", "ranks", "facts", "parts", "links", "exchanges")
+    }
     peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
     builds = [rank["build_peak_bytes"] for rank in line["ranks"] if rank.get("build_peak_bytes") is not None]
     first = [window for window in line["windows"] if window["rank"] == 0]

@@ -16,6 +16,7 @@ from harness.cli.experiment import doctor_command, plan_command, run_command
 from harness.cli.export import export_command
 from harness.cli.init import init_command
 from harness.cli.listing import list_command
+from harness.cli.predict import predict_command
 from harness.cli.report import report_command
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report_command,
     "compare": compare_command,
     "history": history_command,
+    "predict": predict_command,
     "export": export_command,
     "evaluate": evaluate_command,
 }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ComparisonError, ExperimentError
+from harness.errors import ComparisonError, ExperimentError, PredictionError
 
 if TYPE_CHECKING:
     from harness.analysis.condition import Condition
@@ -83,6 +83,16 @@ def parse_share(text: str, option: str) -> float:
     if not 0 < share < 1:
         raise ComparisonError(f"{option}: got {text!r}; allowed: a share above 0 and below 1, such as 5% or 0.05")
     return share
+
+
+def parse_numbers(text: str, option: str) -> tuple[int, ...]:
+    """Return (16, 32) for '16,32'; raises PredictionError unless they are different whole numbers above 0."""
+    numbers = tuple(int(part) for part in text.split(",") if re.fullmatch(r"\s*[0-9]{1,7}\s*", part))
+    if len(numbers) != len(text.split(",")) or not all(numbers):
+        raise PredictionError(
+            f"{option}: got {text!r}; allowed: whole numbers above 0, joined by commas, such as 16,32"
+        )
+    return numbers
 
 
 def parse_cells(text: str | None) -> str | dict[str, Any] | None:

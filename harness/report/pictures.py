@@ -60,16 +60,16 @@ def make_picture(name: str, draw: Callable[[Results], Drawing], results: Results
 def _picture(name: str, drawing: Drawing) -> Picture:
     if drawing.figure is None:
         return Picture(name, drawing.title, drawing.caption)
-    files = _files(name, drawing.figure)
+    files = files_of(name, drawing.figure)
     image = base64.b64encode(files[f"{name}.png"]).decode()
     width = round(CSS_DPI * drawing.figure.get_figwidth())
     areas = [*drawing.figure.areas()] if isinstance(drawing.figure, Chart) else []
     for position, figure in enumerate(drawing.more, start=2):
-        files |= _files(f"{name}_{position}", figure)
+        files |= files_of(f"{name}_{position}", figure)
     return Picture(name, drawing.title, drawing.caption, image=image, width=width, areas=areas, files=files)
 
 
-def _files(name: str, figure: Figure) -> dict[str, bytes]:
+def files_of(name: str, figure: Figure) -> dict[str, bytes]:
     """Return the contents of the figure's files, NAME.png and NAME.svg."""
     drawn, png, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=DPI)

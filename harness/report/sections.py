@@ -29,6 +29,7 @@ from harness.report.tables.evidence import (
 from harness.report.tables.findings import findings_table
 from harness.report.tables.leaders import leaders_table
 from harness.report.tables.links import collectives_table, links_failed, links_table, links_words, topology_table
+from harness.report.tables.prediction import prediction_table, prediction_words, refusals
 from harness.report.tables.published import published_table, published_words
 from harness.report.tables.ratios import noise_table, parity_table, versus_table
 from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
@@ -186,6 +187,13 @@ DETAILS = (
         "published",
         lambda results: published_table(results.published),
         lambda results: published_words(results.published),
+    ),
+    Section(
+        "Predicted steps",
+        "prediction",
+        lambda results: prediction_table(results.prediction),
+        lambda results: prediction_words(results.prediction),
+        empty=lambda results: " ".join(refusals(results.prediction)),
     ),
     Section(
         "Efficiency loss by part, in numbers",

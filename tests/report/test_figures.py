@@ -28,7 +28,7 @@ from harness.analysis.results import Results
 from harness.analysis.waterfall import waterfall
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.folder import RunFolder
-from harness.record.schema import EPOCHS, PHASES, TRAINING_STEPS, VERDICT, WATERFALL
+from harness.record.schema import EPOCHS, PHASES, PREDICTION, TRAINING_STEPS, VERDICT, WATERFALL
 from harness.report import figures
 from harness.report.figures import FIGURES, Drawing, style
 from harness.report.figures.axes import ARROWS
@@ -75,6 +75,7 @@ def results_of(
         "links": lambda: links(lines),
         "verdict": lambda: VERDICT.frame([]),
         "collectives": lambda: collectives(lines),
+        "prediction": lambda: PREDICTION.frame([]),
     }
     curves = EPOCHS.frame([]) if epochs is None else epochs
     vars(made).update(

@@ -25,6 +25,7 @@ from harness.record.schema.derived import (
     WATERFALL,
 )
 from harness.record.schema.links import COLLECTIVES, LINKS
+from harness.record.schema.prediction import EXCHANGES, PREDICTION
 from harness.record.schema.recorded import (
     CHECKS,
     EPOCHS,
@@ -52,6 +53,7 @@ __all__ = [
     "DEVICE_MEMORY",
     "EPOCHS",
     "EQUIVALENCE",
+    "EXCHANGES",
     "FINDINGS",
     "GATE",
     "GPUS",
@@ -65,6 +67,7 @@ __all__ = [
     "OUTCOMES",
     "PARITY",
     "PHASES",
+    "PREDICTION",
     "PUBLISHED",
     "RANKS",
     "RAW",
@@ -100,6 +103,7 @@ DERIVED = (
     VERSUS,
     EQUIVALENCE,
     WATERFALL,
+    PREDICTION,
     PHASES,
     HOST_PHASES,
     STALLS,
@@ -112,6 +116,7 @@ DERIVED = (
     DEVICE_MEMORY,
     LINKS,
     COLLECTIVES,
+    EXCHANGES,
     FINDINGS,
 )
 COMPARED = (RUNS, COMPARISON, GATE, UNMATCHED, COMPARED_CONVERGENCE, HISTORY)

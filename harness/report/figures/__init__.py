@@ -11,6 +11,7 @@ from harness.report.figures.convergence import learning_curves
 from harness.report.figures.device_memory import memory_by_gpu
 from harness.report.figures.links import bus_bandwidth
 from harness.report.figures.phases import step_phases
+from harness.report.figures.prediction import predicted_steps
 from harness.report.figures.ratios import paired_ratios
 from harness.report.figures.scaling import efficiency_by_devices, throughput_by_devices
 from harness.report.figures.steps import step_times
@@ -26,6 +27,7 @@ FIGURES: Mapping[str, Callable[[Results], Drawing]] = {
     "batch_sizes": batch_sizes,
     "phases": step_phases,
     "waterfall": efficiency_waterfall,
+    "prediction": predicted_steps,
     "step_times": step_times,
     "device_memory": memory_by_gpu,
     "links": bus_bandwidth,

@@ -1,0 +1,10 @@
+"""The step time of cells on more devices than were measured, from measured parts: with an interval, and graded."""
+
+from __future__ import annotations
+
+from harness.analysis.prediction.exchanges import recorded_exchanges
+from harness.analysis.prediction.further_links import read_links
+from harness.analysis.prediction.observed import Size, families
+from harness.analysis.prediction.table import Asked, Links, predictions
+
+__all__ = ["Asked", "Links", "Size", "families", "predictions", "read_links", "recorded_exchanges"]

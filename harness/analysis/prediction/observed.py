@@ -1,0 +1,197 @@
+"""What a run measured of the cells that differ in their devices alone: the parts from which others are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.common import Lines, Row, Rows
+from harness.analysis.prediction.replay import Exchange
+from harness.analysis.prediction.ring import Array, Timed
+from harness.analysis.step_timing import Timing, timings
+from harness.analysis.steps import StepTimes
+from harness.plan.comparison import options_of
+from harness.plan.exchange_rows import Collective
+from harness.plan.link_rows import LinkTier
+from harness.record.frames import records
+
+Key = tuple[str, int]
+"""A trial's id and attempt."""
+
+
+@dataclass(frozen=True, order=True)
+class Size:
+    """A number of devices and of nodes."""
+
+    devices: int
+    nodes: int
+
+    @property
+    def tier(self) -> LinkTier:
+        return "between nodes" if self.nodes > 1 else "inside a node"
+
+    def __str__(self) -> str:
+        return f"{self.devices}" if self.nodes == 1 else f"{self.devices} on {self.nodes} nodes"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The measured cell of one size, in seconds a step.
+
+    ``step_s``: of each block, with its wait for data; ``wait_s``: that wait. ``own_s``: of each rank without any
+    exchange, mean over blocks, empty if not measured; ``own_by_block``: mean over ranks. Of sharded parameters they
+    lack the optimizer. ``batch``: of one device. ``optimizer_s``: 0 if not known.
+    """
+
+    size: Size
+    row: Row
+    step_s: tuple[float, ...]
+    wait_s: float
+    own_s: tuple[float, ...]
+    own_by_block: tuple[float, ...]
+    optimizer_s: float
+
+    @property
+    def batch(self) -> int:
+        return int(self.row["per_device_batch_size"])
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds of a step with its wait for data, over all blocks."""
+        return fmean(self.step_s)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Cells that differ in their devices alone, by size, in order.
+
+    ``alone``: seconds of the same strategy's step on one device, by per-device batch. ``jitter``: step times of one
+    device over their mean, one after the other; empty if it was not measured.
+    """
+
+    sizes: Mapping[Size, Observed]
+    alone: Mapping[int, float]
+    jitter: Array
+    exchanges: tuple[Exchange, ...]
+
+    @property
+    def row(self) -> Row:
+        """The trial of the largest size."""
+        return [*self.sizes.values()][-1].row
+
+    @property
+    def is_sharded(self) -> bool:
+        return any(exchange.operation == "all_gather" for exchange in self.exchanges)
+
+    @property
+    def has_loader_workers(self) -> bool:
+        return bool(options_of(self.row).get("loader.workers"))
+
+
+def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: StepTimes) -> list[Family]:
+    """Return the families of the measured cells with several devices, in the order of their trials."""
+    known = trials["purpose"].fillna("").isin(["", "explain"]) & (trials["kind"] != "convergence")
+    ok = known & (trials["outcome"] == "ok") & ~trials["inline"].fillna(False).astype(bool)
+    rows = [row for row in records(trials[ok]) if row["device_ids"] is None and row["per_device_batch_size"]]
+    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), _exchanges(lines), _by_trial(times))
+    several = [row for row in rows if row["devices"] > 1 and row["kind"] == "throughput"]
+    return [measured.family(family_id) for family_id in dict.fromkeys(str(row["family_id"]) for row in several)]
+
+
+def timed_collectives(collectives: pd.DataFrame) -> dict[tuple[Collective, LinkTier], list[tuple[Size, Timed]]]:
+    """Return the measured times of each collective by tier, with the size of their placement."""
+    found: dict[tuple[Collective, LinkTier], list[tuple[Size, Timed]]] = {}
+    for row in records(collectives):
+        size = Size(int(row["devices"]), int(row["nodes"]))
+        timed = Timed(size.devices, int(row["size_bytes"]), float(row["time_s"]))
+        found.setdefault((row["operation"], row["tier"]), []).append((size, timed))
+    return found
+
+
+def optimizer_seconds(windows: pd.DataFrame) -> dict[Key, float]:
+    """Return the optimizer's seconds a step of each trial, of its slowest rank."""
+    marked = windows[windows["window_kind"].isin(["timed", "phases"]) & windows["optimizer_s"].notna()]
+    sums = marked.groupby(["trial_id", "attempt", "rank"])[["optimizer_s", "steps"]].sum()
+    per_step = (sums["optimizer_s"] / sums["steps"]).groupby(["trial_id", "attempt"]).max()
+    return {(str(key[0]), int(key[1])): float(value) for key, value in per_step.items() if isinstance(key, tuple)}
+
+
+def _exchanges(lines: Lines) -> dict[Key, tuple[Exchange, ...]]:
+    """Return the recorded exchanges of each trial that has some."""
+    names = ("operation", "size_bytes", "ready_s", "needed_s")
+    return {
+        (line["trial_id"], line["attempt"]): tuple(Exchange(*(row[name] for name in names)) for row in rows)
+        for line in lines
+        if (rows := line.get("exchanges"))
+    }
+
+
+def _by_trial(times: StepTimes) -> dict[Key, Array]:
+    keys = ((str(trial_id), int(attempt)) for trial_id, attempt in times.trials)
+    return dict(zip(keys, times.step_s, strict=True))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The timed trials of a run, and what is known of each."""
+
+    rows: Rows
+    timings: Mapping[Key, Timing]
+    optimizer: Mapping[Key, float]
+    exchanges: Mapping[Key, tuple[Exchange, ...]]
+    steps: Mapping[Key, Array]
+
+    def family(self, family_id: str) -> Family:
+        """Return a family, with the one-device cells of its strategy, which under strong scaling are in others."""
+        members = [row for row in self.rows if row["family_id"] == family_id]
+        cells: dict[Size, list[Row]] = {}
+        for row in members:
+            size = cells.setdefault(Size(int(row["devices"]), int(row["nodes"])), [])
+            if _key(row) in self.timings and (not size or size[0]["cell_id"] == row["cell_id"]):
+                size.append(row)
+        sizes = {size: self._observed(size, cells[size]) for size in sorted(cells) if cells[size]}
+        wrapped = {row["wrapped_id"] for row in members}
+        single = [row for row in self.rows if row["cell_id"] in wrapped and _key(row) in self.timings]
+        largest = [*sizes.values()][-1].batch
+        nearest = sorted(single, key=lambda row: abs(int(row["per_device_batch_size"]) - largest))
+        with_exchanges = [row for row in (*nearest, *members) if _key(row) in self.exchanges]
+        alone: dict[int, list[float]] = {}
+        for row in single:
+            alone.setdefault(int(row["per_device_batch_size"]), []).append(_own(self.timings[_key(row)], 1)[0])
+        return Family(
+            sizes,
+            {batch: fmean(seconds) for batch, seconds in alone.items()},
+            self._jitter(nearest[:1] and [row for row in nearest if row["cell_id"] == nearest[0]["cell_id"]]),
+            self.exchanges[_key(with_exchanges[0])] if with_exchanges else (),
+        )
+
+    def _observed(self, size: Size, rows: Rows) -> Observed:
+        seen = [self.timings[_key(row)] for row in rows]
+        own = [own for timing in seen if (own := _own(timing, size.devices))]
+        return Observed(
+            size,
+            rows[-1],
+            tuple(timing.step_mean_s for timing in seen),
+            fmean(timing.wait_s for timing in seen),
+            tuple(fmean(of_rank) for of_rank in zip(*own, strict=False)),
+            tuple(fmean(ranks) for ranks in own),
+            fmean(self.optimizer.get(_key(row), 0.0) for row in rows),
+        )
+
+    def _jitter(self, rows: Rows) -> Array:
+        parts = [steps / steps.mean() for row in rows if (steps := self.steps.get(_key(row))) is not None]
+        return np.concatenate(parts) if parts else np.array([])
+
+
+def _key(row: Row) -> Key:
+    return str(row["trial_id"]), int(row["attempt"])
+
+
+def _own(timing: Timing, devices: int) -> Sequence[float]:
+    """Return each rank's seconds without exchange; of one device those of its step, if no such steps were measured."""
+    alone = [timing.alone_s[rank] for rank in sorted(timing.alone_s)]
+    return alone or ([timing.net_s] if devices == 1 else [])

@@ -1,0 +1,134 @@
+"""Predicted step times against devices, beside what was measured and simpler laws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from harness.analysis.results import Results
+from harness.report.figures import captions
+from harness.report.figures.axes import Limits, common_limits, device_axis, draw_interval, log_limits, log_values
+from harness.report.figures.chart import mark
+from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, Facet, panels, style
+from harness.report.row import Row, is_missing, number, rows_of
+from harness.report.tables.prediction import MILLISECONDS, family_label
+
+LAWS: Mapping[str, tuple[str, Literal["--", "-.", ":"]]] = {
+    "ideal_s": ("ideal", "--"),
+    "amdahl_s": ("Amdahl", "-."),
+    "ring_line_s": ("ring line", ":"),
+}
+"""The label and the line of each law."""
+TITLE = "Predicted step time against devices"
+MEASURED, BAND = "0.1", 0.25
+
+
+def predicted_steps(results: Results) -> Drawing:
+    """Draw each predicted step with its interval, the measured one and its interval, and the laws' steps."""
+    return _drawing_of(results.prediction)
+
+
+def _drawing_of(prediction: pd.DataFrame) -> Drawing:
+    """Draw a table of predictions, a panel a family; sizes that are not predicted are left out."""
+    predicted = prediction[prediction["step_s"].notna()]
+    known = prediction[prediction["family_id"].isin(predicted["family_id"])]
+    if known.empty:
+        return Drawing(TITLE, "Left out: no size is predicted.", None)
+    every: list[Facet] = [
+        (family_label(rows_of(part)[0]), part.sort_values("devices"))
+        for _, part in known.groupby("family_id", sort=False)
+    ]
+    facets = every[:MOST_FACETS]
+    limits = common_limits([_limits(part) for _, part in facets], log=True)
+    devices = pd.concat([part["devices"] for _, part in facets])
+
+    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+        device_axis(axes, devices)
+        log_values(axes, "y", ends)
+        _draw_laws(axes, part)
+        _draw_predicted(axes, part[part["step_s"].notna()])
+        for row in rows_of(part):
+            _draw_measured(axes, row, ends)
+        axes.set_ylabel("step time (ms)")
+
+    caption = (
+        "Mean step of a new run and its 95 % prediction interval (band), each size predicted from smaller measured "
+        "ones; black: measured, with its 95 % interval. Lines: the same by laws that know nothing of the step's parts, "
+        f"fitted to the same sizes.{captions.cut(every)}{captions.scales(limits)}"
+    )
+    return Drawing(TITLE, caption, panels(facets, draw, limits, legend=_legend(known)))
+
+
+def write_prediction(folder: Path, prediction: pd.DataFrame) -> list[Path]:
+    """Write prediction.png and prediction.svg into a folder; return their paths, none if nothing is predicted."""
+    from harness.report.pictures import files_of
+    from harness.system.files import replace_all, writing
+
+    with style():
+        drawing = _drawing_of(prediction)
+        if drawing.figure is None:
+            return []
+        files = files_of("prediction", drawing.figure)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    paths = {folder / name: content for name, content in files.items()}
+    replace_all(paths.items())
+    return [*paths]
+
+
+def _draw_laws(axes: Axes, part: pd.DataFrame) -> None:
+    for name, (_, line) in LAWS.items():
+        known = part[part[name].notna()]
+        axes.plot(_numbers(known["devices"]), 1e3 * _numbers(known[name]), color="0.5", linestyle=line, linewidth=1)
+
+
+def _draw_predicted(axes: Axes, part: pd.DataFrame) -> None:
+    """Draw the band and the line of a family; a single size has a bar."""
+    colour = COLOURS[str(part["strategy"].iloc[0])]
+    devices, low, high = (_numbers(part[name]) for name in ("devices", "low", "high"))
+    if len(part) == 1:
+        axes.plot([devices[0]] * 2, [1e3 * low[0], 1e3 * high[0]], color=colour, linewidth=6, alpha=BAND)
+    else:
+        axes.fill_between(devices, 1e3 * low, 1e3 * high, color=colour, alpha=BAND, linewidth=0)
+    axes.plot(devices, 1e3 * _numbers(part["step_s"]), color=colour, marker="o", markersize=4, linewidth=1.2)
+    for row in rows_of(part):
+        ends = f"{MILLISECONDS(row['low'])} to {MILLISECONDS(row['high'])}"
+        text = f"{row['devices']} devices, predicted: {MILLISECONDS(row['step_s'])} ms ({ends})"
+        mark(axes, number(row["devices"]), 1e3 * number(row["step_s"]), text)
+
+
+def _draw_measured(axes: Axes, row: Row, ends: Limits) -> None:
+    if is_missing(row["measured_s"]):
+        return
+    devices, value = number(row["devices"]), 1e3 * number(row["measured_s"])
+    low, high = (
+        None if is_missing(row[name]) else 1e3 * number(row[name]) for name in ("measured_low", "measured_high")
+    )
+    draw_interval(axes, "y", devices, (low, high), ends, MEASURED)
+    axes.plot(devices, value, marker="x", markersize=6, color=MEASURED, zorder=5)
+    mark(axes, devices, value, f"{row['devices']} devices, measured: {value:.4g} ms")
+
+
+def _limits(part: pd.DataFrame) -> Limits:
+    names = ("step_s", "measured_s", "ideal_s", "ring_line_s")
+    values = [1e3 * float(value) for name in names for value in part[name].dropna()]
+    return log_limits(values, [*(1e3 * part["low"]), *(1e3 * part["high"])])
+
+
+def _legend(rows: pd.DataFrame) -> Sequence[Line2D | Patch]:
+    strategies = dict.fromkeys(map(str, rows["strategy"]))
+    laws = [Line2D([], [], color="0.5", linestyle=line, label=label) for label, line in LAWS.values()]
+    predicted = [Line2D([], [], color=COLOURS[name], marker="o", label=f"{name}, predicted") for name in strategies]
+    band = Patch(color="0.5", alpha=BAND, label="95 % prediction interval")
+    return [*predicted, band, Line2D([], [], color=MEASURED, marker="x", linestyle="", label="measured"), *laws]
+
+
+def _numbers(values: pd.Series[float]) -> np.ndarray:
+    return values.astype(float).to_numpy()

@@ -1,0 +1,94 @@
+"""Text table of predicted steps beside measured ones, and the reasons of those that are not predicted."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from harness.plan.labels import joined
+from harness.report.labels import shown_devices
+from harness.report.row import Row, is_missing, number, rows_of
+from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, words
+
+WIDE = ("cells", "from", "own, ms", "exposed, ms", "other, ms")
+MILLISECONDS = decimal("{:,.4g}", 1000)
+
+
+def prediction_table(prediction: pd.DataFrame, *, narrow: bool = False) -> TextTable:
+    """Return each predicted size: measured and predicted step with intervals, error, parts, and simpler laws.
+
+    ``narrow``: for a terminal of 80 columns, without the cells' label, the sizes that it follows from, and the parts.
+    """
+    columns: tuple[Column, ...] = (
+        ("cells", family_label, words),
+        ("devices", shown_devices, words),
+        ("from", lambda row: ", ".join(dict.fromkeys(size.split()[0] for size in _texts(row["fitted"]))), words),
+        ("measured, ms", lambda row: _interval(row, "measured_s", "measured_low", "measured_high"), words),
+        ("predicted, ms", lambda row: _interval(row, "step_s", "low", "high"), words),
+        ("error", lambda row: _signed(row["error"]), words),
+        ("own, ms", "own_s", MILLISECONDS),
+        ("exposed, ms", "exposed_s", MILLISECONDS),
+        ("other, ms", lambda row: number(row["other_s"]) + number(row["data_s"]), MILLISECONDS),
+        ("Amdahl", lambda row: _law(row, "amdahl_s"), words),
+        ("ring line", lambda row: _law(row, "ring_line_s"), words),
+        ("mark", lambda row: ", ".join(_texts(row["marks"])), words),
+    )
+    if narrow:
+        columns = tuple(column for column in columns if column[0] not in WIDE)
+    rows = [row for row in rows_of(prediction) if not is_missing(row["step_s"])]
+    return make_table(columns, rows, lambda row: "apart" if row["marks"] else "")
+
+
+def prediction_words(prediction: pd.DataFrame) -> str:
+    """Return what the table shows, how good held-out sizes were, and why some sizes are not predicted."""
+    errors = [abs(number(row["error"])) for row in rows_of(prediction) if not is_missing(row["error"])]
+    graded = ""
+    if errors:
+        mean = percent(sum(errors) / len(errors))
+        graded = f"Predictions of {len(errors)} measured sizes from smaller ones were {mean} off on average, at most "
+        graded += f"{percent(max(errors))}. "
+    return (
+        f"{graded}Mean step of a new run, with its 95 % prediction interval: the slowest rank's own time, the exchange "
+        "that computation does not cover, replayed with the measured collectives, and the rest. Ranks are taken to be "
+        "as alike as those measured: a slower machine is not predicted. Beside it the same by Amdahl's law and by a "
+        "cost as (n-1)/n and n-1 (ring line), fitted to the same sizes, over what was measured or, if nothing was, "
+        f"over the prediction. {' '.join(refusals(prediction))}"
+    ).strip()
+
+
+def refusals(prediction: pd.DataFrame) -> list[str]:
+    """Return a sentence for each reason, with the sizes that are not predicted for it."""
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for row in rows_of(prediction):
+        if not is_missing(row["refusal"]):
+            sizes.setdefault((family_label(row), str(row["refusal"])), []).append(shown_devices(row))
+    return [
+        f"Not predicted: {name} on {', '.join(devices)} devices: {reason}." for (name, reason), devices in sizes.items()
+    ]
+
+
+def family_label(row: Row) -> str:
+    """Return 'ddp · resnet8 · batch 32 per device': what the cells of a curve have in common."""
+    return joined(str(row["strategy"]), str(row["setting"]), str(row["own_options"]))
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    return values if isinstance(values, tuple) else ()
+
+
+def _interval(row: Row, value: str, low: str, high: str) -> str:
+    if is_missing(row[value]):
+        return ""
+    ends = "" if is_missing(row[low]) else f" ({MILLISECONDS(row[low])} to {MILLISECONDS(row[high])})"
+    return f"{MILLISECONDS(row[value])}{ends}"
+
+
+def _law(row: Row, name: str) -> str:
+    """Return the error of a law, or its step over the predicted one."""
+    of = row["step_s"] if is_missing(row["measured_s"]) else row["measured_s"]
+    return "" if is_missing(row[name]) or is_missing(of) else _signed(number(row[name]) / number(of) - 1)
+
+
+def _signed(share: object) -> str:
+    if share is None or is_missing(share):  # type: ignore[arg-type]
+        return ""
+    return f"{100 * float(str(share)):+.1f}{NO_BREAK}%"

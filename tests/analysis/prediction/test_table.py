@@ -1,0 +1,268 @@
+"""Predictions of families whose parts are known, and the reasons of those that are refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.analysis.prediction import Asked, Links, predictions
+from harness.analysis.prediction.observed import Family, Size
+from harness.analysis.prediction.replay import Exchange
+from harness.analysis.prediction.ring import RingCost
+from harness.errors import PredictionError
+from harness.record.frames import records
+from tests.analysis.prediction.world import BATCH, COST, EXCHANGES, OWN_S, collectives, family, observed, row, step_s
+
+SMALL = (Exchange("all_reduce", 2**14, 0.1, 0.1),)
+ASKED = Asked(devices=(8, 16), nodes=(8, 16))
+
+
+def rows(of: Family, asked: Asked = ASKED, links: Links | None = None, **excluded: str) -> list[dict[str, Any]]:
+    return records(predictions([of], links or Links(collectives()), excluded, asked))
+
+
+def asked_row(of: Family, asked: Asked = ASKED, links: Links | None = None, **excluded: str) -> dict[str, Any]:
+    return [found for found in rows(of, asked, links, **excluded) if found["kind"] == "asked"][-1]
+
+
+def test_the_step_of_more_ranks_is_met() -> None:
+    found = {row["devices"]: row for row in rows(family())}
+    assert [found[n]["kind"] for n in (1, 2, 4, 8, 16)] == ["measured", "measured", "held out", "asked", "asked"]
+    for devices in (4, 8, 16):
+        assert found[devices]["step_s"] == pytest.approx(step_s(devices), rel=0.02)
+        assert found[devices]["low"] < step_s(devices) < found[devices]["high"]
+    assert found[4]["error"] == pytest.approx(found[4]["step_s"] / found[4]["measured_s"] - 1)
+    assert abs(found[4]["error"]) < 0.02
+    assert pd.isna(found[8]["error"]) and pd.isna(found[8]["measured_s"])
+
+
+def test_the_parts_add_up_to_the_step() -> None:
+    found = asked_row(family())
+    parts = sum(found[name] for name in ("own_s", "exposed_s", "data_s", "other_s"))
+    assert found["step_s"] == pytest.approx(parts)
+    assert found["own_s"] == pytest.approx(OWN_S, rel=0.01)
+
+
+def test_throughput_is_that_of_the_predicted_step() -> None:
+    found = asked_row(family())
+    largest = family().sizes[Size(4, 4)]
+    per_step = largest.row["throughput_per_s"] * largest.mean_s
+    assert found["throughput_per_s"] == pytest.approx(per_step * 4 / found["step_s"])
+
+
+def test_the_interval_widens_with_the_distance() -> None:
+    widths = [row["high"] / row["low"] for row in rows(family()) if row["kind"] == "asked"]
+    assert widths[0] < widths[1]
+
+
+def test_a_systematic_error_of_the_replay_is_corrected() -> None:
+    """Measured steps wait a tenth longer for exchanges than links alone say: so do predicted ones."""
+    slower = RingCost(COST.start_s, COST.hop_s, COST.bytes_per_s / 1.1, COST.hidden)
+    sizes = {
+        size: replace(seen, step_s=(step_s(size.devices, cost=slower),) * 3)
+        for size, seen in family().sizes.items()
+        if size.devices > 1
+    }
+    found = asked_row(family({Size(1, 1): observed(Size(1, 1)), **sizes}))
+    assert found["step_s"] == pytest.approx(step_s(16, cost=slower), rel=0.03)
+
+
+def test_jitter_makes_more_ranks_slower() -> None:
+    """The slowest of n lognormal steps, as known from order statistics; without exchanges in the way."""
+    jitter = np.exp(0.1 * np.random.default_rng(3).standard_normal(4000))
+
+    def step(n: int) -> float:
+        steps = np.exp(0.1 * np.random.default_rng(4).standard_normal((n, 20000))).max(0).mean()
+        return OWN_S * float(steps) / float(jitter.mean()) + step_s(n, exchanges=SMALL) - OWN_S
+
+    sizes = {size: replace(observed(size), step_s=(step(size.devices),)) for size in family().sizes}
+    found = asked_row(family(sizes, jitter=jitter, exchanges=SMALL))
+    assert found["step_s"] == pytest.approx(step(16), rel=0.03)
+
+
+def test_a_stall_of_one_device_is_no_jitter() -> None:
+    jitter = np.ones(40)
+    jitter[::2] = 1.01
+    stalled = jitter.copy()
+    stalled[7] = 9.0
+    plain, with_stall = (asked_row(family(jitter=values))["step_s"] for values in (jitter, stalled))
+    assert with_stall == pytest.approx(plain, rel=0.02)
+
+
+def test_ranks_that_differ_make_the_interval_wider() -> None:
+    def of(spread: tuple[float, ...]) -> dict[str, Any]:
+        sizes = {}
+        for size in family().sizes:
+            ranks = spread[: size.devices]
+            step = step_s(size.devices, own_s=max(ranks), exchanges=SMALL)
+            sizes[size] = replace(observed(size, ranks=ranks), step_s=(step,))
+        return asked_row(family(sizes, exchanges=SMALL))
+
+    differing, alike = of((0.1, 0.11, 0.095, 0.105)), of((0.1, 0.1, 0.1, 0.1))
+    assert differing["high"] / differing["low"] > alike["high"] / alike["low"]
+    assert differing["own_s"] > 0.11  # the slowest of those measured is among them
+
+
+def test_strong_scaling_takes_the_own_time_from_its_batches() -> None:
+    def own(batch: int) -> float:
+        return 0.02 + 0.005 * batch
+
+    sizes = {}
+    for size in (Size(1, 1), Size(2, 2), Size(4, 4)):
+        batch = 64 // size.devices
+        seen = observed(size, ranks=(own(batch),) * size.devices, scaling="strong", batch=batch, global_batch_size=64)
+        sizes[size] = seen
+    found = asked_row(family(sizes, alone={64: own(64), 32: own(32), 16: own(16)}))
+    assert found["per_device_batch_size"] == 4
+    assert found["own_s"] == pytest.approx(own(4), rel=0.02)
+    refused = asked_row(family(sizes), Asked(devices=(24,), nodes=(24,)))
+    assert "64 does not divide by 24" in refused["refusal"]
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(0, 0.02), (2, None)])
+def test_waiting_for_data_is_the_fetch_or_what_the_loader_lacks(workers: int, expected: float | None) -> None:
+    sizes = {
+        size: observed(size, wait_s=0.02, options={"loader.workers": workers})
+        for size in (Size(1, 1), Size(2, 2), Size(4, 4))
+    }
+    found = asked_row(family(sizes))
+    if expected is None:  # the loader's step is that of 4 ranks; that of 16 is longer by less
+        net = found["own_s"] + found["exposed_s"] + found["other_s"]
+        expected = max(0.0, sizes[Size(4, 4)].mean_s - net)
+    assert found["data_s"] == pytest.approx(expected)
+
+
+def test_fsdp_is_replayed_with_its_own_collectives_and_a_sharded_optimizer() -> None:
+    units = (Exchange("all_gather", 2**20, 0.0, 0.0), Exchange("reduce_scatter", 2**20, 0.1, 0.1))
+    sizes = {
+        size: replace(
+            observed(size, strategy="fsdp"),
+            step_s=(step_s(size.devices, exchanges=units) + 0.08 / size.devices,) * 3,
+            optimizer_s=0.08 / size.devices,
+        )
+        for size in (Size(1, 1), Size(2, 2), Size(4, 4))
+    }
+    found = asked_row(family(sizes, exchanges=units))
+    assert found["step_s"] == pytest.approx(step_s(16, exchanges=units) + 0.08 / 16, rel=0.03)
+
+
+def test_sizes_are_asked_for_where_a_larger_one_was_held_out() -> None:
+    found = [row for row in rows(family(), Asked()) if row["kind"] == "asked"]
+    assert [(row["devices"], row["nodes"]) for row in found] == [(8, 8), (16, 16), (32, 32)]
+    two = {size: seen for size, seen in family().sizes.items() if size.devices < 4}
+    assert [row["kind"] for row in rows(family(two), Asked())] == ["measured", "measured"]
+
+
+@pytest.mark.parametrize(("per_node", "devices", "nodes"), [(8, 8, 1), (8, 16, 2), (2, 16, 8), (None, 16, 1)])
+def test_by_default_a_size_has_as_few_nodes_as_hold_it(per_node: int | None, devices: int, nodes: int) -> None:
+    asked = Asked(devices=(devices,), per_node=per_node)
+    assert asked.sizes(Size(4, 1), is_graded=False) == [Size(devices, nodes)]
+    assert asked.sizes(Size(8, 2), is_graded=False) == [Size(devices, devices // 4)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (Asked(devices=(8, 16), nodes=(2,)), "got 1 numbers for 2 of --devices"),
+        (Asked(devices=(9,), nodes=(2,)), "9 devices do not divide over 2 nodes"),
+    ],
+)
+def test_nodes_must_be_those_of_the_devices(asked: Asked, message: str) -> None:
+    with pytest.raises(PredictionError, match=message):
+        asked.check()
+
+
+def changed(**columns: Any) -> Family:
+    return family({size: observed(size, **columns) for size in family().sizes})
+
+
+@pytest.mark.parametrize(
+    ("of", "reason"),
+    [
+        (changed(strategy="dp"), "dp is not predicted"),
+        (changed(strategy="mine"), "mine is not predicted"),
+        (changed(oversubscribed=True), "share devices"),
+        (family(exchanges=()), "recorded no exchanges"),
+        (family({Size(2, 2): observed(Size(2, 2))}), "needs two numbers of devices, measured: 2 on 2 nodes"),
+        (
+            family({size: replace(seen, own_s=()) for size, seen in family().sizes.items()}),
+            "no step without exchange was measured",
+        ),
+    ],
+)
+def test_a_family_without_ground_is_refused_with_the_reason(of: Family, reason: str) -> None:
+    found = asked_row(of)
+    assert reason in found["refusal"]
+    assert pd.isna(found["step_s"]) and pd.isna(found["throughput_per_s"])
+
+
+def test_a_cell_that_is_not_equivalent_is_refused() -> None:
+    assert asked_row(family(), cell2="not equivalent to one device")["refusal"] == "not equivalent to one device"
+
+
+def test_beyond_eight_times_the_largest_size_far_is_needed() -> None:
+    at_64 = {"devices": (64,), "nodes": (64,)}
+    refused = asked_row(family(), Asked(**at_64))
+    assert "more than 8 times the largest measured size (4); measure at least 8 devices" in refused["refusal"]
+    allowed = asked_row(family(), Asked(**at_64, far=True))
+    assert allowed["marks"] == ("far",) and allowed["step_s"] == pytest.approx(step_s(64), rel=0.03)
+    assert pd.isna(asked_row(family(), Asked(devices=(32,), nodes=(32,)))["refusal"])
+
+
+def test_a_tier_that_was_not_measured_is_refused_until_its_links_are_given() -> None:
+    one_node = family({Size(n, 1): observed(Size(n, 1)) for n in (1, 2, 4)})
+    inside = collectives(tier="inside a node", nodes=1)
+    refused = asked_row(one_node, ASKED, Links(inside))
+    assert "all-reduce between nodes was not measured" in refused["refusal"]
+    assert "harness doctor FILE --links" in refused["refusal"]
+    given = asked_row(one_node, ASKED, Links(inside, collectives(ranks=(2, 4, 8))))
+    assert given["step_s"] == pytest.approx(step_s(16), rel=0.05)
+
+
+def test_collectives_that_follow_no_ring_are_refused() -> None:
+    odd = collectives(ranks=(2, 3, 4))
+    odd["time_s"] = [1e-3 * (1 + (number % 3) * 4) for number in range(len(odd))]
+    assert "is not that of a ring" in asked_row(family(), ASKED, Links(odd))["refusal"]
+
+
+def test_a_family_that_was_predicted_badly_is_predicted_no_further() -> None:
+    sizes = dict(family().sizes)
+    sizes[Size(4, 4)] = replace(sizes[Size(4, 4)], step_s=(3 * step_s(4),) * 3)
+    held_out, asked = [row for row in rows(family(sizes)) if row["kind"] != "measured"][:2]
+    assert held_out["error"] < -0.2 and pd.isna(held_out["refusal"])
+    assert "predicted from smaller sizes, 4 on 4 nodes devices were" in asked["refusal"]
+
+
+def test_held_out_sizes_take_nothing_from_their_own_placement() -> None:
+    """Links of 4 ranks that are ten times slower than those of 2 do not change what 2 ranks predict of 4."""
+    slow = collectives(ranks=(4,))
+    slow["time_s"] *= 10
+    links = pd.concat([collectives(ranks=(2,)), slow])
+    (found,) = [row for row in rows(family(), ASKED, Links(links)) if row["kind"] == "held out"]
+    (same,) = [row for row in rows(family(), ASKED, Links(collectives(ranks=(2,)))) if row["kind"] == "held out"]
+    assert found["step_s"] == same["step_s"]
+
+
+def test_sizes_above_a_number_can_be_held_out_together() -> None:
+    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2), Size(4, 4), Size(8, 8))}
+    found = {row["devices"]: row for row in rows(family(sizes), replace(ASKED, most_fitted=2), Links(collectives()))}
+    assert found[8]["fitted"] == ("1", "2 on 2 nodes") and found[16]["fitted"] == ("1", "2 on 2 nodes")
+
+
+def test_rows_that_are_no_claim_are_marked() -> None:
+    assert asked_row(changed(emulated=True))["marks"] == ("emulated",)
+
+
+def test_the_same_run_gives_the_same_numbers() -> None:
+    first, second = (asked_row(family()) for _ in range(2))
+    assert first == {**second} and not math.isnan(first["step_s"])
+
+
+def test_no_family_no_rows() -> None:
+    assert predictions([], Links(collectives()), {}, ASKED).empty
+    assert row(Size(2, 1))["global_batch_size"] == 2 * BATCH and len(EXCHANGES) == 3

@@ -1,0 +1,87 @@
+"""The text table and the figure of predicted steps, of a family whose parts are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pandas as pd
+import pytest
+
+from harness.analysis.prediction import Asked, Links, predictions
+from harness.analysis.prediction.observed import Size
+from harness.analysis.results import Results
+from harness.report.figures.common import style
+from harness.report.figures.prediction import predicted_steps, write_prediction
+from harness.report.tables.prediction import prediction_table, prediction_words, refusals
+from tests.analysis.prediction.world import collectives, family, observed, step_s
+
+
+def table(asked: Asked | None = None, **changed: Any) -> pd.DataFrame:
+    of = family({size: observed(size, **changed) for size in family().sizes})
+    return predictions([of], Links(collectives()), {}, asked or Asked(devices=(8, 64), nodes=(8, 64)))
+
+
+def drawn(prediction: pd.DataFrame) -> Any:
+    with style():
+        return predicted_steps(cast(Results, SimpleNamespace(prediction=prediction)))
+
+
+def test_a_row_has_the_measured_and_the_predicted_step() -> None:
+    content = prediction_table(table())
+    titles = [heading.title for heading in content.columns]
+    held_out, asked = (dict(zip(titles, line.cells, strict=True)) for line in content.rows)
+    assert held_out["cells"] == "ddp · resnet8" and held_out["devices"] == "4 on 4 nodes" and held_out["from"] == "1, 2"
+    assert held_out["measured, ms"].startswith(f"{1e3 * step_s(4):.4g}") and " to " in held_out["predicted, ms"]
+    assert held_out["error"].endswith("%") and held_out["error"][0] in "+-"
+    assert asked["devices"] == "8 on 8 nodes" and asked["from"] == "1, 2, 4"
+    assert asked["measured, ms"] == "" and asked["error"] == ""
+    assert asked["ring line"]
+
+
+def test_a_narrow_table_has_neither_label_nor_parts() -> None:
+    titles = [heading.title for heading in prediction_table(table(), narrow=True).columns]
+    assert titles == ["devices", "measured, ms", "predicted, ms", "error", "Amdahl", "ring line"]
+
+
+def test_what_is_refused_is_a_sentence_with_the_sizes() -> None:
+    (sentence,) = refusals(table())
+    assert sentence.startswith("Not predicted: ddp · resnet8 on 64 on 64 nodes devices: more than 8 times the largest")
+    (sentence,) = refusals(table(strategy="dp"))
+    assert "8 on 8 nodes, 64 on 64 nodes devices: dp is not predicted" in sentence
+
+
+def test_the_words_say_how_good_held_out_sizes_were() -> None:
+    words = prediction_words(table())
+    assert words.startswith("Predictions of 1 measured sizes from smaller ones were ")
+    assert "a slower machine is not predicted" in words
+
+
+def test_the_figure_has_measured_predicted_and_laws() -> None:
+    drawing = drawn(table())
+    (axes,) = drawing.figure.axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]
+    legend = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
+    assert legend == ["ddp, predicted", "95 % prediction interval", "measured", "ideal", "Amdahl", "ring line"]
+    marks = [mark.text for mark in drawing.figure.marks]
+    assert sum("measured" in text for text in marks) == 3 and sum("predicted" in text for text in marks) == 2
+
+
+def test_a_single_prediction_has_a_bar() -> None:
+    two = family({size: seen for size, seen in family().sizes.items() if size != Size(4, 4)})
+    prediction = predictions([two], Links(collectives()), {}, Asked(devices=(8,), nodes=(8,)))
+    assert drawn(prediction).figure is not None
+
+
+@pytest.mark.parametrize("strategy", ["dp", "mine"])
+def test_without_predictions_there_is_a_reason_and_no_file(strategy: str, tmp_path: Path) -> None:
+    assert drawn(table(strategy=strategy)).caption == "Left out: no size is predicted."
+    assert write_prediction(tmp_path / "figures", table(strategy=strategy)) == []
+    assert not (tmp_path / "figures").exists()
+
+
+def test_the_figure_is_written_in_both_formats(tmp_path: Path) -> None:
+    files = write_prediction(tmp_path / "figures", table())
+    assert sorted(path.name for path in files) == ["prediction.png", "prediction.svg"]
+    assert all(path.stat().st_size > 1000 for path in files)
