@@ -1,0 +1,274 @@
+"""How good predictions are, over emulated links: ``python -m tests.benchmarks.prediction [--studies 40] [--seed N]``.
+
+Studies are drawn: the rate of the links, the time of a step, how long its exchange takes beside it, buckets, skew of
+the layers, spread of ranks and of steps. Each is measured on 1, 2 and 4 ranks, and on 8 and 16, which are held out. A
+third has nodes of several ranks, whose links inside a node are the loopback's; the others have a rank a node. Cells
+whose ranks occupied more than MOST_BUSY of the cores are marked, and left out of the judgement before anyone looks at
+their errors: there the machine is measured, not the links. Needs root; nothing else may run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from harness.analysis.prediction import Asked
+from harness.analysis.results import Results, load, predict
+from harness.config.experiment import Experiment, parse_experiment
+from harness.plan.planner import Plan, make_plan
+from harness.record.folder import RunFolder
+from harness.record.frames import records
+from harness.run.execution import Execution
+from tests.benchmarks.emulated_links import EXPLAINED, NamespaceLauncher, why_not, world
+
+MOST_BUSY = 0.4
+HELD_OUT = (8, 16)
+PER_RUN = 5
+"""Studies that share the rate of their links, and a run."""
+LAYERS, BATCH = 16, 4
+RING_OF_8 = 2 * 7 / 8
+TARGETS = {8: (0.03, 0.07), 16: (0.05, 0.15)}
+"""Mean and largest error at each number of ranks."""
+MOST_HALF_WIDTH, MOST_REFUSED = 0.12, 0.1
+
+
+@dataclass(frozen=True)
+class Study:
+    """One drawn cell, with five sizes."""
+
+    tiers: int
+    mbit: float
+    step_ms: float
+    mebibytes: float
+    bucket_cap_mb: int
+    skew: float
+    rank_spread: float
+    step_spread: float
+    step_correlation: float
+    seed: int
+
+
+def draw_studies(count: int, seed: int) -> list[Study]:
+    """Return the studies of a seed, those of a run one after the other; every third run has two tiers."""
+    random_ = random.Random(seed)
+    studies: list[Study] = []
+    for run in range(math.ceil(count / PER_RUN)):
+        mbit = round(50 * 10 ** random_.random(), 1)
+        for place in range(PER_RUN):
+            step_ms = random_.uniform(50, 200)
+            covered = place % 3 == 2  # a third, whose exchange computation can cover
+            beside = random_.uniform(0.3, 0.6) if covered else random_.uniform(0.7, 2.5)
+            mebibytes = max(0.25, beside * step_ms / 1e3 * mbit * 1e6 / 8 / RING_OF_8 / 2**20)
+            buckets = random_.randint(2, 4) if covered else random_.randint(1, 4)
+            studies.append(
+                Study(
+                    2 if run % 3 == 2 else 1,
+                    mbit,
+                    round(step_ms, 1),
+                    round(mebibytes, 2),
+                    max(1, round(mebibytes / buckets)),
+                    random_.choice([1.0, 8.0]),
+                    round(random_.uniform(0, 0.03), 3),
+                    round(random_.uniform(0, 0.1), 3),
+                    round(random_.uniform(0, 0.8), 2),
+                    random_.randrange(10**6),
+                )
+            )
+    return studies[:count]
+
+
+def experiment_of(studies: Sequence[Study], blocks: int) -> Experiment:
+    """Return the experiment of studies with one rate."""
+    names = ("step_ms", "mebibytes", "skew", "rank_spread", "step_spread", "step_correlation", "seed")
+    sizes = [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (8, 2), (16, 4)]
+    if studies[0].tiers == 1:
+        sizes = [(n, n) for n in (1, 2, 4, 8, 16)]
+    cells = [
+        {
+            "strategy": "ddp",
+            "devices": devices,
+            "nodes": nodes,
+            "per_device_batch_size": BATCH,
+            "ddp.bucket_cap_mb": study.bucket_cap_mb,
+            "workload_options.layers": LAYERS,
+            **{f"workload_options.{name}": asdict(study)[name] for name in names},
+        }
+        for study in studies
+        for devices, nodes in sizes
+    ]
+    content = {
+        "name": "prediction",
+        "workload": "emulated_compute",
+        "device": "cpu",
+        "cells": cells,
+        "throughput": {
+            "blocks": blocks,
+            "warmup_steps": 3,
+            "warmup_rounds": 2,
+            "windows": 2,
+            "window_steps": 8,
+            "window_seconds": 0.0,
+            "twin": False,
+            "links_seconds": 20,
+        },
+        "optimizer": {"name": "SGD", "lr": 0.01},
+        "equivalence": False,
+        "preflight": False,
+    }
+    return parse_experiment(content, source="prediction")
+
+
+def measure(studies: Sequence[Study], blocks: int, output: Path) -> Results:
+    """Measure studies with one rate; return the results."""
+    per_node = 4 if studies[0].tiers == 2 else 1
+    experiment = experiment_of(studies, blocks)
+    with world(16 // per_node) as emulated:
+        emulated.set_rate(studies[0].mbit)
+        plan = without_held_out_links(make_plan(experiment, emulated.inventory(per_node)))
+        folder = RunFolder.create(output, experiment, plan, "")
+        Execution(plan, folder, NamespaceLauncher(experiment, emulated), lambda event: None).run()
+    return load(folder.path)
+
+
+def without_held_out_links(plan: Plan) -> Plan:
+    """Return the plan without measurements of the links of held-out placements, which no prediction may use."""
+    groups = [
+        replace(
+            group,
+            trials=tuple(t for t in group.trials if t.purpose != "links" or t.cell.devices <= EXPLAINED),
+        )
+        for group in plan.groups
+    ]
+    return replace(plan, groups=tuple(group for group in groups if group.trials))
+
+
+def judged(results: Results) -> list[dict[str, Any]]:
+    """Return the held-out rows, each with the largest share of the cores that its ranks occupied in a block."""
+    busy: dict[str, float] = {}
+    cells = {row["trial_id"]: row["cell_id"] for row in records(results.trials)}
+    timed = results.ranks[results.ranks["watched_s"].notna()]
+    for (trial_id, _), ranks in timed.groupby(["trial_id", "attempt"]):
+        used = float(ranks["own_cpu_s"].sum()) / (float(ranks["watched_s"].max()) * (psutil.cpu_count() or 1))
+        busy[cells[trial_id]] = max(busy.get(cells[trial_id], 0.0), used)
+    by_size = {
+        (row["family_id"], row["devices"]): busy.get(row["cell_id"], math.nan)
+        for row in records(results.trials)
+        if row["devices"] in HELD_OUT
+    }
+    table = predict(results, Asked(most_fitted=EXPLAINED))
+    rows = [row for row in records(table) if row["devices"] in HELD_OUT]
+    return [{**row, "busy": by_size.get((row["family_id"], row["devices"]), math.nan)} for row in rows]
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22(158))."""
+    z = 1.96
+    centre = (hits + z**2 / 2) / (count + z**2)
+    half = z * math.sqrt(hits * (count - hits) / count + z**2 / 4) / (count + z**2)
+    return centre - half, centre + half
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> tuple[Table, list[str]]:
+    """Return every held-out row, and the lines of the judgement."""
+    table = Table(title="held out: measured and predicted step, ms")
+    for name in (
+        "ranks",
+        "measured",
+        "predicted",
+        "low",
+        "high",
+        "error",
+        "Amdahl",
+        "ring line",
+        "exposed",
+        "busy",
+        "",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        measured = row["measured_s"]
+        seconds = [row[name] for name in ("measured_s", "step_s", "low", "high")]
+        laws = [row[f"{law}_s"] / measured - 1 if row.get(f"{law}_s") else None for law in ("amdahl", "ring_line")]
+        table.add_row(
+            f"{row['devices']} on {row['nodes']}",
+            *("" if value is None else f"{1e3 * value:.1f}" for value in seconds),
+            *("" if value is None else f"{value:+.1%}" for value in (row["error"], *laws)),
+            "" if row["exposed_s"] is None else f"{row['exposed_s'] / row['step_s']:.0%}",
+            f"{row['busy']:.2f}",
+            (row["refusal"] or "")[:60] or ("left out" if row["busy"] > MOST_BUSY else ""),
+        )
+    return table, judgement(rows)
+
+
+def judgement(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return errors, coverage and refusals of the cells that count, each beside its target."""
+    refused = [row for row in rows if row["step_s"] is None]
+    fair = [row for row in rows if row["step_s"] is not None and row["busy"] <= MOST_BUSY]
+    lines = [f"{len(rows)} held-out cells: {len(refused)} refused (at most {MOST_REFUSED:.0%}), {len(fair)} judged"]
+    for ranks, (mean, worst) in TARGETS.items():
+        errors = [abs(row["error"]) for row in fair if row["devices"] == ranks]
+        if errors:
+            found = f"mean error {fmean(errors):.1%} (target {mean:.0%}), worst {max(errors):.1%} (target {worst:.0%})"
+            lines.append(f"{ranks} ranks: {found}, {len(errors)} cells")
+        for law in ("amdahl", "ring_line"):
+            other = [abs(row[f"{law}_s"] / row["measured_s"] - 1) for row in fair if row["devices"] == ranks]
+            if other:
+                lines.append(f"    {law}: mean error {fmean(other):.1%}, worst {max(other):.1%}")
+    by_study: dict[str, list[bool]] = {}
+    for row in fair:
+        by_study.setdefault(row["family_id"], []).append(row["low"] <= row["measured_s"] <= row["high"])
+    if fair:
+        hits, cells = sum(map(all, by_study.values())), sum(map(sum, by_study.values()))
+        low, high = wilson(hits, len(by_study))
+        lines.append(
+            f"coverage: {hits} of {len(by_study)} studies ({low:.0%} to {high:.0%}), {cells} of {len(fair)} cells"
+        )
+        half = median((row["high"] - row["low"]) / 2 / row["step_s"] for row in fair)
+        lines.append(f"median half-width {half:.1%} (at most {MOST_HALF_WIDTH:.0%})")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--studies", type=int, default=40)
+    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--output", type=Path, default=None, help="folder of the runs, which stay there")
+    parser.add_argument("--again", type=Path, default=None, help="judge the runs in this folder, and measure nothing")
+    options = parser.parse_args()
+    if options.again:
+        show([row for folder in sorted(options.again.glob("prediction/*")) for row in judged(load(folder))])
+        return
+    if reason := why_not():
+        sys.exit(f"not measured: {reason}")
+    output = options.output or Path(tempfile.mkdtemp())
+    print(f"seed {options.seed}; runs in {output}", flush=True)
+    studies, rows = draw_studies(options.studies, options.seed), []
+    for first in range(0, len(studies), PER_RUN):
+        chosen = studies[first : first + PER_RUN]
+        rows += judged(measure(chosen, options.blocks, output))
+        print(f"{first + len(chosen)} of {len(studies)} studies", flush=True)
+    show(rows)
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print every held-out row, and the judgement."""
+    table, lines = tables(rows)
+    Console(width=160).print(table)
+    print(*lines, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
