@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from harness.cli.common import RunFolderArgument, exit_code_of, show
+from harness.cli.common import RunArgument, exit_code_of, show
 from harness.errors import PredictionError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ FitUpTo = Annotated[
 
 
 def predict_command(
-    run_folder: RunFolderArgument,
+    run_folder: RunArgument,
     devices: Devices,
     nodes: Nodes = None,
     links: LinksOf = None,
@@ -61,7 +61,7 @@ def predict_command(
         further = read_links(links, results.collectives) if links else None
         table = predict(results, asked, further)
         _show(table)
-        files = _draw(run_folder, table)
+        files = _draw(results.folder.figures, table)
         show(f"Figure: {', '.join(map(str, files))}" if files else "No figure: nothing was predicted.")
         return 0
 
@@ -81,7 +81,7 @@ def _show(table: pd.DataFrame) -> None:
         show(reason)
 
 
-def _draw(run_folder: Path, table: pd.DataFrame) -> list[Path]:
+def _draw(folder: Path, table: pd.DataFrame) -> list[Path]:
     from harness.report.figures.prediction import write_prediction
 
-    return write_prediction(run_folder / "figures", table)
+    return write_prediction(folder, table)
