@@ -44,11 +44,15 @@ exec {python} -c {init}
 
 @dataclass(frozen=True)
 class Machine:
-    """A running machine. ``pid``: of its first process, seen from outside; ``folder``: its own files."""
+    """A running machine. ``pid``: of its first process, seen from outside; ``folder``: its own files.
+
+    ``link``: its interface of the link between both machines, in the namespace ``netns``.
+    """
 
     name: str
     address: str
     netns: str
+    link: str
     pid: int
     folder: Path
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -138,7 +142,7 @@ def machines(folder: Path, count: int = 2, **variables: str) -> Iterator[list[Ma
             init = _boot(spaces[i], name, folder / name, hosts)
             inits.append(init)
             pid = psutil.Process(init.pid).children()[0].pid
-            made.append(Machine(name, f"10.77.0.{i + 1}", spaces[i], pid, folder / name, variables))
+            made.append(Machine(name, f"10.77.0.{i + 1}", spaces[i], f"{prefix}v{i}", pid, folder / name, variables))
         yield made
     finally:
         for init in inits:

@@ -76,9 +76,9 @@ def test_all_problems_are_reported_at_once() -> None:
         "or package.module:ClassName of your own",
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; allowed: an integer",
-        "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, convergence, cost, device, "
-        "equivalence, exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, published, "
-        "schedule, seed, strategy_options, throughput, training, variants, workload, workload_options)",
+        "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, cluster, convergence, cost, "
+        "device, equivalence, exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, "
+        "published, schedule, seed, strategy_options, throughput, training, variants, workload, workload_options)",
     ]
 
 
@@ -208,6 +208,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (with_section(limits={"wall": "0s"}), "limits.wall: got '0s'"),
     (with_section(limits={"trial": -5.0}), "limits.trial: got -5.0"),
     (with_section(limits={"attempts": 0}), "limits.attempts: got 0"),
+    (
+        with_section(cluster={"wait_for": "10 minutes"}),
+        "cluster.wait_for: got '10 minutes'; allowed: a number of seconds",
+    ),
+    (with_section(cluster={"wait_for": 0}), "cluster.wait_for: got 0"),
+    (with_section(cluster={}), "cluster.wait_for: "),
+    (with_section(cluster="10m"), "cluster: got '10m'"),
     (with_section(limits={"device_hours": 0}), "limits.device_hours: got 0"),
     (with_section(limits={"device_hours": float("nan")}), "limits.device_hours: got nan"),
     (with_section(limits={"cost": -1.0}), "limits.cost: got -1.0"),

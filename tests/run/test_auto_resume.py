@@ -85,6 +85,11 @@ def test_other_limits_are_the_same_experiment(tmp_path: Path) -> None:
     assert chosen(tmp_path, "limits: {wall: 2h}\n")[0] == folder.path
 
 
+def test_another_wait_for_nodes_is_the_same_experiment(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
+    assert chosen(tmp_path, "cluster: {wait_for: 10m}\n")[0] == folder.path
+
+
 def test_failed_trials_do_not_make_a_run_unfinished(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, "20260101-000000-aaaa", "finished")
     trial = make_plan(experiment_of(), laptop()).trials[0]
