@@ -67,6 +67,9 @@ Inline = Annotated[
 Links = Annotated[
     bool, typer.Option("--links", help="Measure links and collectives, up to 60 s a placement, instead; recorded.")
 ]
+Memory = Annotated[
+    bool, typer.Option("--memory", help="With --dry-run: whether each cell fits into memory; runs the workload's code.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 
 
@@ -98,6 +101,7 @@ def _request_of(
     preflight: Preflight = True,
     inline: Inline = False,
     quiet: Quiet = False,
+    memory: Memory = False,
 ) -> tuple[Any, Collected]:
     """Return the Request of a command line, and the mistakes in its options; raises HarnessError."""
     from harness.run.request import NOWHERE, Request, places_of
@@ -107,7 +111,7 @@ def _request_of(
     assumed = found.value(lambda: None if assume is None else parse_assumed(assume))
     wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
     here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
-    request = Request(
+    return Request(
         file=here(_file_of(file, places, found)),
         address=address,
         assumed=assumed,
@@ -119,8 +123,8 @@ def _request_of(
         preflight=preflight,
         inline=inline,
         quiet=quiet,
-    )
-    return request, found
+        memory=memory,
+    ), found
 
 
 def _file_of(file: Path | None, places: Places, found: Collected) -> Path:
@@ -190,7 +194,7 @@ def run_command(file: OptionalFile = None, **options: Any) -> None:
     _carry_out(_run_or_plan, file, **options)
 
 
-@_with_options("address", "assume", "only", "no_user_code")
+@_with_options("address", "assume", "only", "no_user_code", "memory")
 def plan_command(file: File, **options: Any) -> None:
     """Show the plan of a run of FILE; start nothing."""
     _carry_out(_run_or_plan, file, dry_run=True, **options)

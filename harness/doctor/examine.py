@@ -17,7 +17,8 @@ from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
 from harness.measure.scenarios import TrialContext
 from harness.plan.checks.finding import Finding
-from harness.plan.rows import FindingRow, MemoryFacts, TrialFacts
+from harness.plan.memory_rows import MemoryFacts
+from harness.plan.rows import FindingRow, TrialFacts
 from harness.plan.trial import SkipTrial, TrialResult
 from harness.train.workloads import Workload
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import psutil
@@ -14,14 +14,14 @@ from torch.utils._pytree import tree_map
 from harness.config.experiment import Experiment
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
+from harness.measure.memory import of_model
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
 from harness.plan.checks.finding import Finding
 from harness.plan.comparison import base_cell, single_device_cell
-from harness.plan.rows import ActivationBytes, MemoryFacts
+from harness.plan.memory_rows import ActivationBytes, MemoryFacts
 from harness.system.units import GIB
 from harness.train.precision import REDUCED, Precision
-from harness.train.strategies.base import default_units
 
 FEW, MORE = 2, 4
 """Samples of the two batches."""
@@ -57,21 +57,8 @@ def _sizes(subject: Subject) -> MemoryFacts:
     host = psutil.virtual_memory().total
     device = subject.device
     on_cuda = device.type == "cuda"
-    model = subject.built_model()
-    parameters = list(model.parameters())
-    in_units: set[int] = set()
-    units = []
-    for unit in getattr(subject.workload, "shard_units", default_units)(model):
-        own = {id(p): p for p in unit.parameters() if id(p) not in in_units}
-        in_units |= own.keys()
-        units.append(_bytes(own.values()))
     return {
-        "parameter_bytes": _bytes(parameters),
-        "trainable_bytes": _bytes(p for p in parameters if p.requires_grad),
-        "buffer_bytes": _bytes(model.buffers()),
-        "unit_bytes": max(units, default=0),
-        "root_bytes": _bytes(p for p in parameters if id(p) not in in_units),
-        "on_meta": any(p.is_meta for p in parameters),
+        **of_model(subject.built_model(), subject.workload),
         "activations": {},
         "process_bytes": resident,
         "device_bytes": int(torch.cuda.get_device_properties(device).total_memory) if on_cuda else host,
@@ -219,10 +206,6 @@ def _is_floating(leaf: object) -> bool:
 def _storage(tensor: Tensor) -> int:
     """Return the identity of a tensor's storage; on the meta device every address is 0."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 CHECK = Check(memory.NAME, observe, judge, stops=True)

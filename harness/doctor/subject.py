@@ -17,7 +17,7 @@ from harness.doctor.process import ProcessState
 from harness.plan.cell import Cell
 from harness.plan.checks.memory import at_smaller_batch
 from harness.plan.comparison import base_cell
-from harness.plan.rows import MemoryFacts
+from harness.plan.memory_rows import MemoryFacts
 from harness.train.loader import Share, batches, endless_shares
 from harness.train.loss_value import as_loss
 from harness.train.model import init_weights_of, on_host

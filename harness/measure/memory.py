@@ -8,12 +8,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from harness.plan.memory_rows import ModelBytes
 from harness.plan.rows import RankFacts
+from harness.train.strategies.base import default_units
 from harness.train.token_weights import local_part
 from harness.train.training import Training
+from harness.train.workloads import Workload
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -63,6 +66,25 @@ def of_state(training: Training) -> RankFacts:
         "parameter_bytes": _bytes(parameters),
         "gradient_bytes": _bytes(gradients),
         "optimizer_bytes": _bytes([leaf for leaf in state if isinstance(leaf, Tensor)]),
+    }
+
+
+def of_model(model: nn.Module, workload: Workload) -> ModelBytes:
+    """Return the sizes of a whole model, on any device, and of the units of it that fsdp shards one by one."""
+    parameters = list(model.parameters())
+    in_units: set[int] = set()
+    units = []
+    for unit in getattr(workload, "shard_units", default_units)(model):
+        own = {id(p): p for p in unit.parameters() if id(p) not in in_units}
+        in_units |= own.keys()
+        units.append(_bytes(own.values()))
+    return {
+        "parameter_bytes": _bytes(parameters),
+        "trainable_bytes": _bytes(p for p in parameters if p.requires_grad),
+        "buffer_bytes": _bytes(model.buffers()),
+        "unit_bytes": max(units, default=0),
+        "root_bytes": _bytes(p for p in parameters if id(p) not in in_units),
+        "on_meta": any(p.is_meta for p in parameters),
     }
 
 

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from harness.config.values import PlainValue
 from harness.plan.exchange_rows import ExchangeRow, ExchangeSeconds
 from harness.plan.link_rows import LinkRow
+from harness.plan.memory_rows import MemoryFacts
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
 Purpose = Literal["", "twin", "explain", "profile", "equivalence", "doctor", "links"]
@@ -142,33 +143,6 @@ class FindingRow(TypedDict):
     advice: str
     place: NotRequired[str]
     """A place in the user's code; absent if there is none."""
-
-
-class ActivationBytes(TypedDict):
-    """Tensors that a forward pass keeps for backward, without parameters: a constant part, and one for each sample."""
-
-    fixed: int
-    per_sample: int
-
-
-class MemoryFacts(TypedDict):
-    """The sizes from which the peak memory of cells with one model is estimated, in bytes.
-
-    ``unit_bytes``: parameters of the largest unit that fsdp shards; ``root_bytes``: of those in no unit. ``on_meta``:
-    the model is built without memory. ``activations``: by precision, 'bf16', or 'bf16 compiled'. ``process_bytes``:
-    resident memory of a rank without the model. ``device_bytes``, ``host_bytes``: of the smallest device and node.
-    """
-
-    parameter_bytes: int
-    trainable_bytes: int
-    buffer_bytes: int
-    unit_bytes: int
-    root_bytes: int
-    on_meta: bool
-    activations: dict[str, ActivationBytes]
-    process_bytes: int
-    device_bytes: int
-    host_bytes: int
 
 
 class TrialFacts(ExchangeSeconds, total=False):

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.plan.labels import Labels
+from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
 from harness.plan.trial import Columns, Trial
 from harness.record.folder import RunFolder
@@ -26,13 +27,14 @@ from harness.report.tables.evidence import belief_lines
 from harness.report.tables.links import links_tables
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.scaling import scaling_by_setting
-from harness.report.tables.text import TextTable, counts, duration, plural, speed
+from harness.report.tables.text import TextTable, counts, duration, plural
 from harness.report.verdict import BRACKETS, Verdict
 from harness.run.events import (
     DoctorFinished,
     Event,
     GroupReady,
     GroupStarting,
+    MemoryForecast,
     Note,
     Planned,
     Reported,
@@ -42,8 +44,10 @@ from harness.run.events import (
     Unsent,
 )
 from harness.run.finding_text import doctor_lines, finding_lines
+from harness.run.memory_text import memory_lines, memory_table
 from harness.run.plan_text import plan_lines, plan_table
 from harness.run.time_left import TimeLeft
+from harness.run.trial_text import trial_result
 from harness.system.sanitize import escape_control
 
 LAST_RESULTS = 6
@@ -96,10 +100,11 @@ class ConsoleSink:
     def __call__(self, event: Event) -> None:
         match event:
             case Planned(plan):
-                if not self._quiet:
-                    self._console.print(plan_table(plan))
-                    for line in plan_lines(plan):
-                        self._console.print(escape_control(line), highlight=False, markup=False)
+                self._show_plan(plan)
+            case MemoryForecast():
+                self._console.print(memory_table(event))
+                for line in memory_lines(event):
+                    self._say(line)
             case RunStarted(folder, plan, groups, done, limit_s):
                 self._labels, self._left = plan.labels, TimeLeft(plan, groups, limit_s=limit_s)
                 trials = sum(len(group.trials) for group in groups)
@@ -121,6 +126,12 @@ class ConsoleSink:
             case _:
                 self._follow(event)
 
+    def _show_plan(self, plan: Plan) -> None:
+        if not self._quiet:
+            self._console.print(plan_table(plan))
+            for line in plan_lines(plan):
+                self._say(line)
+
     def _follow(self, event: Event) -> None:
         if self._left:
             self._left.follow(event)
@@ -136,10 +147,9 @@ class ConsoleSink:
                 self._now = escape_control(self._labels.of_trial(trial))
             case TrialEnded(trial, line, again, epochs):
                 self._progress.advance(self._task, 0 if again else 1)
-                text = Text.assemble(
-                    (f"{line['outcome']:<8}", COLOURS.get(line["outcome"], "red")),
-                    escape_control(f" {self._labels.of_trial(trial)}  {_result(line)}{' (will be retried)' * again}"),
-                )
+                result = f"{self._labels.of_trial(trial)}  {trial_result(line)}{' (will be retried)' * again}"
+                style = COLOURS.get(line["outcome"], "red")
+                text = Text.assemble((f"{line['outcome']:<8}", style), escape_control(f" {result}"))
                 self._last.append(text)
                 self._show_errors(line)
                 if not self._live and not self._quiet:
@@ -282,19 +292,3 @@ def rich_table(content: TextTable, title: str) -> Table:
         style = {"apart": "dim italic", "base": "bold"}.get(row.kind, "")
         table.add_row(*(Text(escape_control(cell)) for cell in row.cells), style=style)
     return table
-
-
-def _result(line: RecordedTrial) -> str:
-    from harness.analysis.trials import throughput
-
-    if line["outcome"] != "ok":
-        return str(line["reason"])
-    if done := {"equivalence": "checked", "links": "measured", "profile": "profiled"}.get(line["purpose"]):
-        return f"{done} in {line['steps_s']:.1f} s"
-    if line["purpose"] == "doctor":
-        found = line["facts"].get("findings", [])
-        return f"examined in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
-    if line["kind"] != "convergence":
-        return f"{speed(throughput(line['windows']))} {line['unit']}/s"
-    samples = line["facts"].get("training_samples")
-    return f"trained{f' on {samples:,} samples' if samples else ''} in {line['steps_s']:.1f} s"

@@ -1,4 +1,4 @@
-"""The plan of a request, shown; nothing is started, and neither the report nor its libraries are imported."""
+"""The plan of a request, shown; no rank is started, and neither the report nor its libraries are imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from contextlib import ExitStack
 
 from harness.config.experiment import Experiment
 from harness.run.auto_resume import prepare_run
-from harness.run.events import Emit, Planned
+from harness.run.events import Emit, MemoryForecast, Note, Planned
+from harness.run.memory import LIMIT_S, forecasts
 from harness.run.request import Request
 
 
@@ -15,4 +16,7 @@ def show_plan(request: Request, experiment: Experiment, emit: Emit) -> int:
     with ExitStack() as stack:
         _, prepared = prepare_run(request, experiment, stack, emit)
         emit(Planned(prepared.plan))
+        if request.memory and prepared.plan.trials:
+            emit(Note(f"Tracing a step of each kind of cell, in at most {LIMIT_S:.0f} s each, to estimate its memory."))
+            emit(MemoryForecast(forecasts(prepared.plan, request.home), prepared.plan.labels))
     return 0

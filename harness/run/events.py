@@ -7,6 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from harness.plan.cell import Cell
+from harness.plan.labels import Labels
+from harness.plan.memory_forecast import Forecast
 from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
 from harness.plan.trial import Columns, Trial, WorkerGroup
@@ -21,6 +24,13 @@ class Planned(NamedTuple):
     """The plan, before anything starts."""
 
     plan: Plan
+
+
+class MemoryForecast(NamedTuple):
+    """Whether the cells of a plan will fit into memory, before anything starts."""
+
+    forecasts: Mapping[Cell, Forecast]
+    labels: Labels
 
 
 class RunStarted(NamedTuple):
@@ -97,6 +107,7 @@ class DoctorFinished(NamedTuple):
 Event = (
     DoctorFinished
     | Planned
+    | MemoryForecast
     | RunStarted
     | GroupStarting
     | GroupReady

@@ -56,6 +56,7 @@ class Request:
     inline: bool = False
     links: bool = False
     quiet: bool = False
+    memory: bool = False
 
     @property
     def home(self) -> Path:
@@ -135,7 +136,7 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
             check_no_user_code(experiment, request.file)
         check_variants(experiment, request.file)
         check_checkpoints(request, experiment)
-    for check in (check_resume, check_inline, check_add_blocks):
+    for check in (check_resume, check_inline, check_add_blocks, check_memory):
         with found.also():
             check(request)
     found.raise_all()
@@ -189,6 +190,14 @@ def check_variants(experiment: Experiment, file: Path) -> None:
             problems.append(f"{got}; it has a module harness: variants are versions of your own code, not of harness")
     if problems:
         raise ExperimentError(str(file), problems)
+
+
+def check_memory(request: Request) -> None:
+    """Raise ExperimentError if memory is to be forecast by a run, or without the workload's code."""
+    if request.memory and not request.plans_only:
+        raise ExperimentError("--memory", ["it belongs to a plan; add --dry-run, or leave it out: a run measures it"])
+    if request.memory and request.no_user_code:
+        raise ExperimentError("--memory", ["it runs the workload's code; leave it out, or --no-user-code"])
 
 
 def check_inline(request: Request) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -18,13 +17,13 @@ from harness.errors import Collected, ExperimentError, WorkloadError
 from harness.launch.ray.job import has_working_dir
 from harness.plan.grid import OwnCode, Variants
 from harness.plan.planner import Plan, only_variant
+from harness.run.child_process import child_process
 from harness.run.validation import all_traits
 from harness.run.variant_process import RESULT
 from harness.system import sanitize
 from harness.system.code_version import SHIPPED, CodeVersion
 from harness.system.files import code_hash
 from harness.system.import_path import path_without
-from harness.system.process import die_with_parent
 from harness.system.scratch import Scratch
 
 OUTPUT_BYTES = 2000
@@ -129,18 +128,5 @@ def _process(version: CodeVersion, function: Callable[[Argument], object], argum
     with Scratch() as folder, tempfile.TemporaryFile() as output:
         job = folder / "job"
         job.write_bytes(pickle.dumps((version, function, argument)))
-        found = os.pathsep.join(path_without(*version.hidden))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "harness.run.variant_process", str(job)],
-            env={**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is the driver's
-            preexec_fn=die_with_parent,
-        )
-        try:
+        with child_process("harness.run.variant_process", job, path_without(*version.hidden), output) as process:
             yield _Child(process, output, folder / RESULT)
-        finally:
-            process.kill()  # no effect on one that has ended
-            process.wait()

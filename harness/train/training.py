@@ -25,7 +25,7 @@ from harness.train.precision import Precision, without_autocast
 from harness.train.ranks import Ranks
 from harness.train.snapshot import Snapshot, copy_on_host
 from harness.train.strategies import make_strategy
-from harness.train.strategies.base import Units, WrapContext, default_units
+from harness.train.strategies.base import Strategy, Units, WrapContext, default_units
 from harness.train.token_weights import TokenSum, local_part, on_device, scale_gradients, tokens_per_sample
 from harness.train.workloads import Workload
 
@@ -37,16 +37,16 @@ def no_mark(point: Phase) -> None:
 class Training:
     """One training on one rank. The same seed gives every rank, and every strategy, the same initial parameters.
 
-    Raises SkipTrial if it is one process's, and one device cannot hold the model.
+    ``using``: the strategy, if not a new one. Raises SkipTrial if it is one process's, and its device lacks the memory.
     """
 
-    def __init__(self, cell: Cell, workload: Workload, seed: int, ranks: Ranks) -> None:
+    def __init__(self, cell: Cell, workload: Workload, seed: int, ranks: Ranks, using: Strategy | None = None) -> None:
         self._cell = cell
         self.precision = Precision(cell.precision, ranks.devices[0].type)
         self.precision.apply()
         torch.backends.cudnn.benchmark = bool(cell.training.get("cudnn_benchmark"))
         torch.manual_seed(seed)
-        self.strategy = make_strategy(cell.strategy)
+        self.strategy = using or make_strategy(cell.strategy)
         model = self._built(cell, workload, ranks)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self._context = context = _context(cell, workload, ranks, self.precision)

@@ -19,10 +19,10 @@ from harness.record.schema import EQUIVALENCE, FINDINGS
 from harness.report.sentence import Sentence
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict
-from harness.run import console
 from harness.run.console import ConsoleSink, rich_table
 from harness.run.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
 from harness.run.plan_text import plan_table
+from harness.run.trial_text import trial_result
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line, steps_of
 
@@ -173,4 +173,4 @@ def test_a_training_is_shown_epoch_by_epoch(make_experiment: Make, tmp_path: Pat
     ],
 )
 def test_a_trial_says_what_it_came_to(columns: dict[str, Any], text: str) -> None:
-    assert console._result({**line(**columns), "steps_s": 2.0}) == text  # type: ignore[arg-type]
+    assert trial_result({**line(**columns), "steps_s": 2.0}) == text  # type: ignore[arg-type]

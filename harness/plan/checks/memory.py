@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from harness.plan.cell import Cell, Options
 from harness.plan.checks.finding import Finding
-from harness.plan.rows import ActivationBytes, MemoryFacts, Severity
+from harness.plan.memory_rows import ActivationBytes, MemoryFacts
+from harness.plan.rows import Severity
 from harness.system.units import GIB, MIB
 
 NAME = "memory"
@@ -32,6 +33,23 @@ class Need:
     @property
     def ratio(self) -> float:
         return self.needed / self.available
+
+
+@dataclass(frozen=True)
+class State:
+    """What a device keeps from step to step, in bytes; ``parameters``: with the model's buffers.
+
+    ``buckets``: DDP's, of the gradients that it exchanges; with gradient_as_bucket_view they are the gradients.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buckets: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.buckets
 
 
 def mode_of(precision: str, *, compiled: bool) -> str:
@@ -131,6 +149,29 @@ def _advice(model: MemoryFacts, cell: Cell, need: Need) -> str:
     return f"use a batch of {most * cell.micro_batches}, gradient accumulation, bf16, or fsdp"
 
 
+def state(model: MemoryFacts, cell: Cell) -> State:
+    """Return what one device keeps from step to step: of a sharding strategy its shards, of dp's the first device."""
+    trainable, shards = model["trainable_bytes"], shards_of(cell)
+    parameters = model["buffer_bytes"] + model["parameter_bytes"] // shards
+    optimizer = optimizer_copies(cell.optimizer) * trainable // shards
+    if cell.traits.buckets_gradients:
+        views = bool(cell.strategy_options.get("gradient_as_bucket_view"))
+        return State(parameters, 0 if views else trainable, optimizer, trainable)
+    return State(parameters, trainable // shards, optimizer)
+
+
+def shards_of(cell: Cell) -> int:
+    """Return the number of devices over which a model's parameters are sharded: 1 if they are whole."""
+    if not cell.traits.shards_parameters:
+        return 1
+    return cell.devices // cell.nodes if cell.strategy_options.get("mesh") == "hybrid" else cell.devices
+
+
+def counted(model: MemoryFacts, cell: Cell, activations: int) -> int:
+    """Return the estimated peak with these activations of a micro-batch, in bytes."""
+    return _peak(model, cell, ActivationBytes(fixed=0, per_sample=activations), 1)
+
+
 def _peak(model: MemoryFacts, cell: Cell, kept: ActivationBytes, samples: int) -> int:
     activations = kept["fixed"] + samples * kept["per_sample"]
     process = model["process_bytes"] if cell.device == "cpu" else 0
@@ -138,11 +179,7 @@ def _peak(model: MemoryFacts, cell: Cell, kept: ActivationBytes, samples: int) -
         return process + _sharded(model, cell, activations, kept["fixed"])
     if cell.traits.replicates and cell.devices > 1:
         return process + _replicated(model, cell, activations)
-    trainable = model["trainable_bytes"]
-    # DDP copies gradients into buckets of the same size, unless they are views of the buckets
-    copies = cell.traits.buckets_gradients and not cell.strategy_options.get("gradient_as_bucket_view")
-    state = _weights(model) + (1 + copies + optimizer_copies(cell.optimizer)) * trainable
-    return process + state + max(activations, _of_update(trainable, cell))
+    return process + state(model, cell).total + max(activations, _of_update(model["trainable_bytes"], cell))
 
 
 def _replicated(model: MemoryFacts, cell: Cell, activations: int) -> int:
@@ -150,12 +187,11 @@ def _replicated(model: MemoryFacts, cell: Cell, activations: int) -> int:
 
     The emulation on a CPU has the copies, gradients and activations of all replicas in one process.
     """
-    trainable = model["trainable_bytes"]
-    state = _weights(model) + (1 + optimizer_copies(cell.optimizer)) * trainable
+    trainable, own = model["trainable_bytes"], state(model, cell).total
     if cell.device == "cpu":
         replica = model["parameter_bytes"] + trainable + activations
-        return state + cell.devices * replica
-    return state + max(trainable + activations, _of_update(trainable, cell))
+        return own + cell.devices * replica
+    return own + max(trainable + activations, _of_update(trainable, cell))
 
 
 def _sharded(model: MemoryFacts, cell: Cell, activations: int, fixed: int) -> int:
@@ -165,12 +201,7 @@ def _sharded(model: MemoryFacts, cell: Cell, activations: int, fixed: int) -> in
     micro-batches are not sharded before the last one.
     """
     options = cell.strategy_options
-    shards = cell.devices // cell.nodes if options.get("mesh") == "hybrid" else cell.devices
     trainable, unit = model["trainable_bytes"], model["unit_bytes"]
-    state = (
-        model["buffer_bytes"]
-        + (model["parameter_bytes"] + (1 + optimizer_copies(cell.optimizer)) * trainable) // shards
-    )
     by_policy = cell.precision in HALF and options.get("mixed_precision") != "autocast"
     width = 0.5 if by_policy else 1.0
     whole = options.get("reshard_after_forward") is False
@@ -178,11 +209,8 @@ def _sharded(model: MemoryFacts, cell: Cell, activations: int, fixed: int) -> in
     gradients = (1 + width) * unit + (trainable if cell.micro_batches > 1 else 0)  # as computed, and to be reduced
     # what does not grow with the batch is nearly all low-precision copies of weights, which the policy does not keep
     kept = activations - (fixed if by_policy else 0)
-    return state + max(int(width * gathered + gradients) + kept, _of_update(trainable // shards, cell))
-
-
-def _weights(model: MemoryFacts) -> int:
-    return model["parameter_bytes"] + model["buffer_bytes"]
+    in_step = max(int(width * gathered + gradients) + kept, _of_update(trainable // shards_of(cell), cell))
+    return state(model, cell).total + in_step
 
 
 def optimizer_copies(optimizer: Options) -> int:

@@ -62,7 +62,7 @@ class Fsdp(Strategy):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         reshard = options.get("reshard_after_forward")
         sharding: _Sharding = {
-            "mesh": _mesh(context),
+            "mesh": self.mesh(context),
             "reshard_after_forward": reshard if isinstance(reshard, int) else None,  # all but the root, as in torch
         }
         reduced = None if self.autocasts(options) else context.precision.reduced
@@ -81,6 +81,16 @@ class Fsdp(Strategy):
             fully_shard(unit, mp_policy=policy, **sharding)
         fully_shard(model, mp_policy=replace(policy, output_dtype=torch.float32) if reduced else policy, **sharding)
         return _initialised(model, context)
+
+    def mesh(self, context: WrapContext) -> DeviceMesh:
+        """Return the mesh of all ranks: one dimension, or for ``mesh: hybrid`` nodes x the ranks of each (HSDP)."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        kind, size = context.devices[0].type, dist.get_world_size()
+        if context.options.get("mesh", "flat") == "hybrid" and context.nodes > 1:
+            shape = (context.nodes, size // context.nodes)  # ranks are numbered node by node
+            return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh(kind, (size,))
 
     def dtypes(self, context: WrapContext) -> str:
         """Return the dtypes of parameters, gradients and loss, for the trial's row."""
@@ -121,17 +131,6 @@ class Fsdp(Strategy):
                 unit.set_requires_gradient_sync(True, recurse=False)  # type: ignore[operator]
                 unit.set_reshard_after_backward(True, recurse=False)  # type: ignore[operator]
                 unit.reshard()  # type: ignore[operator]
-
-
-def _mesh(context: WrapContext) -> DeviceMesh:
-    """Return the mesh of all ranks: one dimension, or for ``mesh: hybrid`` nodes x the ranks of each (HSDP)."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    kind, size = context.devices[0].type, dist.get_world_size()
-    if context.options.get("mesh", "flat") == "hybrid" and context.nodes > 1:
-        shape = (context.nodes, size // context.nodes)  # ranks are numbered node by node
-        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
-    return init_device_mesh(kind, (size,))
 
 
 def _policy(reduced: torch.dtype | None) -> MixedPrecisionPolicy:

@@ -10,7 +10,7 @@ import pytest
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
-from harness.plan.rows import ActivationBytes, MemoryFacts
+from harness.plan.memory_rows import ActivationBytes, MemoryFacts
 from harness.system.units import GIB
 
 

@@ -1,0 +1,238 @@
+"""The peak memory of a training step, traced on fake tensors: nothing is computed, and no memory is allocated.
+
+The tensors are those of a CPU. On a GPU, the allocator rounds sizes up, and kernels have workspaces.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from harness.measure import fake_tensors
+from harness.measure.memory import of_model
+from harness.plan.cell import Cell
+from harness.plan.comparison import single_device_cell
+from harness.plan.memory_rows import Examination, ModelBytes, TracedPeak
+from harness.train import workloads
+from harness.train.loader import Batches, Share, endless_shares
+from harness.train.optimizers import find_class
+from harness.train.precision import Precision
+from harness.train.ranks import Ranks
+from harness.train.strategies.base import Strategy, WrapContext, default_units
+from harness.train.strategies.fsdp import Fsdp
+from harness.train.strategies.single import Single
+from harness.train.training import Training
+from harness.train.workloads import SizedDataset, Workload, collate_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+FIRST_BATCHES = 8
+"""Batches of which the largest is traced if the workload collates them itself, as to pad sequences."""
+SEED = 0
+VALUES_READ = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
+"""The errors of fake tensors whose values, or shapes that depend on values, are asked for."""
+
+
+class Unmoved(Single):
+    """The model itself. It is not moved to its device: torch cannot replace fake parameters."""
+
+    def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
+        """Return the model."""
+        return model
+
+
+class WithMesh(Fsdp):
+    """fsdp over a mesh that is made before: it cannot be made of fake tensors."""
+
+    def __init__(self, made: DeviceMesh) -> None:
+        self._made = made
+
+    def mesh(self, context: WrapContext) -> DeviceMesh:
+        """Return the mesh."""
+        return self._made
+
+
+class _Loss(nn.Module):
+    """A call of the loss as a module. Inside, the tracker lets the model be called again, as for a micro-batch."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        self._workload = workload
+
+    def forward(self, model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
+        """Return what the loss returns."""
+        return self._workload.loss(model, batch)
+
+
+class Built:
+    """A workload whose model is there already; the rest is its own."""
+
+    def __init__(self, inner: Workload, model: nn.Module) -> None:
+        self._inner, self._model = inner, model
+        self._losses: list[nn.Module] = []  # kept: the tracker looks for them in the backward pass
+        self.unit = inner.unit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def build_model(self) -> nn.Module:
+        """Return the model."""
+        return self._model
+
+    def loss(self, model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
+        """Return what the workload's loss returns."""
+        self._losses.append(_Loss(self._inner))
+        returned: tuple[Tensor, Tensor] = self._losses[-1](model, batch)
+        return returned
+
+
+@dataclass(frozen=True)
+class Load:
+    """A rank's part of a step: its batch, or the micro-batches of it, on the host."""
+
+    share: Share
+    micro_batches: tuple[object, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The size of its tensors."""
+        return sum(leaf.untyped_storage().nbytes() for leaf in tree_leaves(self.micro_batches) if _is_tensor(leaf))
+
+
+def largest_load(cell: Cell, workload: Workload, data: SizedDataset) -> Load:
+    """Return the largest of the first steps' loads of the first rank; raises what the data or the workload raise."""
+    collate, parts = collate_of(workload), cell.micro_batches
+    loader = Batches(
+        data, seed=SEED, ranks=_first_rank(cell), options={"pin_memory": False}, collate=collate, micro_batches=parts
+    )
+    shares = endless_shares(len(data), cell.global_batch_size, SEED, 0, cell.devices)
+    first = list(islice(shares, FIRST_BATCHES if collate else 1))
+    batches = loader.of(first)
+    return max((Load(share, tuple(islice(batches, parts))) for share in first), key=lambda load: load.bytes)
+
+
+def examine(cell: Cell) -> Examination:
+    """Return the sizes of the cell's model and the traced peak, or why they are missing; raises nothing.
+
+    The model is built on the meta device, without memory; if that or the trace fails, once more on the host.
+    ``cell``: a ``traced_cell``.
+    """
+    found: Examination = {"sizes": None, "process_bytes": 0, "peak": None, "alone": False, "reason": ""}
+    try:
+        workload = workloads.build(cell)
+        data, _ = workload.datasets()
+        load = largest_load(cell, workload, data)
+    except (Exception, SystemExit) as error:
+        return {**found, "reason": reason_of(error)}
+    found["process_bytes"] = psutil.Process().memory_info().rss
+    for device in ("meta", "cpu"):
+        if device == "cpu" and not _fits_on_host(found["sizes"]):
+            break
+        reasons: list[str] = []
+        for examined in dict.fromkeys((cell, single_device_cell(cell))):
+            own = copy.copy(workload)
+            try:
+                model = _built(own, device)
+                found["sizes"] = of_model(model, own)
+                peak = trace(examined, own, model, load)
+                return {**found, "peak": peak, "alone": examined != cell, "reason": "".join(reasons)}
+            except (Exception, SystemExit) as error:
+                reasons.append(reason_of(error))
+        found["reason"] = reasons[0]
+    return found
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error in one line; of the errors of fake tensors, with what they mean."""
+    text = " ".join(str(error).split())[:200]
+    if type(error).__name__ in VALUES_READ:
+        return f"the code reads the value of a tensor, as .item() does, and a trace has none ({text})"
+    return f"{type(error).__name__}: {text}"
+
+
+def _built(workload: Workload, device: str) -> nn.Module:
+    torch.manual_seed(SEED)
+    with torch.device(device):
+        return workload.build_model()
+
+
+def _fits_on_host(sizes: ModelBytes | None) -> bool:
+    return sizes is None or sizes["parameter_bytes"] + sizes["buffer_bytes"] < psutil.virtual_memory().available / 2
+
+
+def trace(cell: Cell, workload: Workload, model: nn.Module, load: Load) -> TracedPeak:
+    """Return the peak of the second step, when the optimizer has its state.
+
+    ``cell``: of ``single``, or of ``fsdp`` at its number of devices. ``model``: as the workload built it, on any
+    device; its parameters and buffers are replaced. Raises whatever the workload raises on fake tensors.
+    """
+    sharded = cell.traits.shards_parameters
+    mode = fake_tensors.fake_mode()
+    with fake_tensors.fake_group(cell.devices) if sharded else nullcontext():
+        strategy = _over_mesh(cell) if sharded else Unmoved()
+        with mode:
+            built = Built(workload, fake_tensors.faked(model, mode))
+            training = Training(_with_defaults_of_device(cell), built, SEED, _first_rank(cell), strategy)
+            return _peak(training, load, lambda batch: fake_tensors.faked_batch(batch, mode), sharded=sharded)
+
+
+def _over_mesh(cell: Cell) -> Strategy:
+    devices = _first_rank(cell).devices
+    precision = Precision(cell.precision, devices[0].type)
+    return WithMesh(Fsdp().mesh(WrapContext(devices, cell.strategy_options, default_units, precision, cell.nodes)))
+
+
+def _peak(training: Training, load: Load, fake: Callable[[object], object], *, sharded: bool) -> TracedPeak:
+    def step(batches: Iterator[object]) -> None:
+        training.step(batches if len(load.micro_batches) > 1 else next(batches), load.share)
+
+    step(map(fake, load.micro_batches))
+    tracker = fake_tensors.tracker_of(training.model, training.optimizer, sharded=sharded)
+    peak: TracedPeak = {"peak_bytes": 0, "without_gradients_bytes": 0}
+
+    def look() -> None:
+        for tensors in tracker.get_tracker_snapshot().values():
+            total = tensors[fake_tensors.TOTAL]
+            gradients = sum(tensors.get(kind, 0) for kind in fake_tensors.GRADIENTS)
+            peak["peak_bytes"] = max(peak["peak_bytes"], total)
+            peak["without_gradients_bytes"] = max(peak["without_gradients_bytes"], total - gradients)
+
+    def tracked() -> Iterator[object]:
+        for batch in load.micro_batches:
+            faked = fake(batch)
+            fake_tensors.track_batch(tracker, faked)
+            yield faked
+
+    with tracker, fake_tensors.AfterEachOperator(look):
+        step(tracked())
+    return peak
+
+
+def _with_defaults_of_device(cell: Cell) -> Cell:
+    """Return the cell whose optimizer updates as torch's default is on its device: on CUDA all tensors at once."""
+    options = cell.optimizer
+    if cell.device != "cuda" or options.get("fused") or options.get("foreach") is not None:
+        return cell
+    found = find_class(torch.optim, torch.optim.Optimizer, options.get("name"), "optimizer.name")
+    if "foreach" not in inspect.signature(found).parameters:
+        return cell
+    return replace(cell, optimizer={**options, "foreach": True})
+
+
+def _first_rank(cell: Cell) -> Ranks:
+    return Ranks(0, cell.devices, 0, 0, "", "", (torch.device("cpu"),))
+
+
+def _is_tensor(leaf: object) -> bool:
+    return isinstance(leaf, Tensor)
