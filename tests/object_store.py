@@ -24,12 +24,16 @@ STOP_S = 5.0
 
 @dataclass
 class Proxy:
-    """Passes requests on. ``fault``: what happens to the n-th one. ``times``: when each arrived, with its path."""
+    """Passes requests on, each after ``delay_s``. ``fault``: what happens to the n-th one.
+
+    ``times``: when each arrived, with its path.
+    """
 
     server: int
     fault: Callable[[int], Fault] = lambda number: ""
     times: list[tuple[float, str]] = field(default_factory=list)
     port: int = 0
+    delay_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def uri(self, bucket: str = "bucket") -> str:
@@ -94,6 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.times.append((time.time(), f"{self.command} {self.path}"))
             fault = proxy.fault(len(proxy.times) - 1)
         body = self._chunks() if "Transfer-Encoding" in self.headers else self._body()
+        time.sleep(proxy.delay_s)
         if fault == "503":
             self._answer(503, [], b"")
             return
