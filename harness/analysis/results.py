@@ -18,6 +18,7 @@ from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.faulty import with_faulty
 from harness.analysis.findings import findings, static_findings
 from harness.analysis.gpus import gpus
+from harness.analysis.graded import machine_devices, preview
 from harness.analysis.leaders import leaders
 from harness.analysis.links import collectives, links
 from harness.analysis.missing import missing
@@ -37,6 +38,7 @@ from harness.errors import HarnessError
 from harness.plan.environment import RunEnvironment
 from harness.plan.feasibility import IMPOSSIBLE
 from harness.plan.rows import RecordedTrial
+from harness.record.estimate import read_estimate
 from harness.record.folder import RunFolder
 from harness.record.frames import records
 from harness.record.mirror import on_this_machine
@@ -197,6 +199,12 @@ def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | 
     return predictions(found, Links(results.collectives, links), excluded, asked)
 
 
+def _preview(results: Results) -> pd.DataFrame:
+    folder, cost = results.folder, results.experiment.cost
+    devices = machine_devices(folder.plan())
+    return preview(read_estimate(folder), devices, cost, results.lines, results.environment)
+
+
 def _verdict(results: Results) -> pd.DataFrame:
     return verdict(Tables({name: attempt(results, name) for name in READ}, fixed_blocks=results.rule is None))
 
@@ -220,6 +228,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "published": _published,
     "outcomes": lambda r: outcomes(r.trials),
     "missing": lambda r: missing(r.lines, r.folder.plan(), r.environment),
+    "preview": _preview,
     "ledger": lambda r: ledger(r.lines, r.environment),
     "gpus": lambda r: gpus(r.trials, r.ranks),
     "device_memory": lambda r: device_memory(r.trials, r.ranks),

@@ -38,7 +38,9 @@ Assume = Annotated[
     typer.Option(metavar="NODESxGPUS[:NAME]", help="Plan for an assumed cluster, such as 2x8:H100-80GB, and stop."),
 ]
 Only = Annotated[str | None, typer.Option(help="A part of the grid only: strategy=ddp,devices=2")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop; no Ray is started.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show the plan, its time and cost, and stop; no Ray is started.")
+]
 Resume = Annotated[
     str | None,
     typer.Option(metavar="FOLDER|auto", help="Resume an earlier run of FILE; auto: its newest unfinished one."),
@@ -56,6 +58,12 @@ Output = Annotated[
 Local = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="With a URI: the folder of run folders on this machine. Default: results."),
+]
+Like = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN_FOLDER", help="Estimate the time from this run; else from the newest in --output with these cells."
+    ),
 ]
 Preflight = Annotated[
     bool,
@@ -96,6 +104,7 @@ def _request_of(
     add_blocks: AddBlocks = 0,
     output: Output = None,
     local: Local = None,
+    like: Like = None,
     only: Only = None,
     no_user_code: NoUserCode = False,
     preflight: Preflight = True,
@@ -118,6 +127,7 @@ def _request_of(
         dry_run=dry_run,
         add_blocks=add_blocks,
         **places._asdict(),
+        like=here(like) if like else None,
         only=wanted,
         no_user_code=no_user_code,
         preflight=preflight,
@@ -194,7 +204,7 @@ def run_command(file: OptionalFile = None, **options: Any) -> None:
     _carry_out(_run_or_plan, file, **options)
 
 
-@_with_options("address", "assume", "only", "no_user_code", "memory")
+@_with_options("address", "assume", "like", "output", "only", "no_user_code", "memory")
 def plan_command(file: File, **options: Any) -> None:
     """Show the plan of a run of FILE; start nothing."""
     _carry_out(_run_or_plan, file, dry_run=True, **options)

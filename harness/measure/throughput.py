@@ -17,10 +17,9 @@ from harness.measure.loss_scale import rounds_until_unskipped, scale_columns
 from harness.measure.steady_state import is_steady
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.telemetry import open_telemetry
+from harness.plan.planner import CUDA_WARMUP_S
 from harness.plan.rows import RankFacts, TrialFacts
 
-CUDA_WARMUP_S = 5.0
-"""Least seconds of warm-up on GPUs: clocks and power limits settle over seconds, which may be thousands of steps."""
 PHASE_PART, LEAST_MARKED = 4, 3
 """A window that only marks phases has a timed window's steps divided by the first, and at least the second."""
 

@@ -123,7 +123,8 @@ class SourceFacts(FileFacts):
 class Invocation(TypedDict, total=False):
     """One invocation: its code, versions, hardware and start, and, after it has ended, its end.
 
-    ``running``: the trial that was cut short; ``differs``: the changes since the previous invocation.
+    ``wall_s``: until the report, which took ``report_s``. ``running``: the trial that was cut short; ``differs``: the
+    changes since the previous invocation.
     ``source``: absent if the experiment was no file.
     """
 
@@ -144,6 +145,7 @@ class Invocation(TypedDict, total=False):
     threads_per_device: int
     differs: list[str]
     wall_s: float
+    report_s: float
     ended: Ended
     running: str | None
 

@@ -33,12 +33,12 @@ from harness.plan.trainings import convergence_trials
 from harness.plan.trial import Impossible, Skip, Trial, WorkerGroup
 from harness.system.process import no_garbage_collection
 
-GROUP_START_S = 12.0
-"""Start and end of a worker group's processes; 8 to 13 s measured on 2 CPU cores."""
+GROUP_START_S = 7.0
+"""The least time of the start and end of a worker group's processes; 7 to 13 s measured on 2 CPU cores."""
 TORCHRUN_START_S = 5.0
-"""Start and end of the processes of one trial under torchrun; 5 to 7 s measured on 2 CPU cores."""
-TRIAL_START_S = 0.5
-"""The maximum time of a trial inside its worker group beyond its steps."""
+"""The same of the processes of one trial under torchrun; 5 to 7 s measured on 2 CPU cores."""
+CUDA_WARMUP_S = 5.0
+"""Least seconds of warm-up on GPUs: clocks and power limits settle over seconds, which may be thousands of steps."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,13 @@ class Plan:
         return GROUP_START_S * by_ray + TORCHRUN_START_S * torchrun + trials
 
     def least_trial_seconds(self, trial: Trial) -> float:
-        """Return a lower bound of a trial's time inside its worker group: its shortest windows, without epochs."""
+        """Return a lower bound of a trial's time inside its worker group: shortest warm-up and windows, no epochs."""
         settings = self.experiment.throughput
-        window = settings.windows * settings.window_seconds if settings else 0.0
-        return TRIAL_START_S + window * trial.timed
+        if settings is None or not trial.timed:
+            return 0.0
+        on_device = CUDA_WARMUP_S if trial.cell.device == "cuda" else 0.0
+        warmup = on_device if settings.warmup_seconds is None else settings.warmup_seconds
+        return warmup + settings.windows * settings.window_seconds
 
 
 @no_garbage_collection()
@@ -184,12 +187,12 @@ def _turn(trial: Trial) -> int:
 
 def only_doctor_trials(plan: Plan) -> Plan:
     """Return the plan with its examinations only."""
-    return _keeping(plan, lambda trial: trial.purpose == "doctor")
+    return keeping(plan, lambda trial: trial.purpose == "doctor")
 
 
 def only_links_trials(plan: Plan) -> Plan:
     """Return the plan with its measurements of links only, without skipped trials and impossible cells."""
-    return replace(_keeping(plan, lambda trial: trial.purpose == "links"), skips=(), impossible=())
+    return replace(keeping(plan, lambda trial: trial.purpose == "links"), skips=(), impossible=())
 
 
 def codes_of(plan: Plan) -> dict[str, str]:
@@ -199,12 +202,12 @@ def codes_of(plan: Plan) -> dict[str, str]:
 
 def only_variant(plan: Plan, name: str) -> Plan:
     """Return the plan with the trials of one variant only."""
-    return _keeping(plan, lambda trial: trial.cell.variant == name)
+    return keeping(plan, lambda trial: trial.cell.variant == name)
 
 
 def without_doctor_trials(plan: Plan) -> Plan:
     """Return the plan without its examinations."""
-    return _keeping(plan, lambda trial: trial.purpose != "doctor")
+    return keeping(plan, lambda trial: trial.purpose != "doctor")
 
 
 def single_rank_only(plan: Plan) -> Plan:
@@ -219,10 +222,11 @@ def single_rank_only(plan: Plan) -> Plan:
         if group.placement.workers > 1
         for trial in group.trials
     ]
-    return _keeping(replace(plan, groups=kept, skips=(*plan.skips, *skips)), lambda trial: trial.purpose != "profile")
+    return keeping(replace(plan, groups=kept, skips=(*plan.skips, *skips)), lambda trial: trial.purpose != "profile")
 
 
-def _keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
+def keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
+    """Return the plan with the wanted trials only, and with the worker groups that still have some."""
     groups = (replace(group, trials=tuple(filter(wanted, group.trials))) for group in plan.groups)
     return replace(plan, groups=tuple(group for group in groups if group.trials))
 
@@ -240,9 +244,7 @@ def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:
     cells = matching | set(base_cells(matching))
     needed = _needed_cells(plan, cells)
     skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)
-    return replace(
-        _keeping(plan, lambda trial: trial.cell in needed[trial.purpose]), skips=skips, impossible=impossible
-    )
+    return replace(keeping(plan, lambda trial: trial.cell in needed[trial.purpose]), skips=skips, impossible=impossible)
 
 
 def _needed_cells(plan: Plan, cells: set[Cell]) -> dict[Purpose, set[Cell]]:

@@ -9,6 +9,7 @@ from functools import partial
 from harness.analysis.results import Results
 from harness.report import summary
 from harness.report.parts import Parts
+from harness.report.preview_words import preview_words
 from harness.report.tables.cost import (
     communication_table,
     compute_table,
@@ -30,6 +31,7 @@ from harness.report.tables.findings import findings_table
 from harness.report.tables.leaders import leaders_table
 from harness.report.tables.links import collectives_table, links_failed, links_table, links_words, topology_table
 from harness.report.tables.prediction import prediction_table, prediction_words, refusals
+from harness.report.tables.preview import preview_table
 from harness.report.tables.published import published_table, published_words
 from harness.report.tables.ratios import noise_table, parity_table, versus_table
 from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
@@ -263,6 +265,12 @@ DETAILS = (
         lambda results: gpu_table(results.gpus),
         "NVML's readings right after the timed windows, over all blocks. Throttling is read from counters over the "
         "windows. Energy is measured over at least 10 s, if no other process uses the GPU.",
+    ),
+    Section(
+        "Estimated and actual time",
+        "preview",
+        lambda results: preview_table(results.preview),
+        lambda results: preview_words(results.folder),
     ),
     Section("Run time by part", "ledger", lambda results: ledger_table(results.ledger), summary.checks_words),
     Section(

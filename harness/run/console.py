@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.plan.labels import Labels
-from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
 from harness.plan.trial import Columns, Trial
 from harness.record.folder import RunFolder
@@ -25,6 +24,7 @@ from harness.report.parts import Parts
 from harness.report.tables.epochs import epoch_lines
 from harness.report.tables.evidence import belief_lines
 from harness.report.tables.links import links_tables
+from harness.report.tables.preview import grade_line
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.scaling import scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, plural
@@ -37,6 +37,7 @@ from harness.run.events import (
     MemoryForecast,
     Note,
     Planned,
+    Previewed,
     Reported,
     RunStarted,
     TrialEnded,
@@ -99,12 +100,8 @@ class ConsoleSink:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Planned(plan):
-                self._show_plan(plan)
-            case MemoryForecast():
-                self._console.print(memory_table(event))
-                for line in memory_lines(event):
-                    self._say(line)
+            case Planned() | Previewed() | MemoryForecast():
+                self._show_plan(event)
             case RunStarted(folder, plan, groups, done, limit_s):
                 self._labels, self._left = plan.labels, TimeLeft(plan, groups, limit_s=limit_s)
                 trials = sum(len(group.trials) for group in groups)
@@ -126,11 +123,18 @@ class ConsoleSink:
             case _:
                 self._follow(event)
 
-    def _show_plan(self, plan: Plan) -> None:
-        if not self._quiet:
-            self._console.print(plan_table(plan))
-            for line in plan_lines(plan):
-                self._say(line)
+    def _show_plan(self, event: Planned | Previewed | MemoryForecast) -> None:
+        if isinstance(event, MemoryForecast):
+            tables, lines = [memory_table(event)], memory_lines(event)
+        elif self._quiet:
+            return
+        elif isinstance(event, Planned):
+            tables, lines = [plan_table(event.plan)], plan_lines(event.plan)
+        else:
+            tables, lines = [rich_table(event.table, "Preview")] if event.table else [], [*event.lines]
+        self._console.print(*tables, end="\n" * bool(tables))
+        for line in lines:
+            self._say(line)
 
     def _follow(self, event: Event) -> None:
         if self._left:
@@ -214,6 +218,8 @@ class ConsoleSink:
         self._console.print(
             f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
         )
+        if grade := grade_line(event.tables["preview"]):
+            self._say(grade)
 
     def _show_evidence(self, event: Reported) -> None:
         for text in belief_lines(event.tables):

@@ -17,6 +17,7 @@ from harness.plan.trial import Columns, Trial, WorkerGroup
 if TYPE_CHECKING:
     import pandas as pd
 
+    from harness.report.tables.text import TextTable
     from harness.report.verdict import Verdict
 
 
@@ -31,6 +32,13 @@ class MemoryForecast(NamedTuple):
 
     forecasts: Mapping[Cell, Forecast]
     labels: Labels
+
+
+class Previewed(NamedTuple):
+    """The estimated time of what is to be measured, in sentences and, for a dry run, as a table by part."""
+
+    lines: tuple[str, ...]
+    table: TextTable | None = None
 
 
 class RunStarted(NamedTuple):
@@ -108,6 +116,7 @@ Event = (
     DoctorFinished
     | Planned
     | MemoryForecast
+    | Previewed
     | RunStarted
     | GroupStarting
     | GroupReady

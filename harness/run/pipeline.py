@@ -8,17 +8,23 @@ import time
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 
+import pandas as pd
+
+from harness.analysis.graded import machine_devices, preview
+from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError, RunFolderError, WriteError
 from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
 from harness.plan.environment import Ended, Invocation
 from harness.plan.planner import Plan
+from harness.record.estimate import read_estimate, write_estimate
 from harness.record.folder import RunFolder
 from harness.record.store import open_store
 from harness.report.html import IncompleteReport, write_report
 from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
+from harness.run.estimate import estimated
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
 from harness.run.execution import Execution
 from harness.run.launchers import inline_launcher, launcher_for, start_ray
@@ -49,11 +55,16 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         plan, ray_cluster = prepared.plan, prepared.ray_cluster
         check_runnable(request, plan)
         emit(Planned(plan))
+        expected = estimated(request, plan, prepared.folder) if plan.trials else None
+        if expected:
+            emit(expected.in_short())
         check_paths(plan, ray_cluster)
         if plan.experiment.preflight and request.preflight:
             check_imports(plan, ray_cluster, request.home)
         sweep()
         folder = _kept(prepared.folder, request, plan, stack)
+        if expected:
+            write_estimate(folder, expected.estimate)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         with mirrored(request, folder, emit) as mirror:
             code = _measure_and_report(plan, folder, request, ray_cluster, began, mirror.emit)
@@ -140,6 +151,7 @@ def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
         emit(Note(f"No trial was finished; {folder.path} holds the plan"))
         return code
     incomplete: IncompleteReport | None = None
+    reporting = time.time()
     try:
         results = write_report(folder.path)
     except IncompleteReport as error:
@@ -147,13 +159,28 @@ def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
     except KeyboardInterrupt:
         emit(Note(f"Interrupted before the report was complete; every result is recorded. {_how_to_report(folder)}"))
         return INTERRUPTED
-    tables = {name: getattr(results, name) for name in SHOWN}
+    tables = {**{name: getattr(results, name) for name in SHOWN}, "preview": _graded(results, reporting)}
     emit(Reported(folder.path, folder.report, tables, verdict_if_possible(results), time.time() - began))
     if incomplete and code != INTERRUPTED:
         raise incomplete
     if incomplete:
         emit(Note(str(incomplete)))
     return code
+
+
+def _graded(results: Results, reporting: float) -> pd.DataFrame:
+    """Record the time of the report, which began at ``reporting``; return the preview's table with it."""
+    folder = results.folder
+    if results.preview.empty:  # it failed, which the report says
+        return results.preview
+    number = len(folder.environment().get("invocations", [])) - 1
+    with deferred_interrupts():
+        if number >= 0:
+            folder.set_invocation(number, {"report_s": time.time() - reporting})
+    devices, cost = machine_devices(folder.plan()), results.experiment.cost
+    table = preview(read_estimate(folder), devices, cost, results.lines, folder.environment())
+    folder.write_table("preview", table)
+    return table
 
 
 def _how_to_report(folder: RunFolder) -> str:

@@ -13,7 +13,7 @@ from harness.plan.planner import Plan
 from harness.plan.rows import Purpose
 from harness.plan.trainings import why_trained
 from harness.plan.trial import Trial, WorkerGroup
-from harness.report.tables.text import duration, impossible_lines, plural
+from harness.report.tables.text import impossible_lines, plural
 
 WHY: Mapping[Purpose, str] = {
     "twin": "for the noise floor (A/A test of the base)",
@@ -76,7 +76,6 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += impossible_lines(Counter(each.reason for each in plan.impossible))
     if plan.trials:
         lines += _convergence_line(plan)
-        lines.append(f"Takes at least {duration(plan.least_seconds)}{_open_end(plan)}.")
     elif plan.skips:
         lines.append("Nothing can be measured here. --assume NODESxGPUS plans for another machine.")
     else:
@@ -115,9 +114,3 @@ def _convergence_line(plan: Plan) -> list[str]:
     settings = plan.experiment.convergence
     assert settings is not None
     return [f"Convergence: {chosen} ({why_trained(settings)})."]
-
-
-def _open_end(plan: Plan) -> str:
-    if any(trial.kind == "convergence" for trial in plan.trials):
-        return " plus the epochs of the convergence trials"
-    return "; longer if a window's steps take longer than the window"

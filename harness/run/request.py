@@ -1,7 +1,6 @@
 """The request of a command line and the experiment in its file. Imports neither torch, ray nor pandas.
 
-What is wrong with a file by itself is reported before these are imported, which takes seconds.
-"""
+What is wrong with a file by itself is reported before these are imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -34,9 +33,8 @@ AUTO = Path("auto")
 class Request:
     """The arguments of a command. ``resume``: a run folder, AUTO, or None for a new run.
 
-    ``output``: the local folder of run folders. ``store``: the URI to which they are sent, or None; a run that is
-    resumed may be there alone.
-
+    ``like``: the run that the time is estimated from; None: the newest with its cells. ``output``: the local folder of
+    run folders. ``store``: the URI to which they are sent, or None; a run that is resumed may be there alone.
     ``content``: the experiment as YAML if it is in no file; ``file`` then stands for it in messages, and its folder is
     that of relative paths and of the user's own modules.
     """
@@ -50,6 +48,7 @@ class Request:
     add_blocks: int = 0
     output: Path = Path("results")
     store: str | None = None
+    like: Path | None = None
     only: dict[str, PlainValue] = field(default_factory=dict)
     no_user_code: bool = False
     preflight: bool = True
@@ -159,10 +158,11 @@ def check_checkpoints(request: Request, experiment: Experiment) -> None:
 
 
 def check_resume(request: Request) -> None:
-    """Raise RunFolderError if the folder to resume is not there; what it holds is seen once it is opened."""
-    if request.resume and request.resume != AUTO and not request.store and not os.path.isdir(request.resume):
-        problem = "it is not there; give results/<experiment>/<time>-<id>"
-        raise RunFolderError(f"{request.resume}: not a run folder: {problem}")
+    """Raise RunFolderError if a given run folder is not there; what it holds is seen once it is opened."""
+    resumed = None if request.store or request.resume == AUTO else request.resume
+    for given, path in (("", resumed), ("--like ", request.like)):
+        if path and not os.path.isdir(path):
+            raise RunFolderError(f"{given}{path}: not a run folder: it is not there; give results/EXPERIMENT/TIME-ID")
 
 
 def check_add_blocks(request: Request) -> None:

@@ -33,7 +33,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(write_experiment: Write, tm
     assert "Plan of small" in result.output
     assert "worker groups of" in result.output
     assert "No machine can run 1 cell: single runs on at most one device." in result.output
-    assert "Takes at least" in result.output
+    assert "Takes at least" in result.output and "No earlier run of these cells was found" in result.output
     assert not (tmp_path / "out").exists()
     ray = sys.modules.get("ray")
     assert ray is None or not ray.is_initialized()
@@ -41,6 +41,19 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(write_experiment: Write, tm
 
 def test_plan_is_the_dry_run(write_experiment: Write) -> None:
     assert "Plan of small" in call("plan", write_experiment(SMALL)).output
+
+
+def test_a_dry_run_estimates_from_a_run_of_the_same_cells_and_names_those_that_it_lacks(
+    write_experiment: Write,
+) -> None:
+    root = Path(__file__).parents[2]
+    example = root / "results" / "example" / "scaling-2-cpu-cores"
+    output = call("plan", root / "experiments" / "scaling.yaml", "--assume", "1x0", "--like", example).output
+    words = " ".join(output.split())
+    assert f"Estimated from {example} of 2026-11-24, on Intel(R) Xeon(R) Processor" in words.replace("- ", "-")
+    other = call("plan", write_experiment(SMALL), "--like", example)
+    assert other.exit_code == 0, other.output
+    assert "Not in it, so at least: single x1; ddp x1; ddp x2." in " ".join(other.output.split())
 
 
 def test_a_plan_for_an_assumed_cluster(write_experiment: Write) -> None:
@@ -195,6 +208,8 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         (["--only", "devices=" + "9" * 5000], "allowed: AXIS=VALUE"),
         (["--assume", ""], "allowed: NODESxGPUS"),
         (["--resume", "/nonexistent/run"], "not a run folder"),
+        (["--like", "/nonexistent/run"], "--like /nonexistent/run: not a run folder"),
+        (["--like", "."], "not a run folder (plan.json or experiment.resolved.yaml is missing)"),
         (["--add-blocks", "3"], "it adds to a run that is there; give its folder with --resume"),
         (["--output", __file__], "the run folder cannot be created"),
         (["--output", "x" * 300], "the run folder cannot be created: File name too long"),

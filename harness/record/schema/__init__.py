@@ -26,6 +26,7 @@ from harness.record.schema.derived import (
 )
 from harness.record.schema.links import COLLECTIVES, LINKS
 from harness.record.schema.prediction import EXCHANGES, PREDICTION
+from harness.record.schema.preview import PREVIEW
 from harness.record.schema.recorded import (
     CHECKS,
     EPOCHS,
@@ -68,6 +69,7 @@ __all__ = [
     "PARITY",
     "PHASES",
     "PREDICTION",
+    "PREVIEW",
     "PUBLISHED",
     "RANKS",
     "RAW",
@@ -111,6 +113,7 @@ DERIVED = (
     PUBLISHED,
     OUTCOMES,
     MISSING,
+    PREVIEW,
     LEDGER,
     GPUS,
     DEVICE_MEMORY,

@@ -1,0 +1,71 @@
+"""The times of recorded runs, and which run is the newest with the cells of a plan."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.earlier_run import earlier_run, newest_with
+from harness.analysis.preview import estimate_of, total_seconds
+from harness.errors import RunFolderError
+from harness.plan.inventory import Inventory
+from harness.plan.planner import make_plan
+from harness.record.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
+OLD = [ROOT / "tests" / "run_folder_v1", ROOT / "tests" / "run_folder_v2"]
+
+
+def test_the_plan_of_a_run_is_estimated_to_take_what_it_took() -> None:
+    folder = RunFolder.open(EXAMPLE)
+    earlier = earlier_run(folder)
+    plan = make_plan(folder.experiment(), Inventory.assume(1, 0, 2))
+    (invocation,) = folder.environment()["invocations"]
+    assert total_seconds(estimate_of(plan, earlier)) == pytest.approx(invocation["wall_s"], rel=0.001)
+    assert earlier.hardware == ("Intel(R) Xeon(R) Processor @ 2.80GHz",)
+    assert earlier.report_s is None, "earlier versions did not record the time of the report"
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.name)
+def test_folders_of_earlier_versions_have_times(path: Path) -> None:
+    earlier = earlier_run(RunFolder.open(path))
+    assert earlier.trials and all(time.seconds > 0 for time in earlier.trials.values())
+    assert earlier.groups and earlier.command_s is not None
+
+
+def cells_of(path: Path) -> set[str]:
+    lines = RunFolder.open(path).lines()
+    return {line["cell_id"] for line in lines if line["outcome"] == "ok" and line["kind"] == "throughput"}
+
+
+def test_the_newest_run_with_all_cells_counts_and_damaged_ones_are_passed_over(tmp_path: Path) -> None:
+    for name, source in (("20260101-a", EXAMPLE), ("20260102-b", EXAMPLE), ("20260103-c", OLD[0])):
+        shutil.copytree(source, tmp_path / "scaling" / name)
+    wanted = cells_of(EXAMPLE)
+    found = newest_with(wanted, tmp_path)
+    assert found and found.path.name == "20260102-b"
+    damaged = tmp_path / "scaling" / "20260102-b" / "environment.json"
+    content = json.loads(damaged.read_text())
+    damaged.write_text(json.dumps({**content, "invocations": [{"wall_s": "soon"}]}))
+    with pytest.raises(RunFolderError, match="is damaged or incomplete"):
+        earlier_run(RunFolder.open(damaged.parent))
+    found = newest_with(wanted, tmp_path)
+    assert found and found.path.name == "20260101-a"
+    (tmp_path / "scaling" / "20260101-a" / "trials.jsonl").write_text("nonsense\n")
+    assert newest_with({*wanted}, tmp_path) is None
+
+
+def test_without_a_run_of_any_cell_there_is_none(tmp_path: Path) -> None:
+    shutil.copytree(OLD[0], tmp_path / "scaling" / "20260103-c")
+    assert newest_with({"0123456789ab"}, tmp_path) is None
+    assert newest_with({"0123456789ab"}, tmp_path / "nowhere") is None
+
+
+def test_a_run_with_most_of_the_cells_is_better_than_none(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "scaling" / "20260101-a")
+    found = newest_with({*cells_of(EXAMPLE), "0123456789ab"}, tmp_path)
+    assert found and found.path.name == "20260101-a"

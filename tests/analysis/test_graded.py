@@ -1,0 +1,173 @@
+"""The preview beside the run that followed, and the time that a run took by part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.analysis.graded import machine_devices, preview
+from harness.analysis.time_use import time_use
+from harness.config.cost import Cost
+from harness.record.estimate import Basis, Estimate, EstimatedPart
+from harness.record.frames import records
+from tests.records import line
+
+PRICE = Cost(per_device_hour=36.0, currency="EUR")
+
+
+def environment(**last: Any) -> Any:
+    """One invocation of 100 s with two worker groups of 30 s each."""
+    groups = [
+        {"group_id": f"b0-g{i}", "invocation": 0, "started_at": 0.0, "whole_s": 30.0, "placement": "p", "nodes": [1]}
+        for i in range(2)
+    ]
+    return {"invocations": [{"started_at": 0.0, "wall_s": 100.0, **last}], "groups": groups}
+
+
+LINES: list[dict[str, Any]] = [
+    {**one, "device_ids": None}
+    for one in (
+        line("single", trial_s=4.0),
+        line("ddp2", rates=(100.0, 100.0), trial_s=6.0, group_id="b0-g1"),
+        line("single", trial_s=5.0, kind="diagnostic", purpose="twin", trial_id="single-b0t"),
+        line("ddp2", rates=(100.0, 100.0), trial_s=None, outcome="skipped", block=1),
+    )
+]
+
+
+def part(name: str, seconds: float | None, basis: Basis = "earlier run", **more: Any) -> EstimatedPart:
+    return {
+        "part": name,
+        "cell_id": None,
+        "label": name,
+        "devices": None,
+        "trials": 1,
+        "seconds": seconds,
+        "device_s": seconds,
+        "energy_j": None,
+        "basis": basis,
+        **more,  # type: ignore[typeddict-item]
+    }
+
+
+def estimate(*parts: EstimatedPart) -> Estimate:
+    return {"earlier": "results/x/y", "devices": 2, "at_once": 2, "bound": "about", "parts": [*parts]}
+
+
+def test_the_parts_of_a_run_add_up_to_its_wall_time() -> None:
+    found = time_use(LINES, environment(report_s=8.0), 2)
+    assert {key: (use.trials, use.seconds, use.device_s) for key, use in found.items()} == {
+        ("cell", "single"): (1, 4.0, 4.0),
+        ("cell", "ddp2"): (1, 6.0, 12.0),
+        ("twin", ""): (1, 5.0, 5.0),
+        ("worker groups", ""): (2, 45.0, 0.0),
+        ("command", ""): (0, 40.0, 0.0),
+        ("report", ""): (0, 8.0, 0.0),
+    }
+
+
+def test_a_trial_that_is_tried_again_counts_once_and_its_time_twice() -> None:
+    again = [line("single", trial_s=4.0, outcome="lost"), line("single", trial_s=5.0, attempt=2)]
+    use = time_use(again, environment(), 2)["cell", "single"]
+    assert (use.trials, use.seconds) == (1, 9.0)
+
+
+def test_energy_is_known_where_power_is() -> None:
+    powered = line("ddp2", rates=(1.0, 1.0), trial_s=6.0)
+    for rank in powered["ranks"]:
+        rank["power_w"] = 300.0
+    found = time_use([powered, line("single", trial_s=4.0)], environment())
+    assert found["cell", "ddp2"].energy_j == 300 * 2 * 6
+    assert found["cell", "single"].energy_j is None
+
+
+def test_ranks_that_share_a_device_occupy_it_once() -> None:
+    assert time_use([line("ddp8", devices=8, trial_s=6.0)], environment(), 2)["cell", "ddp8"].device_s == 12.0
+
+
+def rows(known: Estimate | None, **last: Any) -> dict[str, dict[str, Any]]:
+    frame = preview(known, 2, PRICE, LINES, environment(**last))
+    return {str(row["label"]): row for row in records(frame)}
+
+
+def test_each_part_has_its_estimate_and_what_it_took() -> None:
+    known = estimate(
+        part("cell", 5.0, cell_id="single", label="single x1", devices=1),
+        part("cell", 8.0, cell_id="ddp2", label="ddp x2", devices=2, trials=2),
+        part("twin", 5.0),
+        part("worker groups", 50.0, trials=2),
+        part("command", 30.0, trials=0),
+        part("report", 10.0, trials=0),
+    )
+    found = rows(known, report_s=8.0)
+    single = found["single x1"]
+    assert (single["estimated_s"], single["actual_s"], single["error"]) == (5.0, 4.0, 0.25)
+    assert single["actual_device_hours"] == pytest.approx(4 * 2 / 3600)
+    assert single["actual_busy_device_hours"] == pytest.approx(4 / 3600)
+    assert single["actual_cost"] == pytest.approx(4 * 2 / 100)
+    ddp = found["ddp x2"]
+    assert (ddp["planned_trials"], ddp["measured_trials"], ddp["error"]) == (2, 1, None)
+    until, total = found["until the report"], found["total"]
+    assert (until["estimated_s"], until["actual_s"]) == (98.0, 100.0)
+    assert (total["estimated_s"], total["actual_s"], total["error"]) == (108.0, 108.0, None), "a trial was left out"
+    assert [*found] == [
+        "single x1",
+        "ddp x2",
+        "twin",
+        "worker groups",
+        "command",
+        "until the report",
+        "report",
+        "total",
+    ]
+
+
+def test_the_total_has_an_error_if_every_planned_trial_was_started() -> None:
+    known = estimate(
+        part("cell", 5.0, cell_id="single"),
+        part("cell", 5.0, cell_id="ddp2"),
+        part("twin", 5.0),
+        part("worker groups", 35.0, trials=3),
+        part("command", 40.0, trials=0),
+    )
+    found = rows(known)
+    assert found["until the report"]["error"] == pytest.approx(-0.1)
+    assert found["total"]["actual_s"] is None, "the time of the report is not known while it is written"
+
+
+def test_a_lower_bound_has_no_error_and_an_unknown_time_none() -> None:
+    known = estimate(part("cell", 3.0, "lower bound", cell_id="single"), part("cell", None, "unknown", cell_id="ddp2"))
+    found = records(preview(known, 2, None, LINES, environment()))
+    assert [(row["estimated_s"], row["error"]) for row in found[:2]] == [(3.0, None), (None, None)]
+    assert {row["estimated_cost"] for row in found} == {None}
+    assert found[-1]["basis"] == "lower bound"
+
+
+def test_a_run_without_an_estimate_has_what_it_took() -> None:
+    found = rows(None, report_s=8.0)
+    assert found["total"]["actual_s"] == 108.0 and found["total"]["estimated_s"] is None
+    assert found["A/A test of the base"]["actual_s"] == 5.0
+    assert {row["basis"] for row in found.values()} == {None}
+
+
+def test_before_the_run_there_is_only_the_estimate() -> None:
+    found = records(preview(estimate(part("cell", 5.0, cell_id="single")), 4, PRICE))
+    assert [(row["estimated_s"], row["actual_s"], row["measured_trials"]) for row in found] == [(5.0, None, None)] * 3
+    assert found[0]["estimated_cost"] == pytest.approx(5 * 4 / 100)
+    assert len(preview(estimate(), 4, PRICE)) == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "devices"),
+    [
+        ({"machine": {"devices_per_node": [8, 8]}}, 16),
+        ({"machine": {"devices_per_node": ["8"]}}, None),
+        ({"machine": {"devices_per_node": []}}, None),
+        ({"machine": [8]}, None),
+        ({}, None),
+    ],
+)
+def test_the_devices_of_the_machine_are_those_of_the_plan(plan: dict[str, Any], devices: int | None) -> None:
+    assert machine_devices(plan) == devices
+    assert preview(None, None, PRICE, LINES, environment())["actual_device_hours"].isna().all()

@@ -1,0 +1,154 @@
+"""Estimates of plans from hand-made earlier runs, and what smaller studies save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.earlier_run import EarlierRun
+from harness.analysis.preview import estimate_of, savings, total_seconds
+from harness.analysis.trial_time import TrialKey, TrialTime, keys_of_trial
+from harness.config.experiment import Experiment
+from harness.plan.inventory import Inventory
+from harness.plan.planner import Plan, make_plan
+from harness.record.estimate import EstimatedPart
+from tests.conftest import laptop
+
+Make = Callable[..., Experiment]
+GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+TRAINING = {"epochs": 2, "seeds": [0, 1]}
+
+
+def plan_of(make: Make, inventory: Inventory | None = None, **sections: Any) -> Plan:
+    return make_plan(make(GRID, **{"throughput": {"blocks": 4}, **sections}), inventory or laptop())
+
+
+def earlier_of(plan: Plan, seconds: Callable[[Any], float], **more: Any) -> EarlierRun:
+    """An earlier run of all trials of a plan; a worker group took 10 s beside its trials."""
+    times: dict[TrialKey, TrialTime] = {}
+    for trial in plan.trials:
+        for key in keys_of_trial(trial):
+            times.setdefault(key, TrialTime({"other": seconds(trial)}, power_w=more.get("power_w")))
+    groups = {str(group): 10.0 for group in plan.groups}
+    return EarlierRun(
+        Path("results/x/y"), 0.0, plan.experiment, ("a processor",), times, groups, 5.0, more.get("report_s", 7.0)
+    )
+
+
+def parts_of(plan: Plan, earlier: EarlierRun | None) -> Mapping[str, EstimatedPart]:
+    return {part["label"]: part for part in estimate_of(plan, earlier)["parts"]}
+
+
+def test_the_estimate_is_the_sum_of_what_each_part_took_before(make_experiment: Make) -> None:
+    plan = plan_of(make_experiment)
+    parts = parts_of(plan, earlier_of(plan, lambda trial: 2.0 * trial.cell.devices))
+    cells = {label: (part["trials"], part["seconds"], part["device_s"]) for label, part in parts.items()}
+    assert cells["single x1"] == (4, 8.0, 8.0)
+    assert cells["ddp x2"] == (4, 16.0, 32.0)
+    assert cells["start and end of worker groups"] == (len(plan.groups), 10.0 * len(plan.groups), 0.0)
+    assert (cells["plan, Ray, records"][1], cells["report"][1]) == (5.0, 7.0)
+    assert {part["basis"] for part in parts.values()} == {"earlier run"}
+    whole = estimate_of(plan, earlier_of(plan, lambda trial: 2.0 * trial.cell.devices))
+    assert total_seconds(whole) == 8 + 8 + 16 + 10 * len(plan.groups) + 5 + 7
+    assert (whole["bound"], whole["devices"], whole["at_once"]) == ("about", 2, 2)
+
+
+def test_every_kind_of_trial_has_its_part(make_experiment: Make) -> None:
+    plan = plan_of(make_experiment, diagnostics=True)
+    estimate = estimate_of(plan, earlier_of(plan, lambda trial: 1.0))
+    trials = sum(part["trials"] for part in estimate["parts"] if part["part"] != "worker groups")
+    assert trials == len(plan.trials)
+    assert {"twin", "equivalence", "doctor", "links"} <= {part["part"] for part in estimate["parts"]}
+    assert total_seconds(estimate) == len(plan.trials) + 10 * len(plan.groups) + 5 + 7
+
+
+def test_without_an_earlier_run_windows_give_a_lower_bound_and_trainings_are_unknown(make_experiment: Make) -> None:
+    timed = {"blocks": 2, "windows": 3, "window_seconds": 5.0, "warmup_seconds": 1.0}
+    plan = plan_of(make_experiment, throughput=timed, convergence=TRAINING)
+    estimate = estimate_of(plan, None)
+    by_cell = {(p["part"], p["basis"], p["seconds"]) for p in estimate["parts"] if p["cell_id"]}
+    assert by_cell == {("cell", "lower bound", 32.0), ("convergence", "unknown", None)}
+    assert estimate["bound"] == "at least" and estimate["earlier"] is None
+    assert total_seconds(estimate) == plan.least_seconds
+
+
+def test_a_cell_that_the_earlier_run_lacks_is_a_lower_bound(make_experiment: Make) -> None:
+    plan = plan_of(make_experiment)
+    small = make_plan(make_experiment({**GRID, "devices": 1}, throughput={"blocks": 4}), laptop())
+    parts = parts_of(plan, earlier_of(small, lambda trial: 2.0))
+    assert {label: part["basis"] for label, part in parts.items() if part["part"] == "cell"} == {
+        "single x1": "earlier run",
+        "ddp x1": "earlier run",
+        "ddp x2": "lower bound",
+    }
+    assert estimate_of(plan, earlier_of(small, lambda trial: 2.0))["bound"] == "at least"
+
+
+def test_what_only_this_plan_explains_is_a_lower_bound(make_experiment: Make) -> None:
+    before, now = plan_of(make_experiment), plan_of(make_experiment, throughput={"blocks": 4, "explain": True})
+    found = parts_of(now, earlier_of(before, lambda trial: 1.0))
+    assert found["single x1"]["basis"] == "lower bound"
+
+
+def test_a_rule_may_need_fewer_blocks(make_experiment: Make) -> None:
+    plan = plan_of(make_experiment, throughput={"blocks": {"at_least": 2, "at_most": 4, "halfwidth": 0.1}})
+    assert estimate_of(plan, earlier_of(plan, lambda trial: 1.0))["bound"] == "at most"
+
+
+def test_energy_is_power_times_the_devices_that_a_trial_occupies(make_experiment: Make) -> None:
+    plan = plan_of(make_experiment)
+    assert parts_of(plan, earlier_of(plan, lambda trial: 2.0, power_w=100.0))["ddp x2"]["energy_j"] == 4 * 2 * 2 * 100
+    assert parts_of(plan, earlier_of(plan, lambda trial: 2.0))["ddp x2"]["energy_j"] is None
+
+
+def test_at_most_the_devices_of_the_largest_worker_group_work_at_once(make_experiment: Make) -> None:
+    estimate = estimate_of(plan_of(make_experiment, Inventory.assume(8, 8)), None)
+    assert (estimate["devices"], estimate["at_once"]) == (64, 2)
+
+
+def test_a_smaller_study_saves_what_its_own_estimate_is_less(make_experiment: Make) -> None:
+    plan = plan_of(make_experiment, convergence=TRAINING)
+    earlier = earlier_of(plan, lambda trial: 50.0 if trial.kind == "convergence" else 2.0)
+    found = {saving.what: saving.seconds for saving in savings(plan, earlier)}
+    cells, placements = 3, 2
+    trainings = [trial for trial in plan.trials if trial.kind == "convergence"]
+    assert found["3 instead of 4 blocks"] == cells * 2.0 + placements * 10.0
+    assert found["1 instead of 2 seeds"] == 50.0 * len(trainings) / 2
+    largest = [trial for trial in plan.trials if trial.cell.devices == 2]
+    groups = [group for group in plan.groups if group.placement.devices == 2]
+    assert found["no cells on 2 devices"] == sum(50.0 if t.kind == "convergence" else 2.0 for t in largest) + 10 * len(
+        groups
+    )
+
+
+def test_one_block_of_one_size_has_no_smaller_study(make_experiment: Make) -> None:
+    plan = make_plan(make_experiment({**GRID, "devices": 1}, throughput={"blocks": 1}), laptop())
+    assert savings(plan, None) == []
+
+
+WINDOWS = {"windows": 2, "window_steps": 10, "window_seconds": 0.0, "warmup_steps": 5}
+
+
+@pytest.mark.parametrize(
+    ("now", "seconds"),
+    [
+        (WINDOWS, 1 + 2 + 4 + 3),
+        ({**WINDOWS, "windows": 6}, 1 + 2 + 12 + 3),
+        ({**WINDOWS, "window_steps": 20}, 1 + 2 + 8 + 3),
+        ({**WINDOWS, "window_seconds": 8.1}, 1 + 2 + 2 * 8.2 + 3),
+        ({**WINDOWS, "warmup_steps": 10}, 1 + 4 + 4 + 3),
+        ({**WINDOWS, "explain": False}, 1 + 2 + 4 + 0),
+    ],
+)
+def test_windows_of_other_length_take_other_time(make_experiment: Make, now: dict[str, Any], seconds: float) -> None:
+    time = TrialTime({"build": 1.0, "warmup": 2.0, "windows": 4.0, "explain": 3.0}, step_s=0.2)
+    then = make_experiment(throughput={"explain": True, **WINDOWS})
+    assert time.under(then, make_experiment(throughput={"explain": True, **now})) == pytest.approx(seconds)
+
+
+def test_trainings_take_time_by_their_epochs(make_experiment: Make) -> None:
+    then, now = (make_experiment(convergence={"epochs": epochs}) for epochs in (2, 6))
+    assert TrialTime({"build": 1.0, "epochs": 4.0, "evaluation": 0.5}).under(then, now) == 1 + 3 * 4.5

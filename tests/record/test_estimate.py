@@ -1,0 +1,46 @@
+"""estimate.json: written once, before the run, and read with its types checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.config.experiment import Experiment
+from harness.errors import RunFolderError
+from harness.plan.planner import make_plan
+from harness.record.estimate import Estimate, read_estimate, write_estimate
+from harness.record.folder import RunFolder
+from tests.conftest import laptop
+
+FIRST: Estimate = {"earlier": None, "devices": 2, "at_once": 1, "bound": "at least", "parts": []}
+
+
+@pytest.fixture
+def folder(make_experiment: Callable[..., Experiment], tmp_path: Path) -> RunFolder:
+    plan = make_plan(make_experiment(), laptop())
+    return RunFolder.create(tmp_path, plan.experiment, plan, "x")
+
+
+def test_the_first_estimate_of_a_run_stays(folder: RunFolder) -> None:
+    assert read_estimate(folder) is None
+    write_estimate(folder, FIRST)
+    write_estimate(folder, {**FIRST, "devices": 4})
+    assert read_estimate(folder) == FIRST
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "expected a JSON object"),
+        ("{}", "Field required"),
+        (json.dumps({**FIRST, "devices": "many"}), "devices"),
+        (json.dumps({**FIRST, "parts": [{"part": "cell"}]}), r"parts\.0"),
+    ],
+)
+def test_a_damaged_file_is_an_error_with_its_name(folder: RunFolder, text: str, problem: str) -> None:
+    (folder.path / "estimate.json").write_text(text)
+    with pytest.raises(RunFolderError, match=rf"estimate\.json.*{problem}"):
+        read_estimate(folder)

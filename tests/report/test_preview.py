@@ -1,0 +1,133 @@
+"""The text of the preview: its table and its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.analysis.earlier_run import EarlierRun
+from harness.analysis.graded import preview
+from harness.analysis.preview import Saving, estimate_of, savings
+from harness.config.experiment import Experiment
+from harness.plan.devices import device_named
+from harness.plan.inventory import Inventory
+from harness.plan.planner import Plan, make_plan
+from harness.record.schema import PREVIEW
+from harness.report.preview_words import preview_lines
+from harness.report.tables.preview import amount, grade_line, preview_table
+
+Make = Callable[..., Experiment]
+GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8, "precision": "bf16"}
+PRICE = {"per_device_hour": 2.5, "currency": "USD"}
+EARLIER = EarlierRun(Path("results/a/b"), 0.0, None, ("NVIDIA A100-SXM4-80GB",), {}, {}, None, None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def plan(make_experiment: Make) -> Plan:
+    timed = {"blocks": 2, "windows": 1, "window_seconds": 10.0, "warmup_seconds": 0.0}
+    experiment = make_experiment(GRID, throughput=timed, convergence={"epochs": 1}, cost=PRICE, limits={"cost": 0.01})
+    return make_plan(experiment, Inventory.assume(8, 8, device=device_named("H100-80GB")))
+
+
+def row(**columns: Any) -> dict[str, Any]:
+    return {"part": "total", "label": "total", "estimated_s": 80.0, "basis": "earlier run", **columns}
+
+
+def cells_of(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
+    table = preview_table(frame)
+    return {
+        line.cells[0]: dict(zip([heading.title for heading in table.columns], line.cells, strict=True))
+        for line in table.rows
+    }
+
+
+def test_before_the_run_the_table_has_time_device_hours_and_money(plan: Plan) -> None:
+    found = cells_of(preview(estimate_of(plan, None), 64, plan.experiment.cost))
+    single = found["single x1"]
+    assert single == {
+        "part": "single x1",
+        "trials": "2",
+        "time": "at least 20 s",
+        "device-hours": "0.356",
+        "in use": "0.0056",
+        "USD": "0.889",
+    }
+    assert found["ddp x2 · convergence"]["time"] == "unknown"
+
+
+def test_whether_a_cell_fits_has_a_column_if_that_was_traced(plan: Plan) -> None:
+    estimate = estimate_of(plan, None)
+    cell_id = next(part["cell_id"] for part in estimate["parts"] if part["label"] == "ddp x2")
+    found = cells_of(preview(estimate, 64, None, fits={str(cell_id): "may not fit"}))
+    assert (found["ddp x2"]["memory"], found["ddp x1"]["memory"]) == ("may not fit", "")
+
+
+def test_after_the_run_it_has_both_and_the_error() -> None:
+    ran = row(actual_s=100.0, error=-0.2, planned_trials=6, measured_trials=5, estimated_device_hours=200.0)
+    found = cells_of(PREVIEW.frame([ran]))["total"]
+    assert found["trials"] == "5 of 6"
+    assert (found["time, estimated"], found["time"], found["error"]) == ("1 min 20 s", "1 min 40 s", "-20 %")
+    assert found["device-hours, estimated"] == "200"
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"actual_s": 100.0, "error": -0.2}, "Estimated before the run: 1 min 20 s (-20 %); it took 1 min 40 s."),
+        ({"actual_s": 70.0, "error": 0.14}, "Estimated before the run: 1 min 20 s (+14 %); it took 1 min 10 s."),
+        (
+            {"actual_s": 70.0, "basis": "lower bound"},
+            "Estimated before the run: at least 1 min 20 s; it took 1 min 10 s.",
+        ),
+        ({"actual_s": 70.0, "estimated_s": None}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_grade_is_a_sentence(columns: dict[str, Any], text: str) -> None:
+    assert grade_line(PREVIEW.frame([row(**columns)])) == text
+
+
+def test_the_grade_has_device_hours_and_is_until_the_report_while_that_is_written() -> None:
+    measured = row(part="measurement", actual_s=90.0, estimated_device_hours=0.5, actual_device_hours=0.25)
+    line = grade_line(PREVIEW.frame([measured, row()]))
+    expected = "Estimated before the run: 1 min 20 s until the report; it took 1 min 30 s. Device-hours: 0.5 estimated"
+    assert line == f"{expected}, 0.25 used."
+
+
+def test_the_sentences_name_bound_unknown_parts_limit_and_idle_devices(plan: Plan) -> None:
+    lines = preview_lines(plan, estimate_of(plan, None), None, savings(plan, None))
+    total, limit, source, convergence, idle, smaller = lines
+    assert total.startswith("Takes at least ") and " device-hours, " in total and " USD of 64 devices" in total
+    assert total.endswith("and the convergence of 2 cells, the start of Ray, the report, of unknown time.")
+    assert limit == "limits.cost ends the run after 0 s: trials that are left by then are skipped."
+    assert source.startswith("No earlier run of these cells was found")
+    assert convergence.startswith("Convergence: unknown, needs an earlier run of these cells")
+    assert idle.startswith("At most 2 of the 64 devices work at once; on 2 alone the run takes ")
+    assert smaller.startswith("A smaller study saves at least: 1 instead of 2 blocks, without intervals: ")
+    assert "no cells on 2 devices" in smaller
+
+
+def test_an_earlier_run_of_other_devices_is_marked_and_cells_that_it_lacks_are_named(plan: Plan) -> None:
+    lines = preview_lines(plan, estimate_of(plan, EARLIER), EARLIER, [])
+    source = next(line for line in lines if line.startswith("Estimated from results/a/b of 1970-01-01"))
+    assert source.endswith("on NVIDIA A100-SXM4-80GB. The times are those of that hardware, not of H100-80GB.")
+    assert "Not in it, so at least: single x1; ddp x1; ddp x2." in lines
+    same = replace(EARLIER, hardware=("NVIDIA H100 80GB HBM3",))
+    assert not any("not of H100" in line for line in preview_lines(plan, estimate_of(plan, same), same, []))
+
+
+def test_a_saving_is_in_time_device_hours_and_money(plan: Plan) -> None:
+    last = preview_lines(plan, {**estimate_of(plan, EARLIER), "bound": "about"}, EARLIER, [Saving("less", 900.0)])[-1]
+    assert last == "A smaller study saves about: less: 15 min 00 s, 16 device-hours, 40 USD."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0.00123, "0.0012"), (0.5, "0.5"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_amounts_are_short(value: float | None, text: str) -> None:
+    assert amount(value) == text
