@@ -68,7 +68,7 @@ PARTICULAR: dict[str, dict[str, object]] = {
     "not resharded": {"strategy_options": {"reshard_after_forward": False}},
 }
 ONLY_OF = {"gradient_as_bucket_view": "ddp", "not resharded": "fsdp"}
-MODELS = (("image_classification", "resnet20", 64), ("language_model", "micro", 8))
+MODELS = (("image_classification", "resnet20", 128), ("language_model", "micro", 32))
 
 
 def cells(devices: int, particular: Sequence[str] = tuple(PARTICULAR)) -> dict[str, Cell]:
