@@ -89,12 +89,15 @@ def draw_studies(count: int, seed: int) -> list[Study]:
     return studies[:count]
 
 
-def experiment_of(studies: Sequence[Study], blocks: int) -> Experiment:
-    """Return the experiment of studies with one rate."""
+FLAT = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
+TWO_TIERS = ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (8, 2), (16, 4))
+"""Devices and nodes of each size."""
+
+
+def experiment_of(studies: Sequence[Study], blocks: int, most: int, links_seconds: float) -> Experiment:
+    """Return the experiment of studies with one rate, up to so many ranks."""
     names = ("step_ms", "mebibytes", "skew", "rank_spread", "step_spread", "step_correlation", "seed")
-    sizes = [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (8, 2), (16, 4)]
-    if studies[0].tiers == 1:
-        sizes = [(n, n) for n in (1, 2, 4, 8, 16)]
+    sizes = [size for size in (FLAT if studies[0].tiers == 1 else TWO_TIERS) if size[0] <= most]
     cells = [
         {
             "strategy": "ddp",
@@ -121,7 +124,7 @@ def experiment_of(studies: Sequence[Study], blocks: int) -> Experiment:
             "window_steps": 8,
             "window_seconds": 0.0,
             "twin": False,
-            "links_seconds": 20,
+            "links_seconds": links_seconds,
         },
         "optimizer": {"name": "SGD", "lr": 0.01},
         "equivalence": False,
@@ -130,11 +133,13 @@ def experiment_of(studies: Sequence[Study], blocks: int) -> Experiment:
     return parse_experiment(content, source="prediction")
 
 
-def measure(studies: Sequence[Study], blocks: int, output: Path) -> Results:
-    """Measure studies with one rate; return the results."""
+def measure(
+    studies: Sequence[Study], blocks: int, output: Path, *, most: int = 16, links_seconds: float = 20.0
+) -> Results:
+    """Measure studies with one rate, up to so many ranks; return the results."""
     per_node = 4 if studies[0].tiers == 2 else 1
-    experiment = experiment_of(studies, blocks)
-    with world(16 // per_node) as emulated:
+    experiment = experiment_of(studies, blocks, most, links_seconds)
+    with world(most // per_node) as emulated:
         emulated.set_rate(studies[0].mbit)
         plan = without_held_out_links(make_plan(experiment, emulated.inventory(per_node)))
         folder = RunFolder.create(output, experiment, plan, "")
@@ -168,7 +173,7 @@ def judged(results: Results) -> list[dict[str, Any]]:
         if row["devices"] in HELD_OUT
     }
     table = predict(results, Asked(most_fitted=EXPLAINED))
-    rows = [row for row in records(table) if row["devices"] in HELD_OUT]
+    rows = [row for row in records(table) if row["devices"] in HELD_OUT and row["kind"] == "held out"]
     return [{**row, "busy": by_size.get((row["family_id"], row["devices"]), math.nan)} for row in rows]
 
 

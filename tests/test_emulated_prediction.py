@@ -1,0 +1,41 @@
+"""Two studies over emulated links, measured on 1, 2 and 4 ranks: 8 ranks are predicted, then measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.analysis.prediction import Asked
+from harness.analysis.results import Results, predict
+from harness.record.frames import records
+from tests.benchmarks.emulated_links import why_not
+from tests.benchmarks.prediction import EXPLAINED, Study, judged, measure
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=str(why_not()))]
+
+FLAT = Study(1, 200.0, 80.0, 2.0, 1, 1.0, 0.01, 0.02, 0.3, 1)
+TWO_TIERS = Study(2, 300.0, 100.0, 3.0, 1, 8.0, 0.01, 0.02, 0.3, 2)
+MOST_OFF = 0.15
+"""The benchmark judges errors; this bound is for a machine on which other processes run."""
+
+
+@pytest.fixture(scope="module", params=[FLAT, TWO_TIERS], ids=["flat", "two tiers"])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return measure([request.param], 1, tmp_path_factory.mktemp("runs"), most=8, links_seconds=4.0)
+
+
+def test_eight_ranks_take_as_long_as_predicted_from_four(results: Results) -> None:
+    assert set(results.trials["outcome"]) == {"ok"}
+    (row,) = judged(results)
+    assert row["refusal"] is None and row["marks"] == ("emulated",)
+    assert abs(row["error"]) < MOST_OFF, row
+    assert row["low"] < row["step_s"] < row["high"] < 1.5 * row["step_s"]
+    assert 0.1 * row["step_s"] < row["exposed_s"]  # the links are too slow to hide all of it
+    ideal = abs(row["ideal_s"] / row["measured_s"] - 1)
+    assert abs(row["error"]) < ideal
+
+
+def test_a_far_size_is_refused_and_a_near_one_is_not(results: Results) -> None:
+    table = records(predict(results, Asked(devices=(16, 256), nodes=(8, 128), most_fitted=EXPLAINED)))
+    near, far = (row for row in table if row["kind"] == "asked")
+    assert near["refusal"] is None and near["step_s"] > 0
+    assert "more than 8 times the largest measured size (4)" in far["refusal"]
