@@ -65,7 +65,7 @@ def refusal_of_links(size: Size, needed: Sequence[Collective], fits: Mapping[Col
             )
         if fits[operation].miss > MOST_MISS:
             return (
-                f"the time of {name} {size.tier} is not that of a ring: the fit misses a measured size by "
+                f"the time of {name} {size.tier} is not that of a ring: the fit misses the measured one by "
                 f"{fits[operation].miss:.0%}; measure placements nearer to the asked one"
             )
     return None

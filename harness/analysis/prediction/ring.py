@@ -63,7 +63,7 @@ class RingCost:
 class RingFit:
     """A fit of one collective: its best parameters, others that the measurement admits, and how far it misses.
 
-    ``miss``: the largest relative difference to a measured time among the sizes that are exchanged.
+    ``miss``: the largest relative difference to the measured time of all exchanges of a step, over numbers of ranks.
     """
 
     operation: Collective
@@ -137,10 +137,19 @@ def _cost(vector: Array, hidden: float) -> RingCost:
     return RingCost(start_s, hop_s, bytes_per_s, hidden)
 
 
-def _miss(operation: Collective, cost: RingCost, near: Sequence[Timed], sizes: Sequence[int]) -> float:
-    """Return the largest relative difference of the fit within a factor of two of the exchanged sizes."""
-    there = [t for t in near if min(sizes) / 2 <= t.size_bytes <= max(sizes) * 2] or near
-    return max(abs(sum(cost.parts(operation, t.size_bytes, t.ranks)) / t.seconds - 1) for t in there)
+def _miss(operation: Collective, cost: RingCost, known: Sequence[Timed], sizes: Sequence[int]) -> float:
+    """Return the largest relative difference, over numbers of ranks, of all exchanges of a step together.
+
+    The measured time of a size lies between those of its neighbours, on logarithmic axes.
+    """
+    misses = []
+    for ranks in {t.ranks for t in known}:
+        measured = sorted((t.size_bytes, t.seconds) for t in known if t.ranks == ranks)
+        at, seconds = np.log(np.array(measured)).T
+        expected = np.exp(np.interp(np.log(sizes), at, seconds)) * np.maximum(1.0, np.array(sizes) / measured[-1][0])
+        fitted = sum(sum(cost.parts(operation, size, ranks)) for size in sizes)
+        misses.append(abs(fitted / float(expected.sum()) - 1))
+    return max(misses)
 
 
 Costs = Mapping[Collective, RingCost]
