@@ -41,9 +41,17 @@ class Explanation:
 
 
 def explain(
-    cell: Cell, stepper: Stepper, speed: ThroughputMeasurement, workload: Workload, cache: dict[Hashable, Any]
+    cell: Cell,
+    stepper: Stepper,
+    speed: ThroughputMeasurement,
+    workload: Workload,
+    cache: dict[Hashable, Any],
+    *,
+    exchanges: bool = False,
 ) -> Explanation:
     """Measure what the timed windows do not show: steps without exchange, replicas, FLOPs and the device's peak.
+
+    ``exchanges``: record the collectives of a step too, which are the same in every block.
 
     Nothing is profiled here: timed trials follow in this process.
     """
@@ -56,8 +64,9 @@ def explain(
         facts = measure_replicas(stepper, speed.window_steps)
     if stepper.ranks.first:
         facts = {**facts, **_arithmetic(cell, stepper, workload, cache)}
-    exchanges = record_exchanges(stepper, cell) if windows else ()  # without those windows nothing is predicted
-    return Explanation(tuple(windows), facts, exchanges)
+    # without those windows nothing is predicted
+    recorded = record_exchanges(stepper, cell) if exchanges and windows else ()
+    return Explanation(tuple(windows), facts, recorded)
 
 
 def _without_exchange(

@@ -158,7 +158,8 @@ def _explanation(
     before = stepper.spent_s
     try:
         with context.part("explain"):
-            return explain(context.trial.cell, stepper, speed, workload, context.cache)
+            trial = context.trial
+            return explain(trial.cell, stepper, speed, workload, context.cache, exchanges=trial.block == 0)
     except Exception as error:
         if context.ranks.world_size > 1:  # the other ranks are in a collective that this one would not join
             raise

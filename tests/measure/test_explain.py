@@ -128,6 +128,10 @@ def test_on_one_device_ddp_has_a_window_without_exchange_too() -> None:
     speed = measure_throughput(stepper, FAST)
     explained = explaining.explain(replace(CELL, strategy="ddp"), stepper, speed, Net(), {})
     assert [window.kind for window in explained.windows] == ["alone"]
+    assert explained.exchanges == ()
+    recorded = explaining.explain(replace(CELL, strategy="ddp"), stepper, speed, Net(), {}, exchanges=True).exchanges
+    assert [row["operation"] for row in recorded] == ["all_reduce"]
+    assert explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}, exchanges=True).exchanges == ()
     assert explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}).windows == ()
 
 

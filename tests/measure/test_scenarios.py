@@ -13,6 +13,7 @@ from harness.config.experiment import Experiment
 from harness.launch import worker
 from harness.launch.worker import run_scenario
 from harness.measure import environment, memory, phase_timers, scenarios
+from harness.measure.explain import Explanation
 from harness.measure.scenarios import TrialContext
 from harness.plan.planner import make_plan
 from harness.plan.trial import Trial, TrialResult
@@ -73,6 +74,25 @@ def test_every_timed_trial_has_the_phases_of_its_step(
     assert kinds(result).count("phases") == (not cheap)
 
 
+@pytest.mark.parametrize("block", [0, 1])
+def test_exchanges_are_recorded_in_the_first_block_alone(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    asked: list[bool] = []
+
+    def explain(*arguments: Any, exchanges: bool) -> Explanation:
+        asked.append(exchanges)
+        return Explanation()
+
+    monkeypatch.setattr(scenarios, "explain", explain)
+    experiment = make_experiment(
+        GRID, workload_options={"width": 4}, throughput={**SHORT, "blocks": 2, "explain": True}
+    )
+    trial = next(t for t in make_plan(experiment, laptop()).trials if t.block == block and t.timed)
+    run_scenario(context(trial, experiment, ALONE))
+    assert asked == [block == 0]
+
+
 def test_missing_diagnostics_have_a_reason(run_scenario_alone: Callable[..., TrialResult]) -> None:
     reported = run_scenario_alone()
     assert reported.facts["flops_per_unit"] > 0 and reported.facts["measured_peak_flops_per_s"] > 0
@@ -81,7 +101,7 @@ def test_missing_diagnostics_have_a_reason(run_scenario_alone: Callable[..., Tri
     assert silent.facts["flops_reason"] == "throughput.explain is off" and "flops_per_unit" not in silent.facts
 
 
-def broken(*asked: Any) -> Any:
+def broken(*asked: Any, **options: Any) -> Any:
     raise RuntimeError("no profile\nhere")
 
 
@@ -186,7 +206,7 @@ def test_after_an_error_of_the_device_the_timed_steps_are_recorded_and_the_proce
     trial = next(t for t in make_plan(experiment, laptop()).trials if t.kind == "throughput")
     one = context(trial, experiment, ALONE)
 
-    def fail(*asked: Any) -> Any:
+    def fail(*asked: Any, **options: Any) -> Any:
         monkeypatch.setattr(scenarios, "step_columns", broken)
         raise RuntimeError(STICKY)
 
