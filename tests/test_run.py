@@ -38,7 +38,7 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     assert re.search(r"\[10/10\] ok ", done.stdout)  # three cells, checks, examinations; the links
     assert "(base: single x1: " in done.stdout
     assert "Trials: " in done.stdout and "10 ok" in done.stdout
-    for chatter in ("raylet", "Ray", "pid=", "INFO", "WARNING"):
+    for chatter in ("raylet", "local Ray", "ray::", "pid=", "INFO", "WARNING"):
         assert chatter not in done.stdout, chatter
     *shown, command_shown = done.stdout.strip().splitlines()
     assert command_shown.startswith("python -m harness")  # what to do next

@@ -186,6 +186,20 @@ class WaitingLayer(nn.Module):
         return result
 
 
+class PassNumbers:
+    """Standard normal numbers, each correlated with the one before (AR(1)); of its own, as a generator is."""
+
+    def __init__(self, generator: random.Random, correlation: float) -> None:
+        self._generator, self._correlation = generator, correlation
+        self._last = generator.normalvariate(0, 1)
+
+    def draw(self) -> float:
+        """Return the next number."""
+        fresh = math.sqrt(1 - self._correlation**2) * self._generator.normalvariate(0, 1)
+        self._last = self._correlation * self._last + fresh
+        return self._last
+
+
 class WaitingLayers(nn.Module):
     """The chain of layers; each forward pass draws its factor."""
 
@@ -196,15 +210,11 @@ class WaitingLayers(nn.Module):
         self.step_s, self.sample_s, self.step_spread = workload.step_s, workload.sample_s, workload.step_spread
         own = f"{workload.seed} {get_rank() if is_initialized() else 0}"
         self.rank_factor = math.exp(workload.rank_spread * random.Random(f"rank {own}").normalvariate(0, 1))
-        self.numbers = random.Random(f"passes {own}")
-        self.step_correlation = workload.step_correlation
-        self.last = self.numbers.normalvariate(0, 1)
+        self.passes = PassNumbers(random.Random(f"passes {own}"), workload.step_correlation)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would not wait
     def forward(self, values: Tensor) -> Tensor:
-        fresh = math.sqrt(1 - self.step_correlation**2) * self.numbers.normalvariate(0, 1)
-        self.last = self.step_correlation * self.last + fresh
-        factor = self.rank_factor * math.exp(self.step_spread * self.last)
+        factor = self.rank_factor * math.exp(self.step_spread * self.passes.draw())
         schedule = Schedule(len(self.layers), (self.step_s + self.sample_s * len(values)) * factor)
         for layer in self.layers:
             values = layer(values, schedule)

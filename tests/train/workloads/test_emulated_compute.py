@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from harness.errors import WorkloadError
 from harness.train.workloads import emulated_compute
-from harness.train.workloads.emulated_compute import EmulatedCompute
+from harness.train.workloads.emulated_compute import EmulatedCompute, PassNumbers
 from tests.train.workloads.learning import count
 
 
@@ -146,3 +148,16 @@ def test_the_gradient_is_that_of_the_sum_of_the_parameters(clock: Clock) -> None
 def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
         EmulatedCompute(**options)
+
+
+def test_neighbouring_passes_are_correlated_as_asked() -> None:
+    passes = PassNumbers(random.Random(1), 0.8)
+    numbers = np.array([passes.draw() for _ in range(20_000)])
+    assert np.std(numbers) == pytest.approx(1.0, abs=0.05)
+    assert np.corrcoef(numbers[:-1], numbers[1:])[0, 1] == pytest.approx(0.8, abs=0.02)
+
+
+def test_without_correlation_passes_are_independent() -> None:
+    passes = PassNumbers(random.Random(1), 0.0)
+    numbers = np.array([passes.draw() for _ in range(20_000)])
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
