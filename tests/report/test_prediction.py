@@ -63,7 +63,7 @@ def test_the_figure_has_measured_predicted_and_laws() -> None:
     (axes,) = drawing.figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]
     legend = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
-    assert legend == ["ddp, predicted", "95 % prediction interval", "measured", "ideal", "Amdahl", "ring line"]
+    assert legend == ["ddp, predicted", "95 % interval", "measured", "ideal", "Amdahl", "ring line"]
     marks = [mark.text for mark in drawing.figure.marks]
     assert sum("measured" in text for text in marks) == 3 and sum("predicted" in text for text in marks) == 2
 

@@ -16,7 +16,7 @@ from harness.analysis.results import Results
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, common_limits, device_axis, draw_interval, log_limits, log_values
 from harness.report.figures.chart import mark
-from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, Facet, panels, style
+from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, Facet, add_legend, panels, style
 from harness.report.row import Row, is_missing, number, rows_of
 from harness.report.tables.prediction import MILLISECONDS, family_label
 
@@ -28,6 +28,8 @@ LAWS: Mapping[str, tuple[str, Literal["--", "-.", ":"]]] = {
 """The label and the line of each law."""
 TITLE = "Predicted step time against devices"
 MEASURED, BAND = "0.1", 0.25
+LEAST_WIDTH = 5.4
+"""Inches that the legend needs."""
 
 
 def predicted_steps(results: Results) -> Drawing:
@@ -63,7 +65,10 @@ def _drawing_of(prediction: pd.DataFrame) -> Drawing:
         "ones; black: measured, with its 95 % interval. Lines: the same by laws that know nothing of the step's parts, "
         f"fitted to the same sizes.{captions.cut(every)}{captions.scales(limits)}"
     )
-    return Drawing(TITLE, caption, panels(facets, draw, limits, legend=_legend(known)))
+    figure = panels(facets, draw, limits, legend=())
+    figure.set_figwidth(max(LEAST_WIDTH, figure.get_figwidth()))
+    add_legend(figure, _legend(known))
+    return Drawing(TITLE, caption, figure)
 
 
 def write_prediction(folder: Path, prediction: pd.DataFrame) -> list[Path]:
@@ -126,7 +131,7 @@ def _legend(rows: pd.DataFrame) -> Sequence[Line2D | Patch]:
     strategies = dict.fromkeys(map(str, rows["strategy"]))
     laws = [Line2D([], [], color="0.5", linestyle=line, label=label) for label, line in LAWS.values()]
     predicted = [Line2D([], [], color=COLOURS[name], marker="o", label=f"{name}, predicted") for name in strategies]
-    band = Patch(color="0.5", alpha=BAND, label="95 % prediction interval")
+    band = Patch(color="0.5", alpha=BAND, label="95 % interval")
     return [*predicted, band, Line2D([], [], color=MEASURED, marker="x", linestyle="", label="measured"), *laws]
 
 
