@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.analysis.common import Lines
 from harness.analysis.trials import label_columns
+from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.checks import batches, links, network, versions
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.labels import Labels
@@ -62,7 +63,7 @@ def _failed(line: Mapping[str, Any]) -> FindingRow:
 def fewer_samples(line: Mapping[str, Any], examined: Iterable[Mapping[str, Any]]) -> list[FindingRow]:
     """Return a finding if an epoch of the line's cell has another number of distinct samples than one device's."""
     own = line["facts"].get("distinct_samples")
-    others = (one for one in examined if one["strategy"] == "single" and _data_of(one) == _data_of(line))
+    others = (one for one in examined if one["strategy"] == BASE_STRATEGY and _data_of(one) == _data_of(line))
     alone = next((one["facts"]["distinct_samples"] for one in others if "distinct_samples" in one["facts"]), None)
     if own is None or alone is None or own == alone:
         return []

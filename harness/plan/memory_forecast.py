@@ -68,7 +68,7 @@ def traced_cell(cell: Cell) -> Cell:
     Both are traced without compilation, and fp16 as bf16, which has the same width.
     """
     share = micro_batch(cell) * cell.micro_batches
-    sharded = cell.strategy == "fsdp"
+    sharded = traces_shards(cell)
     hybrid = sharded and cell.strategy_options.get("mesh") == "hybrid"
     one = cell if sharded else replace(single_device_cell(cell), strategy_options={})
     one = one if hybrid else replace(one, devices=min(one.devices, MOST_DEVICES))
@@ -130,7 +130,7 @@ def forecast(cell: Cell, examined: Examination, inventory: Inventory) -> Forecas
         alone = state(sizes, single_device_cell(cell))
         kept = peak["without_gradients_bytes"] - alone.parameters - alone.optimizer
         return replace(made, activations=counted(sizes, cell, max(0, kept)) - own.total, how="counted")
-    traced = replace(cell, devices=traced_cell(cell).devices) if cell.strategy == "fsdp" else cell
+    traced = replace(cell, devices=traced_cell(cell).devices) if traces_shards(cell) else cell
     # DDP's buckets are there all the time; if gradients are views of them, those are too
     views = own.buckets and not own.gradients
     total = (peak["without_gradients_bytes"] if views else peak["peak_bytes"]) + own.buckets
@@ -140,6 +140,11 @@ def forecast(cell: Cell, examined: Examination, inventory: Inventory) -> Forecas
 def traces(cell: Cell) -> bool:
     """Return whether the peak is traced, or counted: copies for several devices and the user's own strategies are."""
     return cell.own_traits is None and not (cell.traits.replicates and cell.devices > 1)
+
+
+def traces_shards(cell: Cell) -> bool:
+    """Return whether the trace is of one rank's shards; the user's own strategies are counted from one device."""
+    return cell.own_traits is None and cell.traits.shards_parameters
 
 
 def available(cell: Cell, inventory: Inventory) -> int | None:

@@ -226,8 +226,11 @@ def test_a_claim_lapses_by_the_store_s_clock(run: Run, tmp_path: Path) -> None:
 
 def test_the_claim_of_a_killed_process_of_this_machine_is_void(run: Run, tmp_path: Path) -> None:
     store = folder_store(tmp_path / "store")
-    module_gone(run.writer(store), store, run)
-    run.writer(store)
+    killed = run.writer(store)
+    module_gone(killed, store, run)
+    later = run.writer(store)
+    assert later.name != killed.name
+    assert later.name in [claim.writer for claim in read_claims(store, run.name)]
 
 
 @pytest.mark.parametrize("holder", [{}, {"machine": "another"}, {"pid": None}, {"started": "x"}])

@@ -6,23 +6,27 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis.prediction.observed import Family, Size
 from harness.analysis.prediction.ring import RingFit
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.exchange_rows import Collective
 
 FARTHEST = 8
 """Sizes beyond the largest measured one times this are predicted only with ``--far``."""
 MOST_MISS = 0.2
 """The largest relative difference of a fit to a measured collective, and of a prediction to a held-out size."""
-PREDICTED = ("ddp", "fsdp")
 
 
 def refusal_of_family(family: Family) -> str | None:
     """Return why none of its sizes is predicted; None if they are."""
     row = family.row
     strategy = str(row["strategy"])
-    if strategy == "dp":
-        return "dp is not predicted: one process drives all devices, and its threads are in no model of exchanges"
-    if strategy not in PREDICTED:
-        return f"{strategy} is not predicted; strategies that are: {', '.join(PREDICTED)}"
+    traits = BUILTIN_TRAITS.get(strategy)
+    if traits is None:
+        predicted = (name for name, known in BUILTIN_TRAITS.items() if not known.one_process)
+        return f"{strategy} is not predicted; strategies that are: {', '.join(predicted)}"
+    if traits.one_process:
+        return (
+            f"{strategy} is not predicted: one process drives all devices, and its threads are in no model of exchanges"
+        )
     if row["oversubscribed"]:
         return "its ranks share devices, so that no rank's own time is known; measure ranks with a device each"
     if not family.exchanges:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.sections import PrecisionName
+from harness.config.strategy_traits import BASE_STRATEGY
 from harness.config.values import PlainValue, Seed
 from harness.errors import RunFolderError, WorkloadError
 from harness.plan.cell import Cell
@@ -84,7 +85,7 @@ def cell_of(trained: Trained, device: str) -> Cell:
     batch = trained.micro_batch_size or trained.global_batch_size
     named = (trained.workload, trained.data, trained.model)
     return Cell(
-        *(*named, "single", device, 1, 1, "strong", batch, batch),
+        *(*named, BASE_STRATEGY, device, 1, 1, "strong", batch, batch),
         precision=trained.precision,
         workload_options=trained.workload_options,
         optimizer={"name": "SGD", "lr": 0.0},
