@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from harness.analysis.prediction import Asked, Links, predictions
+from harness.analysis.prediction.model import DOUBLING_ERROR
 from harness.analysis.prediction.observed import Family, Size
 from harness.analysis.prediction.replay import Exchange
 from harness.analysis.prediction.ring import RingCost
@@ -58,6 +59,9 @@ def test_throughput_is_that_of_the_predicted_step() -> None:
 def test_the_interval_widens_with_the_distance() -> None:
     widths = [row["high"] / row["low"] for row in rows(family()) if row["kind"] == "asked"]
     assert widths[0] < widths[1]
+    found = asked_row(family())  # two doublings beyond the largest measured size, each with its error of the exchange
+    least = 2 * DOUBLING_ERROR["exposed"] * found["exposed_s"] / (found["step_s"] - found["data_s"])
+    assert math.log(found["high"] / found["step_s"]) > 1.96 * least
 
 
 def test_a_systematic_error_of_the_replay_is_corrected() -> None:
