@@ -18,6 +18,8 @@ from harness.train.loader import batches, endless_shares
 NAME = "loader throughput"
 SECONDS, LIMIT_S = 0.3, 10.0
 """Least time of the timed batches, and the limit of the whole measurement."""
+MARGIN = 1.25
+"""Least ratio of the loader's time to the model's that is a finding: both are short, and a machine's speed varies."""
 LEAST, MOST_SAMPLES = 3, 64
 """Smallest number of timed batches, and largest number of samples in the batch of a rank."""
 
@@ -80,7 +82,7 @@ def judge(seen: Sequence[Rate | None], case: Case) -> list[Finding]:
         return []
     loader = slowest.sample_s
     model = _step_s(case) / case.cell.global_batch_size
-    if loader <= model:
+    if loader <= MARGIN * model:
         return []
     workers = int_option(case.cell.loader, "workers", 0)
     rates = f"loader alone, {workers} workers a device: {_format(slowest)}; model alone: {1 / model:,.0f} samples/s"

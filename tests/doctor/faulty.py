@@ -16,15 +16,15 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, DistributedSampler
 
 from tests.doctor import faulty_steps, lookalikes
-from tests.doctor.healthy import CLASSES, Healthy, Net, blobs
+from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, blobs
 
 
 class BiasBeforeNorm(Healthy):
     """Healthy: what a bias adds the norm after it takes away, so that its gradient is nothing but rounding."""
 
     def build_model(self) -> nn.Module:
-        first = nn.Linear(8, 16)
-        return nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+        first, last = nn.Linear(8, WIDTH), nn.Linear(WIDTH, CLASSES)
+        return nn.Sequential(first, nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), last)
 
 
 class HandUpdated(Healthy):

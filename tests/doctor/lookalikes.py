@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from tests.doctor.faulty_steps import CountsPadding
-from tests.doctor.healthy import CLASSES, Healthy, Net, blobs
+from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, blobs
 
 
 class CountsTokens(CountsPadding):
@@ -71,7 +71,8 @@ class FrozenNorm(Healthy):
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, CLASSES)
+            self.first, self.norm = nn.Linear(8, WIDTH), nn.BatchNorm1d(WIDTH)
+            self.last = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
 
         def train(self, mode: bool = True) -> FrozenNorm.Net:
             super().train(mode)
