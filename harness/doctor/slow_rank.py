@@ -15,8 +15,8 @@ from harness.plan.checks.finding import Finding
 NAME = "slow rank"
 SLOW, LEAST_S = 2.5, 0.005
 """A rank is slow if its step takes this many times as long as the fastest rank's, and as many seconds more."""
-ROUNDS, PAUSE_S = 5, 0.05
-"""Most repetitions of the steps while a rank is slow, and the time before the first; each time it is longer."""
+ROUNDS, PAUSE_S = 8, 0.05
+"""Most repetitions of the steps while a rank is slow, and the time before the first; each is twice as long."""
 
 
 def observe(subject: Subject) -> float:
@@ -30,7 +30,7 @@ def observe(subject: Subject) -> float:
     for number in range(ROUNDS):
         if not _slow(seconds):
             break
-        time.sleep(PAUSE_S * (number + 1))
+        time.sleep(PAUSE_S * 2**number)
         own = min(own, observe_own_part(same.fresh()).step_s)
         seconds = subject.ranks.gather(own)
     return seconds[subject.ranks.rank]
