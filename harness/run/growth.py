@@ -56,7 +56,7 @@ class GrowingRay:
         request = NodeRequest(RayCoordinator())
         stack.callback(request.close)
         self._request, self._seen = request, _ids()
-        self._asked = _counted([])
+        self._asked, self._asked_at = _counted([]), 0
         self.cluster = replace(cluster, request=request)
 
     @property
@@ -65,10 +65,14 @@ class GrowingRay:
 
     def ask(self, bundles: Bundles) -> None:
         self._request.ask(bundles)
-        self._asked = _counted(bundles)
+        if (asked := _counted(bundles)) != self._asked:
+            self._asked, self._asked_at = asked, private.autoscaler_state().version
 
     def refuses(self) -> bool:
-        return any(self._asked <= _counted(request) for request in private.infeasible_requests())
+        state = private.autoscaler_state()
+        if state.answered <= self._asked_at:  # a refusal of an earlier, larger request would hold this one too
+            return False
+        return any(self._asked <= _counted(request) for request in state.refused)
 
     def look(self) -> bool:
         now = _ids()

@@ -144,7 +144,7 @@ def test_a_ray_without_the_coordinator_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_what_a_ray_without_its_private_names_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "find", lambda module, name: None)
-    assert private.infeasible_requests() == [] and private.draining_nodes() == set()
+    assert private.autoscaler_state() == private.AutoscalerState() and private.draining_nodes() == set()
 
 
 def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +163,12 @@ def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.Monkey
             )
             for request in requests
         ]
-        state = messages.AutoscalingState(infeasible_cluster_resource_constraints=constraints)
-        return messages.GetClusterStatusReply(autoscaling_state=state).SerializeToString()
+        state = messages.AutoscalingState(
+            infeasible_cluster_resource_constraints=constraints, last_seen_cluster_resource_state_version=6
+        )
+        resources = messages.ClusterResourceState(cluster_resource_state_version=7)
+        reply = messages.GetClusterStatusReply(autoscaling_state=state, cluster_resource_state=resources)
+        return reply.SerializeToString()
 
     class Client:
         reply = status()
@@ -177,6 +181,6 @@ def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.Monkey
     known = private.find
     monkeypatch.setattr(private, "find", lambda module, name: Client if name == "GcsClient" else known(module, name))
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
-    assert private.infeasible_requests() == []
+    assert private.autoscaler_state() == (7, 6, [])
     Client.reply = status([({"GPU": 8.0}, 1), ({"GPU": 1.0}, 2)])
-    assert private.infeasible_requests() == [[{"GPU": 8.0}, {"GPU": 1.0}, {"GPU": 1.0}]]
+    assert private.autoscaler_state() == (7, 6, [[{"GPU": 8.0}, {"GPU": 1.0}, {"GPU": 1.0}]])

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 TEMPORARY_FOLDER = "_temp_dir"
 """A private argument of ray.init."""
@@ -129,8 +129,20 @@ def autoscaling_coordinator() -> Any:
     return create() if create else None
 
 
-def infeasible_requests() -> list[list[dict[str, float]]]:
-    """Return the bundles of each request that the autoscaler says it cannot meet.
+class AutoscalerState(NamedTuple):
+    """What the autoscaler has published. ``refused``: the bundles of each request that it says it cannot meet.
+
+    The cluster's resources and requests have a ``version``, which grows whenever they are read; ``answered`` is the
+    version that the autoscaler had read: it publishes every few seconds.
+    """
+
+    version: int = 0
+    answered: int = 0
+    refused: Sequence[Sequence[Mapping[str, float]]] = ()
+
+
+def autoscaler_state() -> AutoscalerState:
+    """Return what the autoscaler has published.
 
     Without these names, and with the older autoscaler, which brings what it can, the run waits for its whole time.
     """
@@ -139,13 +151,17 @@ def infeasible_requests() -> list[list[dict[str, float]]]:
     client, reply = find("ray._raylet", "GcsClient"), find("ray.core.generated.autoscaler_pb2", STATUS)
     ask = getattr(client(ray.get_runtime_context().gcs_address), "get_cluster_status", None) if client else None
     if not (ask and reply):
-        return []
+        return AutoscalerState()
     status = reply.FromString(ask())
-    refused = getattr(status.autoscaling_state, "infeasible_cluster_resource_constraints", ())
-    return [
+    refused = [
         [dict(each.request.resources_bundle) for each in one.resource_requests for _ in range(each.count)]
-        for one in refused
+        for one in getattr(status.autoscaling_state, "infeasible_cluster_resource_constraints", ())
     ]
+    return AutoscalerState(
+        getattr(status.cluster_resource_state, "cluster_resource_state_version", 0),
+        getattr(status.autoscaling_state, "last_seen_cluster_resource_state_version", 0),
+        refused,
+    )
 
 
 def draining_nodes() -> set[str]:
