@@ -30,8 +30,6 @@ from harness.train.ranks import Ranks
 from tests.forks import start
 
 CLONE_NEWNET, PR_SET_TIMERSLACK = 0x40000000, 29
-EXPLAINED = 4
-"""Groups with more ranks are held out: of their trials nothing is measured but the step."""
 
 
 def why_not() -> str | None:
@@ -106,7 +104,7 @@ class NamespaceLauncher:
         self.count += 1
         size = group.placement.nodes * group.placement.workers_per_node
         queue: Any = get_context("forkserver").Queue()
-        job = Job(self._experiment(size), group, 1)
+        job = Job(self.experiment, group, 1)
         store = self.folder / f"store{self.count}"
         ranks = [start(_rank, rank, job, self.world, store, queue) for rank in range(size)]
         try:
@@ -122,12 +120,6 @@ class NamespaceLauncher:
             for rank in ranks:
                 rank.kill()
                 rank.join()
-
-    def _experiment(self, ranks: int) -> Experiment:
-        settings = self.experiment.throughput
-        if ranks <= EXPLAINED or settings is None:
-            return self.experiment
-        return self.experiment.model_copy(update={"throughput": settings.model_copy(update={"explain": False})})
 
 
 def _rank(rank: int, job: Job, world: World, store: Path, queue: Any) -> None:

@@ -20,21 +20,26 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 from harness.analysis.prediction import Asked
+from harness.analysis.prediction.model import slowest_ranks, without_stalls
+from harness.analysis.prediction.observed import families
 from harness.analysis.results import Results, load, predict
 from harness.config.experiment import Experiment, parse_experiment
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.record.frames import records
 from harness.run.execution import Execution
-from tests.benchmarks.emulated_links import EXPLAINED, NamespaceLauncher, why_not, world
+from tests.benchmarks.emulated_links import NamespaceLauncher, why_not, world
 
 MOST_BUSY = 0.4
 HELD_OUT = (8, 16)
+MOST_FITTED = 4
+"""Ranks of the largest size that is predicted from, and of the largest placement whose links are measured."""
 PER_RUN = 5
 """Studies that share the rate of their links, and a run."""
 LAYERS, BATCH = 16, 4
@@ -42,6 +47,8 @@ RING_OF_8 = 2 * 7 / 8
 TARGETS = {8: (0.03, 0.07), 16: (0.05, 0.15)}
 """Mean and largest error at each number of ranks."""
 MOST_HALF_WIDTH, MOST_REFUSED = 0.12, 0.1
+MOST_EXPOSED_OFF = 5
+"""Percentage points of the step."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +159,28 @@ def without_held_out_links(plan: Plan) -> Plan:
     groups = [
         replace(
             group,
-            trials=tuple(t for t in group.trials if t.purpose != "links" or t.cell.devices <= EXPLAINED),
+            trials=tuple(t for t in group.trials if t.purpose != "links" or t.cell.devices <= MOST_FITTED),
         )
         for group in plan.groups
     ]
     return replace(plan, groups=tuple(group for group in groups if group.trials))
+
+
+def exposed_shares(results: Results) -> dict[tuple[str, int, int], float]:
+    """Return by family, devices and nodes the share of a step in which it waited for exchanges, as measured.
+
+    The rest of it is the slowest rank's own time, from the ranks' times without exchange and the steps' jitter.
+    """
+    generator = np.random.default_rng(0)
+    shares: dict[tuple[str, int, int], float] = {}
+    for family in families(results.trials, results.windows, results.lines, results.step_times):
+        jitter = without_stalls(family.jitter)
+        for size, seen in family.sizes.items():
+            if seen.own_s:
+                slowest_s = float(slowest_ranks(np.array(seen.own_s), jitter, generator).mean())
+                share = (seen.mean_s - seen.wait_s - slowest_s) / seen.mean_s
+                shares[str(family.row["family_id"]), size.devices, size.nodes] = share
+    return shares
 
 
 def judged(results: Results) -> list[dict[str, Any]]:
@@ -172,9 +196,17 @@ def judged(results: Results) -> list[dict[str, Any]]:
         for row in records(results.trials)
         if row["devices"] in HELD_OUT
     }
-    table = predict(results, Asked(most_fitted=EXPLAINED))
+    table = predict(results, Asked(most_fitted=MOST_FITTED))
     rows = [row for row in records(table) if row["devices"] in HELD_OUT and row["kind"] == "held out"]
-    return [{**row, "busy": by_size.get((row["family_id"], row["devices"]), math.nan)} for row in rows]
+    exposed = exposed_shares(results)
+    return [
+        {
+            **row,
+            "busy": by_size.get((row["family_id"], row["devices"]), math.nan),
+            "exposed_share": exposed.get((row["family_id"], row["devices"], row["nodes"])),
+        }
+        for row in rows
+    ]
 
 
 def wilson(hits: int, count: int) -> tuple[float, float]:
@@ -198,6 +230,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> tuple[Table, list[str]]:
         "Amdahl",
         "ring line",
         "exposed",
+        "predicted",
         "busy",
         "",
     ):
@@ -210,11 +243,16 @@ def tables(rows: Sequence[dict[str, Any]]) -> tuple[Table, list[str]]:
             f"{row['devices']} on {row['nodes']}",
             *("" if value is None else f"{1e3 * value:.1f}" for value in seconds),
             *("" if value is None else f"{value:+.1%}" for value in (row["error"], *laws)),
-            "" if row["exposed_s"] is None else f"{row['exposed_s'] / row['step_s']:.0%}",
+            *("" if share is None else f"{share:.0%}" for share in (row["exposed_share"], predicted_share(row))),
             f"{row['busy']:.2f}",
             (row["refusal"] or "")[:60] or ("left out" if row["busy"] > MOST_BUSY else ""),
         )
     return table, judgement(rows)
+
+
+def predicted_share(row: dict[str, Any]) -> float | None:
+    """Return the predicted exposed communication over the predicted step; None if there is none."""
+    return None if row["step_s"] is None else row["exposed_s"] / row["step_s"]
 
 
 def judgement(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -231,6 +269,14 @@ def judgement(rows: Sequence[dict[str, Any]]) -> list[str]:
             other = [abs(row[f"{law}_s"] / row["measured_s"] - 1) for row in fair if row["devices"] == ranks]
             if other:
                 lines.append(f"    {law}: mean error {fmean(other):.1%}, worst {max(other):.1%}")
+    points = [
+        100 * abs(share - row["exposed_share"])
+        for row in fair
+        if (share := predicted_share(row)) is not None and row["exposed_share"] is not None
+    ]
+    if points:
+        most = f"{sum(each <= MOST_EXPOSED_OFF for each in points)} of {len(points)} cells within {MOST_EXPOSED_OFF}"
+        lines.append(f"exposed communication: mean {fmean(points):.1f} points off, worst {max(points):.1f}; {most}")
     by_study: dict[str, list[bool]] = {}
     for row in fair:
         by_study.setdefault(row["family_id"], []).append(row["low"] <= row["measured_s"] <= row["high"])

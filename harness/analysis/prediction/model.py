@@ -133,12 +133,12 @@ class Model:
         n = size.devices
         seen = ranks[:n]
         exchanges = self._timeline(own_s)
-        central = self._stretches(seen, np.zeros(n - len(seen)), n)
+        central = self._stretches(seen, np.zeros(n - len(seen)))
         best = self._costs(size, None)
         curve = self._curve(exchanges, best, n, central)
         own, exposed = [], []
         for draw in range(DRAWS):
-            stretches = self._stretches(seen, self._unseen(ranks, n - len(seen)), n)
+            stretches = self._stretches(seen, self._unseen(ranks, n - len(seen)))
             varied = stretches * (1 + self._own_error() * self._generator.standard_normal())
             own.append(own_s * varied.mean())
             exposed.append(self._interpolated(self._curve(exchanges, self._costs(size, draw), n, varied), varied))
@@ -148,16 +148,9 @@ class Model:
         at = central * (centre / (own_s * central.mean()))
         return _Parts(centre, self._interpolated(curve, at), own_draws, exposed_draws)
 
-    def _stretches(self, seen: Array, unseen: Array, n: int) -> Array:
+    def _stretches(self, seen: Array, unseen: Array) -> Array:
         """Return the slowest rank's time over the mean own time in each of STEPS steps."""
-        ranks = np.concatenate([seen, np.exp(unseen)])
-        jitter = self._jitter
-        if len(jitter) < 2:
-            return np.full(STEPS, ranks.max())
-        starts = self._generator.integers(0, len(jitter), size=(n, STEPS // BLOCK_STEPS))
-        places = (starts[:, :, None] + np.arange(BLOCK_STEPS)) % len(jitter)
-        slowest: Array = (ranks[:, None] * jitter[places.reshape(n, -1)]).max(axis=0)
-        return slowest
+        return slowest_ranks(np.concatenate([seen, np.exp(unseen)]), self._jitter, self._generator)
 
     def _unseen(self, ranks: Array, count: int) -> Array:
         """Return the log factors of ranks that were not measured, as spread as those that were, or more."""
@@ -232,6 +225,20 @@ class Model:
     def _model_error(self, size: Size, own_s: float, exposed: float) -> float:
         doublings = max(0.0, math.log2(size.devices / self._largest.size.devices))
         return math.hypot(DOUBLING_ERROR["own"] * own_s, DOUBLING_ERROR["exposed"] * exposed) * doublings
+
+
+def slowest_ranks(ranks: Array, jitter: Array, generator: np.random.Generator) -> Array:
+    """Return the slowest rank's time in each of STEPS steps, in the unit of ``ranks``, one mean time a rank.
+
+    ``jitter``: step times over their mean, resampled for each rank in blocks of steps that follow one another (moving
+    blocks: Kuensch 1989, The Annals of Statistics 17(3)).
+    """
+    if len(jitter) < 2:
+        return np.full(STEPS, ranks.max())
+    starts = generator.integers(0, len(jitter), size=(len(ranks), STEPS // BLOCK_STEPS))
+    places = (starts[:, :, None] + np.arange(BLOCK_STEPS)) % len(jitter)
+    slowest: Array = (ranks[:, None] * jitter[places.reshape(len(ranks), -1)]).max(axis=0)
+    return slowest
 
 
 def without_stalls(jitter: Array) -> Array:
