@@ -114,18 +114,19 @@ def _of_groups(points: Sequence[Timed], end_s: float, *, overlapped: bool) -> li
     Otherwise, as on a CPU, the host waits in each call.
     """
     passes: list[tuple[float, ExchangePoint]] = []
-    open_groups: dict[tuple[str, int], int] = {}
+    state: dict[int, str] = {}  # of each group: the kind of its last point
     reduced: dict[int, tuple[float, ExchangePoint]] = {}
+    trained = {point.group for point, _ in points if point.kind == "gradients"}
     for point, seconds in points:
+        last = state.get(point.group)
         if point.kind == "gradients":
             reduced[point.group] = (seconds, point)  # with accumulation, those of the last backward pass
-        else:
-            key = (point.kind, point.group)
-            if not open_groups.get(key):
-                passes.append((seconds, point))
-            open_groups[key] = 1
-            other = "backward" if point.kind == "forward" else "forward"
-            open_groups[other, point.group] = 0
+            state[point.group] = "reduced"
+        elif point.kind == "forward" and last == "backward" and point.group in trained:
+            continue  # activation checkpointing computes it again, from the parameters of the backward pass
+        elif point.kind != last and (point.kind, last) != ("backward", "reduced"):
+            passes.append((seconds, point))
+            state[point.group] = point.kind
     events: list[tuple[float, int, ExchangeRow]] = []
     before: dict[str, float] = {}
     for seconds, point in passes:

@@ -106,8 +106,11 @@ class Fsdp(Strategy):
         return nullcontext()
 
     def observed(self, model: nn.Module, context: WrapContext, report: Report) -> nn.Module | None:
-        """Report the passes of each group from hooks of its modules; None for a hybrid mesh, which exchanges twice."""
-        if context.options.get("mesh", "flat") == "hybrid" and context.nodes > 1:
+        """Report the passes of each group from hooks of its modules; None for a hybrid mesh, which exchanges twice.
+
+        None also on one node, where it is a flat one: on several it is another, which that would predict wrongly.
+        """
+        if context.options.get("mesh", "flat") == "hybrid":
             return None
         observe_groups(self._groups, report)
         return model

@@ -290,6 +290,15 @@ def test_hybrid_shards_inside_a_node_and_replicates_between_nodes() -> None:
 
 
 @pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_hybrid_mesh_records_no_exchanges_on_any_number_of_nodes(nodes: int) -> None:
+    points: list[object] = []
+    hybrid = training_of(replace(CELL, nodes=nodes, strategy_options={"mesh": "hybrid"}), gpt())
+    assert not hybrid.observe_exchange(points.append)
+    assert training_of(replace(CELL, nodes=nodes), gpt()).observe_exchange(points.append)
+
+
+@pytest.mark.usefixtures("eight_ranks")
 @pytest.mark.parametrize(
     ("precision", "options", "text"),
     [
