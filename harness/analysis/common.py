@@ -51,7 +51,12 @@ def last_of_blocks(trials: pd.DataFrame) -> pd.DataFrame:
 
 def is_no_claim(row: Row) -> bool:
     """Return whether a row's speed is no claim: emulated, oversubscribed, or allowed despite an error of the doctor."""
-    return any(not pd.isna(row.get(tag)) and bool(row[tag]) for tag in TAGS)
+    return bool(claim_tags(row))
+
+
+def claim_tags(row: Row) -> list[str]:
+    """Return the tags that make a row's speed no claim."""
+    return [tag for tag in TAGS if not pd.isna(row.get(tag)) and bool(row[tag])]
 
 
 def no_claims(frame: pd.DataFrame) -> pd.Series[bool]:

@@ -60,7 +60,7 @@ def predict_command(
             )
         further = read_links(links, results.collectives) if links else None
         table = predict(results, asked, further)
-        _show(table)
+        _show(table, numbers)
         files = _draw(results.folder.figures, table)
         show(f"Figure: {', '.join(map(str, files))}" if files else "No figure: nothing was predicted.")
         return 0
@@ -68,16 +68,16 @@ def predict_command(
     raise typer.Exit(exit_code_of(work))
 
 
-def _show(table: pd.DataFrame) -> None:
+def _show(table: pd.DataFrame, devices: tuple[int, ...]) -> None:
     from harness.report.row import rows_of
-    from harness.report.tables.prediction import family_label, prediction_table, refusals
+    from harness.report.tables.prediction import family_label, measured_alone, prediction_table, refusals
     from harness.run.console import rich_table
 
     for _, family in table.groupby("family_id", sort=False):
         content = prediction_table(family, narrow=True)
         if content.rows:
             Console().print(rich_table(content, family_label(rows_of(family)[0])), "")
-    for reason in refusals(table):
+    for reason in [*refusals(table), *measured_alone(table, devices)]:
         show(reason)
 
 

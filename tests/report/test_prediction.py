@@ -14,7 +14,7 @@ from harness.analysis.prediction.observed import Size
 from harness.analysis.results import Results
 from harness.report.figures.common import style
 from harness.report.figures.prediction import predicted_steps, write_prediction
-from harness.report.tables.prediction import prediction_table, prediction_words, refusals
+from harness.report.tables.prediction import measured_alone, prediction_table, prediction_words, refusals
 from tests.analysis.prediction.world import collectives, family, observed, step_s
 
 
@@ -47,9 +47,9 @@ def test_a_narrow_table_has_neither_label_nor_parts() -> None:
 
 def test_what_is_refused_is_a_sentence_with_the_sizes() -> None:
     (sentence,) = refusals(table())
-    assert sentence.startswith("Not predicted: ddp · resnet8 on 64 on 64 nodes devices: more than 8 times the largest")
+    assert sentence.startswith("Not predicted: ddp · resnet8 on 64 devices on 64 nodes: more than 8 times the largest")
     (sentence,) = refusals(table(strategy="dp"))
-    assert "8 on 8 nodes, 64 on 64 nodes devices: dp is not predicted" in sentence
+    assert "8 devices on 8 nodes, 64 devices on 64 nodes: dp is not predicted" in sentence
 
 
 def test_the_words_say_how_good_held_out_sizes_were() -> None:
@@ -83,5 +83,11 @@ def test_without_predictions_there_is_a_reason_and_no_file(strategy: str, tmp_pa
 
 def test_the_figure_is_written_in_both_formats(tmp_path: Path) -> None:
     files = write_prediction(tmp_path / "figures", table())
-    assert sorted(path.name for path in files) == ["prediction.png", "prediction.svg"]
+    assert sorted(path.name for path in files) == ["prediction_asked.png", "prediction_asked.svg"]
     assert all(path.stat().st_size > 1000 for path in files)
+
+
+def test_a_size_that_was_measured_and_is_not_predicted_is_named() -> None:
+    assert measured_alone(table(), [4, 8]) == []
+    (sentence,) = measured_alone(table(), [2, 8])
+    assert "on 2 devices on 2 nodes: it was measured, " in sentence and "needs two smaller measured sizes" in sentence

@@ -47,6 +47,17 @@ def refusal_of_sizes(fitted: Sequence[Size]) -> str | None:
     return None
 
 
+def refusal_of_parts(fitted: Sequence[Size]) -> str | None:
+    """Return why these sizes, those of the smaller ones whose parts are all known, predict none; None if they do."""
+    if len({size.devices for size in fitted}) > 1:
+        return None
+    known = ", ".join(map(str, fitted)) or "none"
+    return (
+        "needs two numbers of devices with steps without exchange and collectives that a ring fits, of those measured: "
+        f"{known}; set throughput.explain: true, and measure placements of one tier"
+    )
+
+
 def refusal_of_distance(size: Size, fitted: Sequence[Size], *, far: bool) -> str | None:
     """Return why a size is too far from the measured ones; None if it is not, or ``far`` allows it."""
     largest = max(each.devices for each in fitted)
@@ -79,4 +90,4 @@ def refusal_by_grade(error: float | None, size: Size) -> str | None:
     """Return why a family whose prediction of a held-out size was this wrong is not predicted further."""
     if error is None or abs(error) <= MOST_MISS:
         return None
-    return f"predicted from smaller sizes, {size} devices were {abs(error):.0%} off; measure larger sizes"
+    return f"predicted from smaller sizes, {size.words} were {abs(error):.0%} off; measure larger sizes"

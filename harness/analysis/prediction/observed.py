@@ -11,11 +11,10 @@ import pandas as pd
 
 from harness.analysis.common import Lines, Row, Rows
 from harness.analysis.prediction.replay import Exchange
-from harness.analysis.prediction.ring import Array, Timed
+from harness.analysis.prediction.ring import Array
 from harness.analysis.step_timing import Timing, timings
 from harness.analysis.steps import StepTimes
 from harness.plan.comparison import options_of
-from harness.plan.exchange_rows import Collective
 from harness.plan.link_rows import LinkTier
 from harness.record.frames import records
 
@@ -33,6 +32,12 @@ class Size:
     @property
     def tier(self) -> LinkTier:
         return "between nodes" if self.nodes > 1 else "inside a node"
+
+    @property
+    def words(self) -> str:
+        """The size as a noun: '1 device', '4 devices on 2 nodes'."""
+        devices = f"{self.devices} device{'s' * (self.devices > 1)}"
+        return devices if self.nodes == 1 else f"{devices} on {self.nodes} nodes"
 
     def __str__(self) -> str:
         return f"{self.devices}" if self.nodes == 1 else f"{self.devices} on {self.nodes} nodes"
@@ -88,6 +93,12 @@ class Family:
         return any(exchange.operation == "all_gather" for exchange in self.exchanges)
 
     @property
+    def backend(self) -> str:
+        """The backend of the ranks' collectives, which have a device each."""
+        asked = options_of(self.row).get(f"{self.row['strategy']}.backend")
+        return "nccl" if self.row["device"] == "cuda" and asked != "gloo" else "gloo"
+
+    @property
     def has_loader_workers(self) -> bool:
         return bool(options_of(self.row).get("loader.workers"))
 
@@ -97,19 +108,9 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
     known = trials["purpose"].fillna("").isin(["", "explain"]) & (trials["kind"] != "convergence")
     ok = known & (trials["outcome"] == "ok") & ~trials["inline"].fillna(False).astype(bool)
     rows = [row for row in records(trials[ok]) if row["device_ids"] is None and row["per_device_batch_size"]]
-    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), _exchanges(lines), _by_trial(times))
+    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), _exchanges(lines), net_step_times(times))
     several = [row for row in rows if row["devices"] > 1 and row["kind"] == "throughput"]
     return [measured.family(family_id) for family_id in dict.fromkeys(str(row["family_id"]) for row in several)]
-
-
-def timed_collectives(collectives: pd.DataFrame) -> dict[tuple[Collective, LinkTier], list[tuple[Size, Timed]]]:
-    """Return the measured times of each collective by tier, with the size of their placement."""
-    found: dict[tuple[Collective, LinkTier], list[tuple[Size, Timed]]] = {}
-    for row in records(collectives):
-        size = Size(int(row["devices"]), int(row["nodes"]))
-        timed = Timed(size.devices, int(row["size_bytes"]), float(row["time_s"]))
-        found.setdefault((row["operation"], row["tier"]), []).append((size, timed))
-    return found
 
 
 def optimizer_seconds(windows: pd.DataFrame) -> dict[Key, float]:
@@ -130,9 +131,11 @@ def _exchanges(lines: Lines) -> dict[Key, tuple[Exchange, ...]]:
     }
 
 
-def _by_trial(times: StepTimes) -> dict[Key, Array]:
+def net_step_times(times: StepTimes) -> dict[Key, Array]:
+    """Return the seconds of each trial's steps, without their wait for data where it is known."""
     keys = ((str(trial_id), int(attempt)) for trial_id, attempt in times.trials)
-    return dict(zip(keys, times.step_s, strict=True))
+    pairs = zip(times.step_s, times.wait_s, strict=True)
+    return dict(zip(keys, (step_s - np.nan_to_num(wait_s) for step_s, wait_s in pairs), strict=True))
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,8 @@ class _Measured:
         )
 
     def _jitter(self, rows: Rows) -> Array:
-        parts = [steps / steps.mean() for row in rows if (steps := self.steps.get(_key(row))) is not None]
-        return np.concatenate(parts) if parts else np.array([])
+        found = [self.steps[_key(row)] for row in rows if _key(row) in self.steps]
+        return np.concatenate([steps / steps.mean() for steps in found]) if found else np.array([])
 
 
 def _key(row: Row) -> Key:

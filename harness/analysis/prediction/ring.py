@@ -66,7 +66,6 @@ class RingFit:
     ``miss``: the largest relative difference to the measured time of all exchanges of a step, over numbers of ranks.
     """
 
-    operation: Collective
     cost: RingCost
     others: tuple[RingCost, ...]
     miss: float
@@ -89,9 +88,7 @@ def fit_ring(
     vector, _, covariance, hidden = min(fits, key=lambda fit: fit[1])
     best = _cost(vector, hidden)
     others = generator.multivariate_normal(vector, covariance, size=draws, method="eigh")
-    return RingFit(
-        operation, best, tuple(_cost(other, hidden) for other in others), _miss(operation, best, near, sizes)
-    )
+    return RingFit(best, tuple(_cost(other, hidden) for other in others), _miss(operation, best, near, sizes))
 
 
 def _fit(

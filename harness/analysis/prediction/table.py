@@ -4,75 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
-from harness.analysis.common import Row, is_no_claim
+from harness.analysis.common import Row, claim_tags
 from harness.analysis.prediction.grounds import (
     FARTHEST,
     refusal_by_grade,
     refusal_of_distance,
     refusal_of_family,
     refusal_of_links,
+    refusal_of_parts,
     refusal_of_sizes,
 )
 from harness.analysis.prediction.laws import by_laws
+from harness.analysis.prediction.links import SEED, Fits, Links
 from harness.analysis.prediction.model import DRAWS, Model, Predicted
-from harness.analysis.prediction.observed import Family, Observed, Size, timed_collectives
+from harness.analysis.prediction.observed import Family, Observed, Size
 from harness.analysis.prediction.replay import LANES
-from harness.analysis.prediction.ring import RingFit, Timed, fit_ring
 from harness.analysis.stats import mean_interval
 from harness.errors import PredictionError
 from harness.plan.exchange_rows import Collective
 from harness.plan.link_rows import LinkTier
 from harness.record.schema import DESCRIPTION, PREDICTION
 
-SEED = 0
 FITTED, HELD_OUT, ASKED = "measured", "held out", "asked"
 DOUBLINGS = 3
-
-
-@dataclass(frozen=True)
-class Links:
-    """The measured collectives: of the run itself, and further ones that hold where the run has none."""
-
-    own: pd.DataFrame
-    further: pd.DataFrame | None = None
-
-    @cached_property
-    def timed(self) -> Mapping[tuple[Collective, LinkTier], Sequence[tuple[Size, Timed]]]:
-        """The times of the run's own, and of tiers that it lacks."""
-        further = {} if self.further is None else timed_collectives(self.further)
-        return {**further, **timed_collectives(self.own)}
-
-    @property
-    def backend(self) -> str:
-        """The backend of the processes' collectives; empty if none were measured."""
-        known = [*self.own["backend"], *([] if self.further is None else self.further["backend"])]
-        return str(known[0]) if known else ""
-
-    def fits(
-        self, tier: LinkTier, needed: Mapping[Collective, Sequence[int]], most_devices: int
-    ) -> dict[Collective, RingFit]:
-        """Return the fit of each collective that was measured; ``needed``: the sizes in bytes that are exchanged.
-
-        ``most_devices``: of larger placements of the run nothing is known.
-        """
-        generator = np.random.default_rng(SEED)
-        fits: dict[Collective, RingFit] = {}
-        for operation, sizes in needed.items():
-            measured = self.timed.get((operation, tier), ())
-            known = [timed for size, timed in measured if size.devices <= most_devices or self._is_further(size)]
-            if fit := fit_ring(operation, known, sizes, generator, DRAWS):
-                fits[operation] = fit
-        return fits
-
-    def _is_further(self, size: Size) -> bool:
-        """Return whether a placement was measured apart from the run: there is nothing to hold out."""
-        same = (self.own["devices"] == size.devices) & (self.own["nodes"] == size.nodes)
-        return not bool(same.any())
 
 
 @dataclass(frozen=True)
@@ -115,6 +73,14 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class _Ground:
+    """What a size is predicted from: smaller sizes, and the fits of their collectives by tier."""
+
+    fitted: Sequence[Size]
+    fits: Mapping[LinkTier, Fits]
+
+
+@dataclass(frozen=True)
 class _FamilyTable:
     """The rows of one family."""
 
@@ -125,13 +91,13 @@ class _FamilyTable:
 
     def rows(self) -> Iterator[Row]:
         sizes = [*self.family.sizes]
-        usable = [each for each in sizes if each.devices <= (self.asked.most_fitted or each.devices)]
+        known = [each for each in sizes if each.devices <= (self.asked.most_fitted or each.devices)]
         refusal = refusal_of_family(self.family) or self.excluded
         graded: tuple[Size, float | None] | None = None
         for size in sizes:
-            fitted = [each for each in usable if each.devices < size.devices]
-            if len({each.devices for each in fitted}) > 1:
-                row = self._row(size, HELD_OUT, fitted, refusal)
+            smaller = [each for each in known if each.devices < size.devices]
+            if len({each.devices for each in smaller}) > 1:
+                row = self._row(size, HELD_OUT, smaller, refusal)
                 graded = size, error if isinstance(error := row.get("error"), float) else None
                 yield row
             else:
@@ -139,20 +105,21 @@ class _FamilyTable:
         grade = refusal_by_grade(graded[1], graded[0]) if graded else None
         for size in self.asked.sizes(sizes[-1], is_graded=graded is not None):
             if size not in self.family.sizes:
-                yield self._row(size, ASKED, usable, refusal or grade)
+                yield self._row(size, ASKED, known, refusal or grade)
 
-    def _row(self, size: Size, kind: str, fitted: Sequence[Size], refusal: str | None) -> dict[str, object]:
+    def _row(self, size: Size, kind: str, smaller: Sequence[Size], refusal: str | None) -> dict[str, object]:
         """Return the row of one size, with the reason in place of a prediction if there is none."""
+        ground = self._ground(size, smaller)
         row = {
             **self._described(size, kind),
-            "fitted": tuple(map(str, fitted)),
-            "marks": tuple(self._marks(size, fitted)),
+            "fitted": tuple(map(str, ground.fitted)),
+            "marks": tuple(self._marks(size, ground.fitted)),
         }
-        steps = {each.devices: self.family.sizes[each].mean_s for each in fitted}
+        steps = {each.devices: self.family.sizes[each].mean_s for each in smaller}
         laws = by_laws(steps, size.devices, strong=self.family.row["scaling"] == "strong")
         row |= {f"{law}_s": seconds for law, seconds in laws.items()}
-        refusal = refusal or self._refusal(size, fitted)
-        return {**row, "refusal": refusal} if refusal else {**row, **self._predicted(size, fitted)}
+        refusal = refusal or self._refusal(size, smaller, ground)
+        return {**row, "refusal": refusal} if refusal else {**row, **self._predicted(size, ground)}
 
     def _described(self, size: Size, kind: str) -> dict[str, object]:
         first, batch = self.family.row, self._batch(size)
@@ -166,41 +133,45 @@ class _FamilyTable:
             **_measured(self.family.sizes.get(size)),
         }
 
-    def _refusal(self, size: Size, fitted: Sequence[Size]) -> str | None:
-        """Return why this size is not predicted from these; None if it is."""
+    def _ground(self, size: Size, smaller: Sequence[Size]) -> _Ground:
+        """Return the smaller sizes whose parts are all known, and the fits of the tiers of all of them and of ``size``.
+
+        Without a size on several devices there are none: nothing shows what an exchange costs.
+        """
+        largest = max((each.devices for each in smaller), default=0)
+        needed = self._needed()
+        tiers = dict.fromkeys([size.tier, *(each.tier for each in smaller if each.devices > 1)])
+        fits = {tier: self.links.fits(self.family.backend, tier, needed, largest, DRAWS) for tier in tiers}
+        fitted = [
+            each
+            for each in smaller
+            if self.family.sizes[each].own_s
+            and (each.devices == 1 or not refusal_of_links(each, [*needed], fits[each.tier]))
+        ]
+        return _Ground(fitted, fits)
+
+    def _refusal(self, size: Size, smaller: Sequence[Size], ground: _Ground) -> str | None:
+        """Return why this size is not predicted; None if it is."""
         if not self._batch(size):
             return f"the global batch of {self.family.row['global_batch_size']} does not divide by {size.devices}"
-        refusal = refusal_of_sizes(fitted) or refusal_of_distance(size, fitted, far=self.asked.far)
-        return refusal or self._refusal_of_links(size, fitted)
+        return (
+            refusal_of_sizes(smaller)
+            or refusal_of_links(size, [*self._needed()], ground.fits[size.tier])
+            or refusal_of_parts(ground.fitted)
+            or refusal_of_distance(size, ground.fitted, far=self.asked.far)
+        )
 
-    def _predicted(self, size: Size, fitted: Sequence[Size]) -> dict[str, object]:
+    def _predicted(self, size: Size, ground: _Ground) -> dict[str, object]:
         batch = self._batch(size)
-        predicted = self.model(size, fitted).predict(size, batch)
+        sizes = [self.family.sizes[each] for each in ground.fitted]
+        lanes = LANES.get(self.family.backend, 1)
+        predicted = Model(self.family, sizes, ground.fits, lanes, np.random.default_rng(SEED)).predict(size, batch)
         seen = self.family.sizes.get(size)
         return {
             **_columns(predicted),
             "throughput_per_s": self._units(size, batch) / predicted.step_s,
             "error": predicted.step_s / seen.mean_s - 1 if seen else None,
         }
-
-    def model(self, size: Size, fitted: Sequence[Size]) -> Model:
-        """Return the model of this size fitted to these sizes."""
-        largest = max(each.devices for each in fitted)
-        tiers = dict.fromkeys([size.tier, *(each.tier for each in fitted if each.devices > 1)])
-        fits = {tier: self.links.fits(tier, self._needed(), largest) for tier in tiers}
-        usable = [
-            self.family.sizes[each]
-            for each in fitted
-            if self.family.sizes[each].own_s
-            and (each.devices == 1 or not refusal_of_links(each, [*self._needed()], fits[each.tier]))
-        ]
-        lanes = LANES.get(self.links.backend, 1)
-        return Model(self.family, usable, fits, lanes, np.random.default_rng(SEED))
-
-    def _refusal_of_links(self, size: Size, fitted: Sequence[Size]) -> str | None:
-        needed = self._needed()
-        fits = self.links.fits(size.tier, needed, max(each.devices for each in fitted))
-        return refusal_of_links(size, [*needed], fits)
 
     def _needed(self) -> dict[Collective, list[int]]:
         sizes: dict[Collective, list[int]] = {}
@@ -217,17 +188,16 @@ class _FamilyTable:
         return 0 if left else batch
 
     def _units(self, size: Size, batch: int) -> float:
-        """Return the samples or tokens of a step: as many a sample as in the largest measured one."""
+        """Return the samples or tokens of a step: as many a sample as in the last trial of the largest size."""
         row = self.family.row
-        largest = self.family.sizes[Size(int(row["devices"]), int(row["nodes"]))]
-        per_sample = float(row["throughput_per_s"]) * largest.mean_s / int(row["global_batch_size"])
+        last_s = self.family.sizes[Size(int(row["devices"]), int(row["nodes"]))].step_s[-1]
+        per_sample = float(row["throughput_per_s"]) * last_s / int(row["global_batch_size"])
         return per_sample * batch * size.devices
 
     def _marks(self, size: Size, fitted: Sequence[Size]) -> Iterator[str]:
         if fitted and size.devices > FARTHEST * max(each.devices for each in fitted):
             yield "far"
-        if is_no_claim(self.family.row):
-            yield "emulated" if self.family.row["emulated"] else "faulty"
+        yield from claim_tags(self.family.row)
 
 
 def _measured(seen: Observed | None) -> dict[str, object]:

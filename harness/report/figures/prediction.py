@@ -72,7 +72,7 @@ def _drawing_of(prediction: pd.DataFrame) -> Drawing:
 
 
 def write_prediction(folder: Path, prediction: pd.DataFrame) -> list[Path]:
-    """Write prediction.png and prediction.svg into a folder; return their paths, none if nothing is predicted."""
+    """Write the figure of asked predictions into a folder, beside the report's own; return its paths, none without."""
     from harness.report.pictures import files_of
     from harness.system.files import replace_all, writing
 
@@ -80,7 +80,7 @@ def write_prediction(folder: Path, prediction: pd.DataFrame) -> list[Path]:
         drawing = _drawing_of(prediction)
         if drawing.figure is None:
             return []
-        files = files_of("prediction", drawing.figure)
+        files = files_of("prediction_asked", drawing.figure)
     with writing(folder):
         folder.mkdir(exist_ok=True)
     paths = {folder / name: content for name, content in files.items()}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
+from harness.analysis.prediction import Size
 from harness.plan.labels import joined
 from harness.report.labels import shown_devices
 from harness.report.row import Row, is_missing, number, rows_of
 from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, words
 
 WIDE = ("cells", "from", "own, ms", "exposed, ms", "other, ms")
+MEASURED = ("measured_s", "measured_low", "measured_high")
 MILLISECONDS = decimal("{:,.4g}", 1000)
 
 
@@ -22,7 +26,7 @@ def prediction_table(prediction: pd.DataFrame, *, narrow: bool = False) -> TextT
         ("cells", family_label, words),
         ("devices", shown_devices, words),
         ("from", lambda row: ", ".join(dict.fromkeys(size.split()[0] for size in _texts(row["fitted"]))), words),
-        ("measured, ms", lambda row: _interval(row, "measured_s", "measured_low", "measured_high"), words),
+        ("measured, ms", lambda row: _interval(row, *MEASURED), words),
         ("predicted, ms", lambda row: _interval(row, "step_s", "low", "high"), words),
         ("error", lambda row: _signed(row["error"]), words),
         ("own, ms", "own_s", MILLISECONDS),
@@ -60,10 +64,22 @@ def refusals(prediction: pd.DataFrame) -> list[str]:
     sizes: dict[tuple[str, str], list[str]] = {}
     for row in rows_of(prediction):
         if not is_missing(row["refusal"]):
-            sizes.setdefault((family_label(row), str(row["refusal"])), []).append(shown_devices(row))
+            sizes.setdefault((family_label(row), str(row["refusal"])), []).append(_size(row).words)
+    return [f"Not predicted: {name} on {', '.join(of)}: {reason}." for (name, reason), of in sizes.items()]
+
+
+def measured_alone(prediction: pd.DataFrame, devices: Sequence[int]) -> list[str]:
+    """Return a sentence for each size among ``devices`` that was measured, and that too few smaller ones predict."""
     return [
-        f"Not predicted: {name} on {', '.join(devices)} devices: {reason}." for (name, reason), devices in sizes.items()
+        f"Not predicted: {family_label(row)} on {_size(row).words}: it was measured, {_interval(row, *MEASURED)} ms a "
+        "step, and a prediction of it needs two smaller measured sizes."
+        for row in rows_of(prediction)
+        if row["kind"] == "measured" and row["devices"] in devices
     ]
+
+
+def _size(row: Row) -> Size:
+    return Size(int(number(row["devices"])), int(number(row["nodes"])))
 
 
 def family_label(row: Row) -> str:

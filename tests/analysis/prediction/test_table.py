@@ -17,7 +17,7 @@ from harness.analysis.prediction.replay import Exchange
 from harness.analysis.prediction.ring import RingCost
 from harness.errors import PredictionError
 from harness.record.frames import records
-from tests.analysis.prediction.world import BATCH, COST, EXCHANGES, OWN_S, collectives, family, observed, row, step_s
+from tests.analysis.prediction.world import BATCH, COST, OWN_S, collectives, family, observed, row, step_s
 
 SMALL = (Exchange("all_reduce", 2**14, 0.1, 0.1),)
 ASKED = Asked(devices=(8, 16), nodes=(8, 16))
@@ -50,10 +50,13 @@ def test_the_parts_add_up_to_the_step() -> None:
 
 
 def test_throughput_is_that_of_the_predicted_step() -> None:
-    found = asked_row(family())
-    largest = family().sizes[Size(4, 4)]
-    per_step = largest.row["throughput_per_s"] * largest.mean_s
-    assert found["throughput_per_s"] == pytest.approx(per_step * 4 / found["step_s"])
+    """The row of the largest size is its last block's, whose step is a third longer than the mean."""
+    sizes = dict(family().sizes)
+    mean = sizes[Size(4, 4)].mean_s
+    last = row(Size(4, 4), throughput_per_s=4 * BATCH / (4 / 3 * mean))
+    sizes[Size(4, 4)] = replace(sizes[Size(4, 4)], row=last, step_s=(2 / 3 * mean, mean, 4 / 3 * mean))
+    found = asked_row(family(sizes))
+    assert found["throughput_per_s"] == pytest.approx(16 * BATCH / found["step_s"])
 
 
 def test_the_interval_widens_with_the_distance() -> None:
@@ -228,6 +231,46 @@ def test_a_tier_that_was_not_measured_is_refused_until_its_links_are_given() -> 
     assert given["step_s"] == pytest.approx(step_s(16), rel=0.05)
 
 
+def test_links_are_joined_to_those_of_the_run_in_the_same_tier() -> None:
+    """The run's own, of 2 ranks, say nothing of a tier whose steps wait twice as long: those of 4 and 8 do."""
+    slower = RingCost(COST.start_s, 2 * COST.hop_s, COST.bytes_per_s, COST.hidden)
+    own, further = collectives(ranks=(2,)), collectives(ranks=(2, 4, 8), cost=slower)
+
+    def cost(of_others: pd.DataFrame | None) -> RingCost:
+        return Links(own, of_others).fits("gloo", "between nodes", {"all_reduce": [2**20]}, 4, 2)["all_reduce"].cost
+
+    assert cost(further).hop_s > 1.4 * cost(None).hop_s
+    assert cost(further[further["devices"] == 2]) == cost(None)  # the run's own measurement of a placement counts
+
+
+def test_collectives_of_another_backend_are_left_out() -> None:
+    others = collectives(backend="nccl", cost=RingCost(1e-6, 1e-6, 1e12, 0.0))
+    both = asked_row(family(), ASKED, Links(pd.concat([others, collectives()])))
+    assert both["step_s"] == asked_row(family())["step_s"]
+    on_gpus = changed(device="cuda")
+    assert "was not measured" in asked_row(on_gpus, ASKED, Links(collectives()))["refusal"]
+    asked_for = changed(device="cuda", options={"loader.workers": 0, "ddp.backend": "gloo"})
+    assert asked_row(asked_for)["step_s"] == both["step_s"]
+
+
+@pytest.mark.parametrize("known", [(1,), (4,), (1, 4)])
+def test_sizes_whose_parts_are_not_known_predict_nothing(known: tuple[int, ...]) -> None:
+    sizes = {s: seen if s.devices in known else replace(seen, own_s=()) for s, seen in family().sizes.items()}
+    found = {row["devices"]: row for row in rows(family(sizes))}
+    if known == (1, 4):
+        assert found[16]["fitted"] == ("1", "4 on 4 nodes") and pd.isna(found[16]["refusal"])
+    else:
+        assert "step" in found[16]["refusal"] and pd.isna(found[16]["step_s"])
+    assert "steps without exchange" in found[4]["refusal"] or "no step without exchange" in found[4]["refusal"]
+
+
+def test_the_distance_is_to_the_largest_size_that_is_fitted() -> None:
+    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2), Size(4, 4))}
+    sizes[Size(4, 4)] = replace(sizes[Size(4, 4)], own_s=())
+    found = asked_row(family(sizes), Asked(devices=(32,), nodes=(32,)))
+    assert "more than 8 times the largest measured size (2)" in found["refusal"]
+
+
 def test_collectives_that_follow_no_ring_are_refused() -> None:
     odd = collectives(ranks=(2, 3, 4))
     odd["time_s"] = [1e-3 * (1 + (number % 3) * 4) for number in range(len(odd))]
@@ -239,7 +282,7 @@ def test_a_family_that_was_predicted_badly_is_predicted_no_further() -> None:
     sizes[Size(4, 4)] = replace(sizes[Size(4, 4)], step_s=(3 * step_s(4),) * 3)
     held_out, asked = [row for row in rows(family(sizes)) if row["kind"] != "measured"][:2]
     assert held_out["error"] < -0.2 and pd.isna(held_out["refusal"])
-    assert "predicted from smaller sizes, 4 on 4 nodes devices were" in asked["refusal"]
+    assert "predicted from smaller sizes, 4 devices on 4 nodes were" in asked["refusal"]
 
 
 def test_held_out_sizes_take_nothing_from_their_own_placement() -> None:
@@ -259,7 +302,8 @@ def test_sizes_above_a_number_can_be_held_out_together() -> None:
 
 
 def test_rows_that_are_no_claim_are_marked() -> None:
-    assert asked_row(changed(emulated=True))["marks"] == ("emulated",)
+    assert asked_row(changed(emulated=True, faulty=True))["marks"] == ("emulated", "faulty")
+    assert asked_row(changed(oversubscribed=True))["marks"] == ("oversubscribed",)
 
 
 def test_the_same_run_gives_the_same_numbers() -> None:
@@ -269,4 +313,3 @@ def test_the_same_run_gives_the_same_numbers() -> None:
 
 def test_no_family_no_rows() -> None:
     assert predictions([], Links(collectives()), {}, ASKED).empty
-    assert row(Size(2, 1))["global_batch_size"] == 2 * BATCH and len(EXCHANGES) == 3

@@ -34,6 +34,7 @@ def row(size: Size, **changed: Any) -> dict[str, Any]:
         "own_options": "",
         "strategy": "ddp",
         "scaling": "weak",
+        "device": "cpu",
         "devices": size.devices,
         "nodes": size.nodes,
         "per_device_batch_size": batch,

@@ -1,0 +1,72 @@
+"""The measured collectives from which the times of exchanges are fitted: of the run itself, and further ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.prediction.observed import Size
+from harness.analysis.prediction.ring import RingFit, Timed, fit_ring
+from harness.plan.exchange_rows import Collective
+from harness.plan.link_rows import LinkTier
+from harness.record.frames import records
+
+SEED = 0
+Measured = Mapping[tuple[str, Collective, LinkTier], Sequence[tuple[Size, Timed]]]
+"""Times with the size of their placement, by backend, collective and tier."""
+Fits = Mapping[Collective, RingFit]
+
+
+@dataclass(frozen=True)
+class Links:
+    """The measured collectives of the run itself, and further ones of placements that the run did not measure."""
+
+    own: pd.DataFrame
+    further: pd.DataFrame | None = None
+
+    @cached_property
+    def _timed(self) -> Measured:
+        own = timed_collectives(self.own)
+        further = {} if self.further is None else timed_collectives(self.further)
+        return {
+            key: [*own.get(key, ()), *(each for each in further.get(key, ()) if each[0] not in self._placements)]
+            for key in {**own, **further}
+        }
+
+    @cached_property
+    def _placements(self) -> set[Size]:
+        """The placements of the run's own."""
+        return {Size(int(row["devices"]), int(row["nodes"])) for row in records(self.own)}
+
+    def fits(
+        self, backend: str, tier: LinkTier, needed: Mapping[Collective, Sequence[int]], most_devices: int, draws: int
+    ) -> Fits:
+        """Return the fit of each collective that was measured; ``needed``: the sizes in bytes that are exchanged.
+
+        ``most_devices``: of larger placements of the run nothing is known; further ones were measured apart from it.
+        """
+        generator = np.random.default_rng(SEED)
+        fits: dict[Collective, RingFit] = {}
+        for operation, sizes in needed.items():
+            known = [
+                timed
+                for size, timed in self._timed.get((backend, operation, tier), ())
+                if size.devices <= most_devices or size not in self._placements
+            ]
+            if fit := fit_ring(operation, known, sizes, generator, draws):
+                fits[operation] = fit
+        return fits
+
+
+def timed_collectives(collectives: pd.DataFrame) -> dict[tuple[str, Collective, LinkTier], list[tuple[Size, Timed]]]:
+    """Return the rows of a table of collectives by backend, collective and tier."""
+    found: dict[tuple[str, Collective, LinkTier], list[tuple[Size, Timed]]] = {}
+    for row in records(collectives):
+        size = Size(int(row["devices"]), int(row["nodes"]))
+        timed = Timed(size.devices, int(row["size_bytes"]), float(row["time_s"]))
+        found.setdefault((str(row["backend"]), row["operation"], row["tier"]), []).append((size, timed))
+    return found
