@@ -56,7 +56,8 @@ def preview(
     known = {(part.part, part.cell_id or "") for part in parts}
     parts += _unexpected({key: use for key, use in actual.items() if key not in known}, lines)
     parts.sort(key=lambda part: _place(part.part))  # stable: cells stay in their order
-    rows = (_row(part, devices, cost) for part in _with_sums(parts))
+    once = environment is not None and len(environment.get("invocations", [])) == 1
+    rows = (_row(part, devices, cost, once=once) for part in _with_sums(parts))
     return PREVIEW.frame({**row, "fits": fits.get(str(row["cell_id"]))} for row in rows)
 
 
@@ -132,7 +133,7 @@ def _added(parts: Sequence[Part], side: Literal["estimated", "actual"]) -> Use |
     return sum((replace(use, trials=0) if part == GROUPS else use for part, use in known), Use())
 
 
-def _row(part: Part, devices: int | None, cost: Cost | None) -> dict[str, object]:
+def _row(part: Part, devices: int | None, cost: Cost | None, *, once: bool) -> dict[str, object]:
     return {
         **{name: getattr(part, name) for name in ("part", "cell_id", "label", "devices", "basis")},
         **_quantities("estimated", part.estimated, devices, cost),
@@ -140,7 +141,7 @@ def _row(part: Part, devices: int | None, cost: Cost | None) -> dict[str, object
         "planned_trials": part.estimated and part.estimated.trials,
         "measured_trials": part.actual and part.actual.trials,
         "currency": cost.currency if cost else None,
-        "error": _error(part),
+        "error": _error(part, once=once),
     }
 
 
@@ -157,8 +158,13 @@ def _quantities(side: str, use: Use | None, devices: int | None, cost: Cost | No
     }
 
 
-def _error(part: Part) -> float | None:
-    """Return the relative error of an estimate, of a part whose planned trials were all started."""
+def _error(part: Part, *, once: bool) -> float | None:
+    """Return the relative error of an estimate, of a part whose planned trials were all started.
+
+    Unless the run took one invocation, ``once``, what is outside of its trials was more than estimated.
+    """
+    if not once and part.part not in (CELL, TRAINING, *PURPOSES):
+        return None
     expected, actual = part.estimated, part.actual
     if part.basis != "earlier run" or expected is None or actual is None or not actual.seconds:
         return None

@@ -74,7 +74,7 @@ def _of_trials(plan: Plan, trials: Sequence[Trial], earlier: EarlierRun | None) 
     for trial in trials:
         time = earlier.trial_time(trial) if earlier else None
         if earlier and time:
-            expected, basis = time.under(earlier.experiment, plan.experiment), _basis(earlier, plan)
+            expected, basis = time.under(earlier.experiment, plan.experiment, trial.cell.device), _basis(earlier, plan)
         else:
             expected, basis = plan.least_trial_seconds(trial), _unmeasured(trial)
         bases.add(basis)
@@ -170,7 +170,7 @@ def _smaller(plan: Plan) -> list[tuple[str, Callable[[Trial], bool]]]:
     """Return the smaller studies of a plan: what each leaves out, and the trials that it keeps."""
     found: list[tuple[str, Callable[[Trial], bool]]] = []
     timed = [trial for trial in plan.trials if trial.kind == "throughput"]
-    blocks = len({trial.block for trial in timed})
+    blocks = 1 + max((trial.block for trial in timed), default=0)  # of a resumed run with those that it has
     fewer = FEW_BLOCKS if blocks > FEW_BLOCKS else 1
     if blocks > fewer:
         what = f"{fewer} instead of {blocks} blocks{'' if fewer >= FEW_BLOCKS else ', without intervals'}"

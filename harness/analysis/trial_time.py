@@ -10,6 +10,7 @@ from statistics import fmean
 from harness.analysis.common import Row
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
+from harness.plan.planner import least_warmup_s
 from harness.plan.trial import Trial
 
 EXPLAINING = ("explain", "explaining steps", "phases")
@@ -28,21 +29,24 @@ class TrialTime:
     def seconds(self) -> float:
         return sum(self.parts.values())
 
-    def under(self, then: Experiment, now: Experiment) -> float:
-        """Return the seconds of such a trial under the settings of another experiment: windows, warm-up, epochs."""
+    def under(self, then: Experiment, now: Experiment, device: str) -> float:
+        """Return the seconds of such a trial under the settings of another experiment: windows, warm-up, epochs.
+
+        ``device``: 'cpu' or 'cuda', on which the default warm-up depends.
+        """
         factors = dict.fromkeys(self.parts, 1.0)
         if then.throughput and now.throughput and then.throughput != now.throughput:
-            factors |= self._timed_factors(then.throughput, now.throughput)
+            factors |= self._timed_factors(then.throughput, now.throughput, device)
         if then.convergence and now.convergence:
             ratio = now.convergence.epochs / then.convergence.epochs
             factors |= {part: ratio for part in TRAINING if part in self.parts}
         return sum(seconds * factors[part] for part, seconds in self.parts.items())
 
-    def _timed_factors(self, then: Throughput, now: Throughput) -> dict[str, float]:
+    def _timed_factors(self, then: Throughput, now: Throughput, device: str) -> dict[str, float]:
         step_s = self.step_s or 0.0
         windows = now.windows * _window_s(now, step_s) / (then.windows * _window_s(then, step_s) or 1.0)
-        warmup = max(now.warmup_steps * step_s, now.warmup_seconds or 0.0)
-        before = max(then.warmup_steps * step_s, then.warmup_seconds or 0.0)
+        warmup = max(now.warmup_steps * step_s, least_warmup_s(now, device))
+        before = max(then.warmup_steps * step_s, least_warmup_s(then, device))
         factors = {"windows": windows, "warmup": warmup / before if before else 1.0}
         if then.explain and not now.explain:
             factors |= dict.fromkeys(EXPLAINING[:2], 0.0)

@@ -8,8 +8,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from harness.config.sections import Throughput
 from harness.measure import load, phase_timers
 from harness.measure.gpu_readings import summarise
@@ -17,7 +15,7 @@ from harness.measure.loss_scale import rounds_until_unskipped, scale_columns
 from harness.measure.steady_state import is_steady
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.telemetry import open_telemetry
-from harness.plan.planner import CUDA_WARMUP_S
+from harness.plan.planner import least_warmup_s
 from harness.plan.rows import RankFacts, TrialFacts
 
 PHASE_PART, LEAST_MARKED = 4, 3
@@ -89,7 +87,7 @@ def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow],
     The second round lasts the least seconds, which do not count the first: that may be compilation.
     """
     ranks, rounds = stepper.ranks, list[TimedWindow]()
-    steps, left_s = settings.warmup_steps, _least_warmup_s(settings, ranks.devices[0])
+    steps, left_s = settings.warmup_steps, least_warmup_s(settings, ranks.devices[0].type)
     while True:
         rounds.append(stepper.window("warmup", steps))
         window = rounds[-1].window
@@ -100,13 +98,6 @@ def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow],
         ready, steady, steps = ranks.broadcast((ready, steady, steps))
         if ready:
             return rounds, steady
-
-
-def _least_warmup_s(settings: Throughput, device: torch.device) -> float:
-    """Return the least seconds of warm-up after its first round."""
-    if settings.warmup_seconds is not None:
-        return settings.warmup_seconds
-    return CUDA_WARMUP_S if device.type == "cuda" else 0.0
 
 
 def window_length(settings: Throughput, pace_s: float) -> int:

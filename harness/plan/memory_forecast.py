@@ -30,7 +30,8 @@ class Forecast:
     """The peak memory of one device of a cell, by parts, in bytes, and the memory that is there for it.
 
     ``activations``: with temporary tensors; what the peak is above the state. ``allowance``: what is in no tensor of a
-    step. ``sharers``: processes that share the memory that is there: on a CPU those of a node. None: not known.
+    step. ``sharers``: processes that share the memory that is there: on a CPU those of a node, of a GPU those that an
+    oversubscribed cell puts on it. None: not known.
     """
 
     state: State | None
@@ -111,8 +112,8 @@ def _offline(options: Mapping[str, PlainValue]) -> dict[str, PlainValue]:
 def forecast(cell: Cell, examined: Examination, inventory: Inventory) -> Forecast:
     """Return the forecast of a cell from the examination of its ``traced_cell``."""
     on_cpu, peak = cell.device == "cpu", examined["peak"]
-    allowance, sharers = (examined["process_bytes"], ranks_of_node(cell)) if on_cpu else (CUDA_ALLOWANCE, 1)
-    made = Forecast(None, None, allowance, available(cell, inventory), sharers, "unknown", examined["reason"])
+    allowance, room = examined["process_bytes"] if on_cpu else CUDA_ALLOWANCE, available(cell, inventory)
+    made = Forecast(None, None, allowance, room, _sharers(cell, inventory), "unknown", examined["reason"])
     if examined["sizes"] is None:
         return made
     sizes: MemoryFacts = {
@@ -145,6 +146,14 @@ def traces(cell: Cell) -> bool:
 def traces_shards(cell: Cell) -> bool:
     """Return whether the trace is of one rank's shards; the user's own strategies are counted from one device."""
     return cell.own_traits is None and cell.traits.shards_parameters
+
+
+def _sharers(cell: Cell, inventory: Inventory) -> int:
+    """Return the most processes of a cell that share the memory of one node, or of one GPU."""
+    if cell.device == "cpu":
+        return ranks_of_node(cell)
+    gpus = min((node.gpus for node in inventory.nodes if node.gpus), default=1)
+    return -(-ranks_of_node(cell) // gpus) if cell.oversubscribe else 1
 
 
 def available(cell: Cell, inventory: Inventory) -> int | None:

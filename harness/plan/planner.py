@@ -81,9 +81,14 @@ class Plan:
         settings = self.experiment.throughput
         if settings is None or not trial.timed:
             return 0.0
-        on_device = CUDA_WARMUP_S if trial.cell.device == "cuda" else 0.0
-        warmup = on_device if settings.warmup_seconds is None else settings.warmup_seconds
-        return warmup + settings.windows * settings.window_seconds
+        return least_warmup_s(settings, trial.cell.device) + settings.windows * settings.window_seconds
+
+
+def least_warmup_s(settings: Throughput, device: str) -> float:
+    """Return the least seconds of warm-up after its first round, on a device of this type: 'cpu' or 'cuda'."""
+    if settings.warmup_seconds is not None:
+        return settings.warmup_seconds
+    return CUDA_WARMUP_S if device == "cuda" else 0.0
 
 
 @no_garbage_collection()

@@ -51,10 +51,8 @@ _ESTIMATE = TypeAdapter(Estimate)
 
 
 def write_estimate(folder: RunFolder, estimate: Estimate) -> None:
-    """Write estimate.json, unless an earlier invocation has; raises WriteError."""
-    path = folder.path / "estimate.json"
-    if not path.exists():
-        replace_text(path, json.dumps(estimate, indent=1))
+    """Write estimate.json of a new run; raises WriteError."""
+    replace_text(folder.path / "estimate.json", json.dumps(estimate, indent=1))
 
 
 def read_estimate(folder: RunFolder) -> Estimate | None:

@@ -23,12 +23,18 @@ UNKNOWN = (
 )
 
 
-def preview_lines(plan: Plan, estimate: Estimate, earlier: EarlierRun | None, smaller: Sequence[Saving]) -> list[str]:
-    """Return the sentences below the table of a preview."""
+def preview_lines(
+    plan: Plan,
+    estimate: Estimate,
+    earlier: EarlierRun | None,
+    smaller: Sequence[Saving],
+    spent_device_s: float = 0.0,
+) -> list[str]:
+    """Return the sentences below the table of a preview; ``spent_device_s``: the device-seconds of a run to resume."""
     cost = plan.experiment.cost
     return [
         total_line(plan, estimate),
-        *_limit_line(plan, estimate),
+        *_limit_line(plan, estimate, spent_device_s),
         *_source_lines(plan, estimate, earlier),
         *_idle_line(estimate, cost),
         *_smaller_lines(estimate, smaller, cost),
@@ -60,10 +66,12 @@ def _unknown(estimate: Estimate) -> list[str]:
     return [*([f"the convergence of {plural(cells, 'cell')}"] if cells else []), *rest]
 
 
-def _limit_line(plan: Plan, estimate: Estimate) -> list[str]:
-    end = end_of(plan.experiment, plan.machine.devices)
+def _limit_line(plan: Plan, estimate: Estimate, spent_device_s: float) -> list[str]:
+    end = end_of(plan.experiment, plan.machine.devices, spent_device_s)
     if end is None or total_seconds(estimate) <= end.seconds:
         return []
+    if end.seconds <= 0:
+        return [f"{end.name} was reached by the earlier invocations: every trial that is left is skipped."]
     return [f"{end.name} ends the run after {duration(end.seconds)}: trials that are left by then are skipped."]
 
 

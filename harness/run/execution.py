@@ -8,14 +8,13 @@ from dataclasses import replace
 
 from harness.doctor.gate import memory_estimates
 from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
-from harness.plan.budget import spent_device_seconds
 from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, RecordedTrial
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.run.attempts import Attempts
 from harness.run.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
-from harness.run.resume import attempts, last_records, on_other_hardware, out_of_memory, pending
+from harness.run.resume import attempts, on_other_hardware, out_of_memory, pending, spent_by
 from harness.run.skip_policy import SkipPolicy
 from harness.system.signals import deferred_interrupts
 
@@ -30,7 +29,7 @@ class Execution:
         lines = folder.lines()
         self._attempts = Attempts(attempts(lines), plan.experiment.limits.attempts)
         devices = plan.machine.devices
-        spent = spent_device_seconds(folder.environment(), last_records(lines), devices)
+        spent = spent_by(folder, lines, devices)
         spent += (time.time() - began) * devices if began else 0.0
         self._policy = SkipPolicy(plan, out_of_memory(plan, lines), folder.lines, spent)
         recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)

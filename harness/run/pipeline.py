@@ -63,7 +63,7 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
             check_imports(plan, ray_cluster, request.home)
         sweep()
         folder = _kept(prepared.folder, request, plan, stack)
-        if expected:
+        if expected and prepared.folder is None:  # what is left of an earlier invocation's run is no estimate of it
             write_estimate(folder, expected.estimate)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         with mirrored(request, folder, emit) as mirror:

@@ -10,6 +10,7 @@ from typing import Any
 from harness.config.experiment import Experiment, parse_experiment
 from harness.doctor.gate import errors
 from harness.errors import ExperimentError, RunFolderError
+from harness.plan.budget import spent_device_seconds
 from harness.plan.cell import MEANINGS, Cell
 from harness.plan.comparison import (
     axes_of,
@@ -82,13 +83,13 @@ def attempts(lines: Lines) -> dict[str, int]:
     return counts
 
 
-def last_records(lines: Lines) -> dict[int, float]:
-    """Return, by invocation, the Unix time at which its last trial of known duration ended."""
-    last: dict[int, float] = {}
+def spent_by(folder: RunFolder, lines: Lines, devices: int) -> float:
+    """Return the device-seconds of the invocations of a run so far, on a machine of ``devices``."""
+    last: dict[int, float] = {}  # of each invocation the Unix time at which its last trial of known duration ended
     for line in lines:
         number, end = int(line["invocation"]), (line["started_at"] or 0.0) + (line["trial_s"] or 0.0)
         last[number] = max(last.get(number, 0.0), end)
-    return last
+    return spent_device_seconds(folder.environment(), last, devices)
 
 
 class _Recorded:

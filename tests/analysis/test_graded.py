@@ -136,6 +136,24 @@ def test_the_total_has_an_error_if_every_planned_trial_was_started() -> None:
     assert found["total"]["actual_s"] is None, "the time of the report is not known while it is written"
 
 
+def test_of_several_invocations_trials_alone_have_an_error() -> None:
+    twice = environment(report_s=8.0)
+    twice["invocations"] *= 2
+    known = estimate(
+        part("cell", 5.0, cell_id="single"),
+        part("cell", 5.0, cell_id="ddp2"),
+        part("twin", 5.0),
+        part("worker groups", 35.0, trials=2),
+        part("command", 40.0, trials=0),
+        part("report", 8.0, trials=0),
+    )
+    for of_run, outside in ((twice, [None] * 4), (environment(report_s=8.0), [35 / 45 - 1, 0.0, 0.0, -10 / 108])):
+        found = {row["part"]: row["error"] for row in records(preview(known, 2, PRICE, LINES, of_run))}
+        assert (found["cell"], found["twin"]) == (pytest.approx(-1 / 6), 0.0)
+        for name, error in zip(("worker groups", "command", "report", "total"), outside, strict=True):
+            assert found[name] == (None if error is None else pytest.approx(error)), name
+
+
 def test_a_lower_bound_has_no_error_and_an_unknown_time_none() -> None:
     known = estimate(part("cell", 3.0, "lower bound", cell_id="single"), part("cell", None, "unknown", cell_id="ddp2"))
     found = records(preview(known, 2, None, LINES, environment()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,19 @@ def test_a_smaller_study_saves_what_its_own_estimate_is_less(make_experiment: Ma
     )
 
 
+@pytest.mark.parametrize(("done", "saved_blocks"), [(0, 2), (1, 2), (2, 2), (3, 2)])
+def test_a_smaller_study_of_a_resumed_run_has_the_blocks_that_are_there(
+    make_experiment: Make, done: int, saved_blocks: int
+) -> None:
+    plan = plan_of(make_experiment, throughput={"blocks": 5})
+    left = replace(plan, groups=tuple(group for group in plan.groups if group.block >= done))
+    earlier = earlier_of(plan, lambda trial: 2.0)
+    found = {saving.what: saving.seconds for saving in savings(left, earlier)}
+    cells, placements = 3, 2
+    rest_s = 5.0 + 7.0 if done == 3 else 0.0  # nothing is left to plan and report
+    assert found["3 instead of 5 blocks"] == saved_blocks * (cells * 2.0 + placements * 10.0) + rest_s
+
+
 def test_one_block_of_one_size_has_no_smaller_study(make_experiment: Make) -> None:
     plan = make_plan(make_experiment({**GRID, "devices": 1}, throughput={"blocks": 1}), laptop())
     assert savings(plan, None) == []
@@ -146,9 +160,18 @@ WINDOWS = {"windows": 2, "window_steps": 10, "window_seconds": 0.0, "warmup_step
 def test_windows_of_other_length_take_other_time(make_experiment: Make, now: dict[str, Any], seconds: float) -> None:
     time = TrialTime({"build": 1.0, "warmup": 2.0, "windows": 4.0, "explain": 3.0}, step_s=0.2)
     then = make_experiment(throughput={"explain": True, **WINDOWS})
-    assert time.under(then, make_experiment(throughput={"explain": True, **now})) == pytest.approx(seconds)
+    assert time.under(then, make_experiment(throughput={"explain": True, **now}), "cpu") == pytest.approx(seconds)
 
 
 def test_trainings_take_time_by_their_epochs(make_experiment: Make) -> None:
     then, now = (make_experiment(convergence={"epochs": epochs}) for epochs in (2, 6))
-    assert TrialTime({"build": 1.0, "epochs": 4.0, "evaluation": 0.5}).under(then, now) == 1 + 3 * 4.5
+    assert TrialTime({"build": 1.0, "epochs": 4.0, "evaluation": 0.5}).under(then, now, "cpu") == 1 + 3 * 4.5
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cuda", 5.0), ("cpu", 0.2)])
+def test_the_default_warm_up_is_that_of_the_device(make_experiment: Make, device: str, seconds: float) -> None:
+    """10 s of an earlier run become 5 s on a GPU, and on a CPU the least steps: 2 of 0.1 s."""
+    settings = {"windows": 2, "warmup_steps": 2, "window_seconds": 1.0}
+    then = make_experiment(throughput={**settings, "warmup_seconds": 10})
+    now = make_experiment(throughput=settings)
+    assert TrialTime({"warmup": 10.0}, step_s=0.1).under(then, now, device) == pytest.approx(seconds)

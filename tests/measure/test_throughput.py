@@ -10,7 +10,7 @@ import torch
 
 from harness.config.sections import Throughput
 from harness.measure.stepper import TimedWindow
-from harness.measure.throughput import CUDA_WARMUP_S, _warm_up
+from harness.measure.throughput import _warm_up
 from harness.measure.window import Window
 from harness.plan.rows import WindowKind
 from harness.train.ranks import Ranks
@@ -47,14 +47,13 @@ def test_on_a_cpu_two_alike_rounds_are_enough() -> None:
 
 def test_on_a_gpu_the_second_round_lasts_seconds() -> None:
     assert warmed_up(Stepper(GPU, 0.005)) == ([20, 1000], True)
-    assert CUDA_WARMUP_S == 5.0
 
 
 def test_the_first_round_may_be_compilation_and_does_not_count() -> None:
     """At its pace the least seconds are 20 steps; they are taken again until the seconds are over."""
     steps, steady = warmed_up(Stepper(GPU, 0.005, first_s=1.0))
     assert steps == [20, 20, 980] and steady
-    assert sum(steps[1:]) * 0.005 == pytest.approx(CUDA_WARMUP_S)
+    assert sum(steps[1:]) * 0.005 == pytest.approx(5.0)
 
 
 def test_the_least_seconds_are_an_option_of_the_file() -> None:

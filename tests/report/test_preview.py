@@ -112,6 +112,23 @@ def test_the_sentences_name_bound_unknown_parts_limit_and_idle_devices(plan: Pla
     assert "no cells on 2 devices" in smaller
 
 
+def test_the_limit_counts_what_the_earlier_invocations_spent(make_experiment: Make) -> None:
+    plan = make_plan(
+        make_experiment({"devices": [1], "per_device_batch_size": 8}, limits={"device_hours": 1}),
+        Inventory.assume(1, 2),
+    )
+    estimate = estimate_of(plan, None)
+
+    def limit(spent_device_s: float) -> list[str]:
+        return [line for line in preview_lines(plan, estimate, None, [], spent_device_s) if "device_hours" in line]
+
+    assert limit(0.0) == []
+    assert limit(3598.0) == ["limits.device_hours ends the run after 1 s: trials that are left by then are skipped."]
+    assert limit(3600.0) == [
+        "limits.device_hours was reached by the earlier invocations: every trial that is left is skipped."
+    ]
+
+
 def test_an_earlier_run_of_other_devices_is_marked_and_cells_that_it_lacks_are_named(plan: Plan) -> None:
     lines = preview_lines(plan, estimate_of(plan, EARLIER), EARLIER, [])
     source = next(line for line in lines if line.startswith("Estimated from results/a/b of 1970-01-01"))

@@ -74,6 +74,9 @@ def test_the_estimate_of_a_resumed_run_is_of_what_is_left_and_its_record_stays(r
     assert trials["ddp x2 · batch 8/device"] == "1" and trials["total"] == "6"
     run(resume=folder, add_blocks=1)
     assert read_estimate(RunFolder(folder)) == recorded
+    (folder / "estimate.json").unlink()  # as of a run that began with an earlier version
+    run(resume=folder, add_blocks=1)
+    assert read_estimate(RunFolder(folder)) is None
 
 
 def test_the_named_run_counts_even_if_there_is_a_newer_one(run: Run, tmp_path: Path) -> None:
