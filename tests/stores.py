@@ -34,13 +34,13 @@ def watched(folder: Path, before: Callable[[str], None] = lambda name: None) -> 
 
 
 class Failing:
-    """A ``before`` that fails while ``on``."""
+    """A ``before`` that fails while ``on``, and ``says`` so."""
 
     def __init__(self) -> None:
-        self.on = False
+        self.on, self.says = False, "the store does not answer"
         self.calls = 0
 
     def __call__(self, name: str) -> None:
         self.calls += 1
         if self.on:
-            raise StoreError("the store does not answer")
+            raise StoreError(self.says)

@@ -18,7 +18,6 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +51,15 @@ NOT_SENT = ("raw", "logs", "checkpoints")
 
 
 class ClaimedError(StoreError):
-    """Another writer has the run. ``writer``: its name; ``left_s``: when its claim lapses unless it is renewed."""
+    """Another writer has the run: its claim lapses in ``left_s`` unless it is renewed."""
 
-    def __init__(self, message: str, writer: str, renewed: datetime | None, left_s: float) -> None:
-        super().__init__(message)
-        self.writer, self.renewed, self.left_s = writer, renewed, left_s
+    def __init__(self, address: str, claim: Claim, left_s: float) -> None:
+        who = f"pid {claim.holder.get('pid')} on {claim.holder.get('host')}"
+        super().__init__(
+            f"{address}: another command writes it, or was killed while it did ({who}). If it was killed, its claim "
+            f"lapses in {left_s:.0f} s"
+        )
+        self.claim, self.left_s = claim, left_s
 
 
 class SupersededError(StoreError):
@@ -74,6 +77,8 @@ class Writer:
         self._read = self._followed = self._sent = 0
         self._files: dict[str, tuple[int, int]] = {}
         """What was sent of the files that are no trial's: modification time and size."""
+        self._hashes: dict[str, str] = {}
+        """Of the files of the next trial that are sent: a slow store may take more than one gap for them."""
         self._claims: set[str] = set()
         self._renewed = -LEASE_S
 
@@ -105,23 +110,31 @@ class Writer:
         self.recorded()
 
     def _check_free(self, claims: list[Claim]) -> None:
-        """Raise ClaimedError if another writer's claim is alive: not released, not followed, renewed not long ago."""
+        """Raise ClaimedError if another writer's claim is alive."""
+        for claim, age in self._alive(claims):
+            raise self._claimed(claim, LEASE_S - age)
+
+    def _alive(self, claims: list[Claim]) -> Iterator[tuple[Claim, float]]:
+        """Yield other writers' claims, with their age: not released, not followed, renewed not long ago."""
         followed = {name for claim in claims for name in claim.follows or ()}
         own = next((claim.written for claim in claims if claim.writer == self.name), None)
         for claim in claims:
             if claim.writer in followed or claim.writer == self.name or claim.released or _is_gone(claim.holder):
                 continue
             age = (own - claim.written).total_seconds() if own and claim.written else 0.0
-            if age >= LEASE_S:
-                continue
-            who = f"pid {claim.holder.get('pid')} on {claim.holder.get('host')}"
-            raise ClaimedError(
-                f"{self.store.address}: {self.run}: another command writes it, or was killed while it did ({who}). If "
-                f"it was killed, its claim lapses in {LEASE_S - age:.0f} s; or remove {self._claim_name(claim.writer)}",
-                claim.writer,
-                claim.written,
-                LEASE_S - age,
-            )
+            if age < LEASE_S:
+                yield claim, age
+
+    def _claimed(self, claim: Claim, left_s: float) -> ClaimedError:
+        return ClaimedError(f"{self.store.address}: {self.run}", claim, left_s)
+
+    def stands(self, refused: ClaimedError) -> bool:
+        """Return whether the claim that refused this writer stands; raises ClaimedError once it has been renewed."""
+        alive = {claim.writer: claim for claim, _ in self._alive(read_claims(self.store, self.run))}
+        now = alive.get(refused.claim.writer)
+        if now and now.written != refused.claim.written:
+            raise self._claimed(now, LEASE_S)
+        return now is not None
 
     def _claim_name(self, writer: str) -> str:
         return f"{self.run}/{CLAIMS}/{writer}.json"
@@ -191,17 +204,19 @@ class Writer:
     def _send_trial(self, may: Callable[[], bool]) -> bool:
         """Send the files of the next trial, then its line; return False if ``may`` ended it before the line."""
         line = self._lines[self._sent]
-        below, hashes = f"{self.run}/{TRIALS}/{self.name}", {}
+        below = f"{self.run}/{TRIALS}/{self.name}"
         for path in files_of(self.folder, line):
+            if path in self._hashes:
+                continue
             if not may():
                 return False
             content = (self.folder / path).read_bytes()
-            hashes[path] = sha256(content)
             self.store.put(f"{below}/{path}", content)
+            self._hashes[path] = sha256(content)
         if not may():
             return False
-        self.store.put(f"{below}/{self._sent - self._followed:06d}.json", line_object(line, hashes))
-        self._sent += 1
+        self.store.put(f"{below}/{self._sent - self._followed:06d}.json", line_object(line, self._hashes))
+        self._sent, self._hashes = self._sent + 1, {}
         return True
 
     def _send_file(self, path: str) -> None:

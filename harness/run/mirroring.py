@@ -10,14 +10,15 @@ sent inside a timed window. The driver knows two times without one:
   request that is under way, for at most REQUEST_S: pyarrow cannot be interrupted.
 - from the end of a worker group until the next one is ready: its processes start.
 
-A store that answers slowly or not costs one such wait; then nothing is sent until a pause has passed, which doubles
-from PAUSE_S to LONGEST_PAUSE_S. A request that lasts longer than REQUEST_S, as one to Azure may, goes on into the next
-trial: it waits for the network and takes no core, and the driver waits for no other before it has ended. What is not
-sent is shown, and sent at the end, for at most FINAL_S, or by a resume.
+A store that fails, or takes longer than GAP_S, costs one such wait; then nothing is sent until a pause has passed,
+which doubles from PAUSE_S to LONGEST_PAUSE_S. A request that lasts longer than REQUEST_S, as one to Azure may, goes on
+into the next trial: it waits for the network and takes no core, and the driver waits for no other before it has ended.
+What is not sent is shown, and sent at the end, for at most FINAL_S, or by a resume.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ PAUSE_S, LONGEST_PAUSE_S = 5.0, 320.0
 FINAL_S, AGAIN_S = 120.0, 2.0
 """Time for what is left at the end of a run, and between two attempts then."""
 TICK_S = 0.05
+LOOK_S = 5.0
+"""The time between two looks at another writer's claim."""
 
 
 @contextmanager
@@ -66,14 +69,14 @@ def mirrored(request: Request, folder: RunFolder, emit: Emit) -> Iterator[Mirror
 
 
 def _claim(writer: Writer, emit: Emit) -> None:
-    """Claim the run; wait for the claim of a killed command to lapse. Raises ClaimedError if another one is alive."""
+    """Claim the run; wait until an earlier claim ends or lapses. Raises ClaimedError once it is renewed instead."""
     try:
         writer.claim()
     except ClaimedError as first:
         emit(Note(f"{first}. Waiting for that"))
         end = time.monotonic() + first.left_s + 1
-        while time.monotonic() < end:
-            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+        while (left_s := end - time.monotonic()) > 0 and writer.stands(first):
+            time.sleep(min(LOOK_S, left_s))
         writer.claim()
 
 
@@ -105,7 +108,7 @@ class Sending:
     _everything: bool = False
     _ended: bool = False
     _problem: StoreError | None = None
-    _shown: str = ""
+    _shown: set[str] = field(default_factory=set)
     _pause_s: float = 0.0
     _not_before: float = 0.0
 
@@ -127,10 +130,10 @@ class Sending:
                 self._changed.wait_for(lambda: self._ended or (self._open and self._wanted))
                 if self._ended:
                     return
-                self._wanted, self._busy = False, True
+                self._wanted, self._busy, everything = False, True, self._everything
             problem = None
             try:
-                self.complete = self.writer.send(lambda: self._open, everything=self._everything) and self._everything
+                self.complete = self.writer.send(lambda: self._open, everything=everything) and everything
             except StoreError as error:
                 problem = error
             except Exception as error:  # of the local folder, or of pyarrow: the run goes on
@@ -151,15 +154,19 @@ class Sending:
             self._changed.notify_all()
             return True
 
-    def _close(self) -> None:
-        """Forbid to send, wait for the request that is under way, and show what is not sent."""
+    def _close(self, *, slow: bool = False) -> None:
+        """Forbid to send, wait for the request that is under way, and show what is not sent.
+
+        A pause follows a problem, and a store that was too ``slow``: else each trial would wait for it.
+        """
         with self._changed:
             was_open, self._open, self._wanted = self._open, False, False
         if not was_open:
+            self.emit(Unsent(self.writer.waiting))
             return
         ended = self._wait(REQUEST_S) or interrupted()
         problem = self._problem if ended else StoreError(f"{self.address}: a request takes over {REQUEST_S:.0f} s")
-        if problem:
+        if problem or slow:
             self._pause_s = min(LONGEST_PAUSE_S, max(PAUSE_S, 2 * self._pause_s))
             self._not_before = time.monotonic() + self._pause_s
         else:
@@ -168,9 +175,8 @@ class Sending:
 
     def _send_in_gap(self) -> None:
         """Send between two trials; the next one starts when this returns."""
-        if self._begin():
-            self._wait(GAP_S)
-        self._close()
+        slow = self._begin() and not self._wait(GAP_S)
+        self._close(slow=slow)
 
     def _wait(self, most_s: float) -> bool:
         """Wait until the thread is idle; return False if it is not in time, or the run is interrupted."""
@@ -183,17 +189,16 @@ class Sending:
         return True
 
     def _show(self, problem: StoreError | None) -> None:
-        """Show how many trials are not sent, and each problem once."""
+        """Show how many trials are not sent, and each kind of problem once; the object's name is in quotes."""
         waiting = self.writer.waiting
         self.emit(Unsent(waiting))
-        said = str(problem) if problem else ""
-        if said and not self._shown:
-            self.emit(Note(f"{said}. The run goes on; {plural(waiting, 'trial')} in {self.writer.folder} alone"))
-        elif self._shown and not said and not waiting:
+        kind = re.sub("'[^']*'", "", str(problem)) if problem else ""
+        if problem and kind not in self._shown:
+            self._shown.add(kind)
+            self.emit(Note(f"{problem}. The run goes on; {plural(waiting, 'trial')} in {self.writer.folder} alone"))
+        elif self._shown and not problem and not waiting:
+            self._shown.clear()
             self.emit(Note(f"{self.address} has every recorded trial again"))
-        else:
-            return
-        self._shown = said
 
     # -- at the end -------------------------------------------------------------------------------------------
 
@@ -208,8 +213,9 @@ class Sending:
             self._show_end(resume)
 
     def _send_rest(self, end: float) -> None:
-        self._everything, self._not_before = True, 0.0
         self.writer.recorded()
+        with self._changed:
+            self._everything = True
         if self.writer.waiting:
             self.emit(Note(f"Sending {plural(self.writer.waiting, 'trial')} and the report to {self.address}"))
         while not self.complete and not isinstance(self._problem, SupersededError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from harness.record.folder import RunFolder
 from harness.record.mirror import read_claims, read_lines_of, recorded_lines
 from harness.record.writer import ClaimedError, Writer
 from harness.run import mirroring
-from harness.run.events import Event, Note, Unsent
+from harness.run.events import Event, GroupStarting, Note, Unsent
 from harness.run.execution import Execution
 from harness.run.mirroring import Mirror, Sending, mirrored
 from harness.run.request import Request
@@ -228,28 +228,114 @@ def test_without_a_store_events_pass(tmp_path: Path) -> None:
     assert events == [Unsent(3)] and mirror == Mirror(mirror.emit) and mirror.complete
 
 
-@pytest.mark.parametrize("held", [1, 2])
-def test_a_killed_command_s_claim_is_waited_for_and_a_living_one_s_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held: int
-) -> None:
-    slept: list[float] = []
-    claims: list[int] = []
-    clock = iter(range(1000))
-    monkeypatch.setattr("harness.run.mirroring.time.sleep", slept.append)
-    monkeypatch.setattr("harness.run.mirroring.time.monotonic", lambda: float(next(clock)))
+class Clock:
+    """Time that passes while the driver sleeps. ``at``: what happens once it has slept so long."""
 
-    def claim() -> None:
-        claims.append(1)
-        if len(claims) <= held:
-            raise ClaimedError("s3://b: test/run: another command writes it", "w", None, 20.0)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: tuple[float, Callable[[], None]]) -> None:
+        self.now, self.slept, self._at = 1000.0, list[float](), at
+        monkeypatch.setattr("harness.run.mirroring.time.sleep", self.sleep)
+        monkeypatch.setattr("harness.run.mirroring.time.monotonic", lambda: self.now)
 
-    writer = Writer(watched(tmp_path), "test/run", tmp_path)
-    writer.claim = claim  # type: ignore[method-assign]
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        if self.now - seconds < 1000.0 + self._at[0] <= self.now:
+            self._at[1]()
+
+
+@pytest.fixture
+def holder(plan: Plan, tmp_path: Path) -> Writer:
+    """Another command, which writes the run."""
+    (tmp_path / "run").mkdir()
+    holder = Writer(watched(tmp_path / "store"), "test/run", tmp_path / "run")
+    holder.claim()
+    return holder
+
+
+def test_a_claim_is_waited_for_until_it_is_released(holder: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Event] = []
-    with pytest.raises(ClaimedError) if held == 2 else nullcontext():
-        mirroring._claim(writer, events.append)
-    assert len(claims) == 2 and slept and max(slept) <= 1.0
-    assert events == [Note("s3://b: test/run: another command writes it. Waiting for that")]
+    clock = Clock(monkeypatch, (12.0, holder.release))
+    later = Writer(holder.store, holder.run, holder.folder)
+    mirroring._claim(later, events.append)
+    assert sum(clock.slept) == 15.0 and max(clock.slept) == mirroring.LOOK_S
+    (note,) = (event.text for event in events if isinstance(event, Note))
+    assert note.endswith("If it was killed, its claim lapses in 300 s. Waiting for that") and "remove" not in note
+    assert [claim.released for claim in read_claims(holder.store, holder.run)].count(False) == 1
+
+
+def test_a_claim_that_is_renewed_is_not_waited_for(holder: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, (12.0, lambda: holder._put_claim(released=False)))
+    with pytest.raises(ClaimedError, match="another command writes it"):
+        mirroring._claim(Writer(holder.store, holder.run, holder.folder), [].append)
+    assert sum(clock.slept) == 15.0
+    assert [claim.writer for claim in read_claims(holder.store, holder.run)] == [holder.name]
+
+
+def test_a_killed_command_s_claim_is_waited_for_until_it_lapses(
+    holder: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, (300.0, lambda: monkeypatch.setattr("harness.record.writer.LEASE_S", 0.0)))
+    later = Writer(holder.store, holder.run, holder.folder)
+    mirroring._claim(later, [].append)
+    assert 300.0 <= sum(clock.slept) <= 301.0
+    assert {claim.writer for claim in read_claims(holder.store, holder.run)} == {holder.name, later.name}
+
+
+def test_what_is_sent_amid_the_end_is_not_everything(plan: Plan, tmp_path: Path) -> None:
+    """The run ends while the thread still sends what was asked for before: the report is sent after that."""
+    amid = threading.Event()
+
+    def before(name: str) -> None:
+        if "environment" in name:
+            amid.set()
+            until = time.monotonic() + 10
+            while not sending._everything and time.monotonic() < until:
+                time.sleep(0.001)
+
+    sent = Sent(tmp_path, plan, before)
+    (sent.folder.path / "report.html").write_text("<html>")
+    with sent.sending() as sending:
+        sent.folder.set_invocation(0, {"started_at": 0.0})
+        sending(GroupStarting(plan.groups[0]))
+        assert amid.wait(10)
+    assert sending.complete and f"{sent.run}/report.html" in sent.store.names
+
+
+def test_a_store_that_answers_slowly_costs_one_gap(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a pause follows, as after a failure; what was sent of a trial is not sent again."""
+    monkeypatch.setattr(mirroring, "GAP_S", 0.02)
+    for name in ("PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(mirroring, name, 60.0)
+    waiting: list[int] = []
+
+    def before(name: str) -> None:
+        time.sleep(0.1 if "/raw/" in name else 0.0)
+
+    sent = Sent(tmp_path, plan, before)
+
+    def at_trial(number: int) -> None:
+        waiting.append(sum("/raw/" in name for name in sent.store.names))
+
+    assert sent.execute(Measuring(at_trial)).complete
+    assert waiting == [0, *[1] * 11]
+    assert [*dict.fromkeys(sent.unsent)] == [*range(13)]  # said in the pause too
+    assert sum("/raw/" in name for name in sent.store.names) == 12
+    assert sent.lines == recorded_lines(sent.folder.path)
+
+
+def test_a_further_problem_is_said_too_but_not_once_for_every_object(plan: Plan, tmp_path: Path) -> None:
+    failing = Failing()
+    sent = Sent(tmp_path, plan, failing)
+
+    def at_trial(number: int) -> None:
+        failing.on = number >= 2
+        failing.says = f"no access: 'key {number}'" if number >= 6 else f"no answer for 'key {number}'"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mirroring, "FINAL_S", 0.1)
+        sent.execute(Measuring(at_trial))
+    told = [note.partition(";")[0] for note in sent.notes if "The run goes on" in note]
+    assert told == ["no answer for 'key 2'. The run goes on", "no access: 'key 6'. The run goes on"]
 
 
 def test_a_local_file_that_cannot_be_read_is_said(plan: Plan, tmp_path: Path) -> None:
