@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from harness.config.experiment import Experiment
 from harness.plan.environment import GroupRank, NodeEnvironment
@@ -58,6 +58,15 @@ class Launcher(Protocol):
         ...
 
 
+@runtime_checkable
+class ChoosesNodes(Protocol):
+    """A launcher whose worker groups can run on several types of nodes."""
+
+    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
+        """From now on prefer the type of nodes that holds most of these groups; return whether it holds them all."""
+        ...
+
+
 @dataclass(frozen=True)
 class ByLauncher:
     """Hands each group to the launcher that its cells name."""
@@ -66,6 +75,9 @@ class ByLauncher:
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         return self.launchers[group.launcher].launch(group, deadline=deadline)
+
+    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
+        return any(each.keep_together(groups) for each in self.launchers.values() if isinstance(each, ChoosesNodes))
 
 
 def process_variables(group: WorkerGroup, threads_per_device: int) -> dict[str, str]:

@@ -38,6 +38,7 @@ from harness.run.events import (
     Note,
     Planned,
     Previewed,
+    Repeating,
     Reported,
     RunStarted,
     TrialEnded,
@@ -82,13 +83,11 @@ class ConsoleSink:
         self._task = self._progress.add_task("run", total=None, visible=False, left="")
         self._labels = Labels(())
         self._left: TimeLeft | None = None
-        self._now = ""
-        self._unsent = 0
+        self._now, self._unsent = "", 0
         self._last: deque[Text] = deque(maxlen=LAST_RESULTS)
-        live = live and console.is_terminal and not quiet
         # once a second: the display must not take the cores that are being measured
         display = Live(get_renderable=self._display, console=console, transient=True, refresh_per_second=1)
-        self._live = display if live else None
+        self._live = display if live and console.is_terminal and not quiet else None
 
     def __enter__(self) -> ConsoleSink:
         return self
@@ -140,6 +139,9 @@ class ConsoleSink:
         if self._left:
             self._left.follow(event)
         match event:
+            case Repeating():
+                self._progress.update(self._task, total=self._done()[1] + event.trials)
+                self._show(f"{plural(event.trials, 'trial')} once more, on one type of nodes: their hardware differed")
             case GroupStarting(group):
                 self._now = f"Starting {group}: {plural(len(group.trials), 'trial')} of block {group.block}"
                 self._show(f"{self._now}{self._time_left()}", live=False)
@@ -213,8 +215,7 @@ class ConsoleSink:
             self._console.print(rich_table(content, name), "")
 
     def _show_trials(self, event: Reported) -> None:
-        trials = event.tables["trials"]
-        last = trials.drop_duplicates("trial_id", keep="last")
+        last = event.tables["trials"].drop_duplicates("trial_id", keep="last")
         self._console.print(
             f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
         )
@@ -230,8 +231,7 @@ class ConsoleSink:
             self._console.print(text, highlight=False, soft_wrap=True)
 
     def _show_report(self, event: Reported) -> None:
-        text = escape_control(f"Report: {event.report}")
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(escape_control(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
 
     def _show_verdict(self, event: Reported) -> None:
         self._console.print("", verdict_grid(event.verdict))

@@ -50,7 +50,7 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
         folder = RunFolder.create(stack.enter_context(Scratch()), experiment, plan, "")
         try:
             with start_ray(ray_cluster, plan) as ready, ExitStack() as launched:
-                execution = Execution(plan, folder, launcher_for(plan, ready, home, launched), emit)
+                execution = Execution(plan, folder, launcher_for(plan, ready, home, launched, emit), emit)
                 emit(RunStarted(None, whole, execution.groups, 0))
                 execution.run()
         except KeyboardInterrupt:

@@ -54,6 +54,16 @@ class RunStarted(NamedTuple):
     limit_s: float | None = None
 
 
+class Repeating(NamedTuple):
+    """Worker groups are to run again, on one type of nodes: their trials ran on other devices than their base."""
+
+    groups: tuple[WorkerGroup, ...]
+
+    @property
+    def trials(self) -> int:
+        return sum(len(group.trials) for group in self.groups)
+
+
 class GroupStarting(NamedTuple):
     """A worker group's processes are being started."""
 
@@ -118,6 +128,7 @@ Event = (
     | MemoryForecast
     | Previewed
     | RunStarted
+    | Repeating
     | GroupStarting
     | GroupReady
     | TrialStarting

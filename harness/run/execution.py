@@ -7,13 +7,13 @@ from contextlib import closing
 from dataclasses import replace
 
 from harness.doctor.gate import memory_estimates
-from harness.launch.protocol import GroupStarted, Launcher, TrialStarted
+from harness.launch.protocol import ChoosesNodes, GroupStarted, Launcher, TrialStarted
 from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, RecordedTrial
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.run.attempts import Attempts
-from harness.run.events import Emit, GroupReady, GroupStarting, TrialEnded, TrialStarting
+from harness.run.events import Emit, GroupReady, GroupStarting, Repeating, TrialEnded, TrialStarting
 from harness.run.resume import attempts, on_other_hardware, out_of_memory, pending, spent_by
 from harness.run.skip_policy import SkipPolicy
 from harness.system.signals import deferred_interrupts
@@ -64,15 +64,16 @@ class Execution:
         self._repeat_on_one_type()
 
     def _repeat_on_one_type(self) -> None:
-        """Repeat, block by block, what ran on other hardware than its base, until no type of nodes holds both."""
-        repeated: set[int] = set()
-        while groups := on_other_hardware(self._plan, self._lines()):
-            block = groups[0].block
-            if block in repeated or any(self._policy.skipped(trial) for group in groups for trial in group.trials):
+        """Repeat, block by block, what ran on other hardware than its base, if one type of nodes now holds both."""
+        apart: dict[int, list[WorkerGroup]] = {}
+        for group in on_other_hardware(self._plan, self._lines()):
+            apart.setdefault(group.block, []).append(group)
+        for groups in apart.values():
+            if any(self._policy.skipped(trial) for group in groups for trial in group.trials):
                 return
-            repeated.add(block)
-            for group in groups:
-                if group.block == block:
+            if isinstance(self._launcher, ChoosesNodes) and self._launcher.keep_together(groups):
+                self._emit(Repeating(tuple(groups)))
+                for group in groups:
                     self._launch(group)
 
     def _lines(self) -> list[RecordedTrial]:

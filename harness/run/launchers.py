@@ -10,6 +10,7 @@ from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan
+from harness.run.events import Emit, Note
 from harness.run.variants import on_nodes, own_folder_on_nodes
 
 
@@ -28,7 +29,7 @@ def inline_launcher(plan: Plan) -> Launcher:
 
 
 def launcher_for(
-    plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack, holds: bool = False
+    plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack, emit: Emit, holds: bool = False
 ) -> Launcher:
     """Return the launcher of the plan's worker groups. Idle, Ray takes no part in groups that torchrun starts.
 
@@ -44,6 +45,10 @@ def launcher_for(
     if not ray_cluster.embedded:
         own, versions = own_folder_on_nodes(plan.experiment, home), on_nodes(plan.variants)
     placements = [group.placement for group in plan.groups]
-    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions, placements, holds)
+
+    def say(text: str) -> None:
+        emit(Note(text))
+
+    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions, placements, holds, say)
     ray = stack.enter_context(closing(launcher))
     return ByLauncher({"ray": ray, "torchrun": torchrun})

@@ -80,7 +80,9 @@ def _measure_and_report(
         with started as ready, ExitStack() as launched:
             held = request.store is not None
             launcher = (
-                inline_launcher(plan) if request.inline else launcher_for(plan, ready, request.home, launched, held)
+                inline_launcher(plan)
+                if request.inline
+                else launcher_for(plan, ready, request.home, launched, emit, held)
             )
             _measure(plan, folder, launcher, request, began, emit)
     except (KeyboardInterrupt, WriteError, ClusterLostError) as end:

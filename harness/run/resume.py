@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,32 @@ def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
 def on_other_hardware(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
     """Return the worker groups with the trials of ``lines``, an invocation's, whose base ran on other devices.
 
-    With all that they are compared with. As a trial on devices of one model could have had its base beside it, nodes
-    came or went between them.
+    Nodes came or went between them, or the type of nodes that holds the most of the plan does not hold the trial. With
+    all that is compared with one of them: the last attempt at a base counts, so what stayed behind would lose its base.
     """
-    models = {line["trial_id"]: {rank.get("device_model") for rank in line["ranks"]} for line in lines if _is_ok(line)}
+    measured = (line for line in lines if line["outcome"] == "ok")
+    models = {line["trial_id"]: {rank.get("device_model") for rank in line["ranks"]} for line in measured}
     partners = _Partners(plan, _Recorded(lines, prune_oom=False, allow=plan.experiment.allow))
-    wanted: set[str] = set()
-    for trial in plan.trials:
-        own, compared = models.get(trial.id, set()), partners.compared_with(trial)
-        if len(own) == 1 and any(models.get(other, own) != own for other in compared):
-            wanted |= {trial.id} | compared | partners.twin_of_base(trial)
+    compared = {trial.id: partners.compared_with(trial) & models.keys() for trial in plan.trials if trial.id in models}
+    apart = {
+        trial_id
+        for trial_id, others in compared.items()
+        if len(own := models[trial_id]) == 1 and any(models[other] != own for other in others)
+    }
+    wanted = _connected(apart, compared)
+    wanted = wanted.union(*(partners.twin_of_base(trial) for trial in plan.trials if trial.id in wanted))
     groups = (replace(g, trials=tuple(t for t in g.trials if t.id in wanted & models.keys())) for g in plan.groups)
     return tuple(group for group in groups if group.trials)
+
+
+def _connected(some: Collection[str], compared: Mapping[str, set[str]]) -> set[str]:
+    """Return some trials, with all that they are compared with, directly or through others."""
+    reached, more = set[str](), set(some)
+    while not more <= reached:
+        reached |= more
+        more = {trial_id for trial_id, others in compared.items() if trial_id in reached or others & reached}
+        more = more.union(*(compared[trial_id] for trial_id in more))
+    return reached
 
 
 def out_of_memory(plan: Plan, lines: Lines) -> list[Cell]:
@@ -157,10 +171,6 @@ class _Partners:
             return set()
         twin = self._twins.get((trial.block, base_cell(trial.cell)))
         return {twin} if twin else set()
-
-
-def _is_ok(line: RecordedTrial) -> bool:
-    return line["outcome"] == "ok"
 
 
 def _is_skipped(line: RecordedTrial, code: SkipCode) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from harness.plan.planner import GROUP_START_S, Plan
 from harness.plan.trial import Trial, WorkerGroup
-from harness.run.events import Event, GroupReady, GroupStarting, TrialEnded, TrialStarting
+from harness.run.events import Event, GroupReady, GroupStarting, Repeating, TrialEnded, TrialStarting
 
 Clock = Callable[[], float]
 Key = tuple[str, ...]
@@ -31,11 +31,10 @@ class TimeLeft:
         *,
         limit_s: float | None = None,
     ) -> None:
-        groups = list(groups)
         self._plan, self._clock = plan, clock
-        self._waiting = {group.id: {trial.id for trial in group.trials} for group in groups}
-        self._group_of = {trial.id: group.id for group in groups for trial in group.trials}
-        self._pending = {trial.id: trial for group in groups for trial in group.trials}
+        self._waiting: dict[str, set[str]] = {}
+        self._group_of: dict[str, str] = {}
+        self._pending: dict[str, Trial] = {}
         self._durations: dict[Key, _Mean] = {}
         self._starts = _Mean()
         self._last = clock()
@@ -43,11 +42,21 @@ class TimeLeft:
         self._starting = False
         self._said = -math.inf
         self._end = math.inf if limit_s is None else self._last + limit_s
+        self._expect(groups)
+
+    def _expect(self, groups: Iterable[WorkerGroup]) -> None:
+        """Add worker groups that are to run."""
+        for group in groups:
+            self._waiting[group.id] = {trial.id for trial in group.trials}
+            self._group_of |= {trial.id: group.id for trial in group.trials}
+            self._pending |= {trial.id: trial for trial in group.trials}
         self._add_up()
 
     def follow(self, event: Event) -> None:
         """Take an event of the run into account."""
         match event:
+            case Repeating(groups):
+                self._expect(groups)
             case GroupStarting(group):  # it began when the trial before it had ended
                 self._waiting.pop(group.id, None)
                 self._starting = True

@@ -113,11 +113,12 @@ def test_a_lost_node_is_replaced_by_one_of_its_shape_that_the_autoscaler_brings(
     cluster.request, cluster.gone = object(), {"a0"}
     broken = replace(A[2], host="broken")
     cluster.come = [[], [broken], [H[0]], [A[2]]]
-    waited: list[float] = []
-    nodes = choice(cluster, SPREAD, wait_s=600.0, sleep=waited.append)
+    waited, said = list[float](), list[str]()
+    nodes = choice(cluster, SPREAD, wait_s=600.0, sleep=waited.append, say=said.append)
     assert names(nodes.nodes_for(group(SPREAD))) == ["a1", "a2"]
     assert waited == [POLL_S] * 3
     assert names(nodes.nodes_for(group(SPREAD))) == ["a1", "a2"] and len(waited) == 3  # in every block
+    assert said == ["8 workers with 1 device each on 2 nodes: 1 of 2 nodes are left; waiting at most 600 s for others"]
 
 
 @pytest.mark.usefixtures("draining")
@@ -132,6 +133,36 @@ def test_a_wait_in_vain_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     nodes = choice(cluster, SPREAD, wait_s=10.0, sleep=sleep)
     assert names(nodes.nodes_for(group(SPREAD))) == ["a1"] and now == [10.0]
     assert names(nodes.nodes_for(group(SPREAD))) == ["a1"] and now == [10.0]
+
+
+@pytest.mark.usefixtures("draining")
+def test_the_wait_for_nodes_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, now = Cluster(*A[:2]), [0.0]
+    cluster.request, cluster.gone = object(), {"a0"}
+    monkeypatch.setattr(node_choice.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(node_choice.time, "time", lambda: 5000.0 + now[0])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    said: list[str] = []
+    nodes = choice(cluster, SPREAD, wait_s=600.0, sleep=sleep, say=said.append)
+    assert names(nodes.nodes_for(group(SPREAD), deadline=5008.0)) == ["a1"] and now == [8.0]
+    assert names(nodes.nodes_for(group(SPREAD), deadline=5008.0)) == ["a1"] and now == [8.0]
+    (line,) = said
+    assert line.endswith("waiting at most 8 s for others")
+
+
+@pytest.mark.usefixtures("draining")
+def test_groups_are_kept_together_on_the_type_that_holds_them_all() -> None:
+    """The plan's placements prefer one type of nodes, a block that ran on both types needs the other."""
+    nodes = choice(Cluster(*A, *H), ONE, FOUR, Placement(3, 12, 1), EIGHT)
+    assert names(nodes.nodes_for(group(ONE))) == ["a0"] and names(nodes.nodes_for(group(EIGHT))) == ["h0"]
+    assert nodes.keep_together([group(ONE), group(EIGHT)])
+    assert names(nodes.nodes_for(group(ONE))) == ["h0"]
+    assert not nodes.keep_together([group(EIGHT), group(Placement(3, 12, 1))])
+    assert not nodes.keep_together([group(Placement(5, 20, 1))])  # on both types
+    assert not nodes.keep_together([group(Placement(6, 24, 1))])  # on none
 
 
 def test_types_in_order() -> None:

@@ -17,10 +17,10 @@ from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.record.schema import EQUIVALENCE, FINDINGS
 from harness.report.sentence import Sentence
-from harness.report.tables.text import Heading, Line, TextTable
+from harness.report.tables.text import Heading, Line, TextTable, plural
 from harness.report.verdict import NO_VERDICT, Verdict
 from harness.run.console import ConsoleSink, rich_table
-from harness.run.events import GroupStarting, Note, Planned, Reported, RunStarted, TrialEnded, TrialStarting
+from harness.run.events import GroupStarting, Note, Planned, Repeating, Reported, RunStarted, TrialEnded, TrialStarting
 from harness.run.plan_text import plan_table
 from harness.run.trial_text import trial_result
 from tests.conftest import gpu_cluster, laptop
@@ -158,6 +158,22 @@ def test_a_training_is_shown_epoch_by_epoch(make_experiment: Make, tmp_path: Pat
     with ConsoleSink(Console(file=quiet, width=200), quiet=True) as sink:
         sink(TrialEnded(trial, recorded, False, epochs))  # type: ignore[arg-type]
     assert "epoch" not in quiet.getvalue()
+
+
+def test_what_is_repeated_is_counted(make_experiment: Make, tmp_path: Path) -> None:
+    grid = {"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
+    out = io.StringIO()
+    with ConsoleSink(Console(file=out, width=200)) as sink:
+        sink(RunStarted(tmp_path, plan, plan.groups, 0))
+        count = len(plan.trials)
+        for number, trial in enumerate((*plan.trials, *plan.groups[0].trials)):
+            if number == count:
+                sink(Repeating(plan.groups[:1]))
+            sink(TrialEnded(trial, line(), False))
+    again = len(plan.groups[0].trials)
+    assert f"[{count}/{count}]" in out.getvalue() and f"[{count + again}/{count + again}]" in out.getvalue()
+    assert f"{plural(again, 'trial')} once more, on one type of nodes: their hardware differed" in out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import Outcome
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
-from harness.run.events import Event, GroupStarting, TrialEnded
+from harness.run.events import Event, GroupStarting, Repeating, TrialEnded
 from harness.run.execution import Execution
 from harness.run.resume import out_of_memory
 from tests.conftest import laptop
@@ -377,11 +377,19 @@ def test_a_resumed_run_computes_the_same_number_of_blocks(make_experiment: Make,
 
 
 class OnNodes(ScriptedLauncher):
-    """Runs each trial on devices of the model that ``place`` gives, by the trial and how often it ran."""
+    """Runs each trial on devices of the model that ``place`` gives, by the trial and how often it ran.
 
-    def __init__(self, place: Callable[[Trial, int], str]) -> None:
+    ``together``: whether one type of nodes holds all groups that are to be kept together.
+    """
+
+    def __init__(self, place: Callable[[Trial, int], str], *, together: bool = True) -> None:
         super().__init__(lambda trial, tries: "ok")
-        self.place = place
+        self.place, self.together = place, together
+        self.kept: list[list[WorkerGroup]] = []
+
+    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
+        self.kept.append([*groups])
+        return self.together
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         trials = {trial.id: trial for trial in group.trials}
@@ -393,11 +401,10 @@ class OnNodes(ScriptedLauncher):
             yield message
 
 
-def run_on(place: Callable[[Trial, int], str], plan: Plan, tmp_path: Path) -> tuple[OnNodes, RunFolder]:
+def run_on(launcher: OnNodes, plan: Plan, tmp_path: Path, events: list[Event] | None = None) -> RunFolder:
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    launcher = OnNodes(place)
-    Execution(plan, folder, launcher, [].append).run()
-    return launcher, folder
+    Execution(plan, folder, launcher, (events if events is not None else []).append).run()
+    return folder
 
 
 def models(folder: RunFolder, block: int) -> set[str]:
@@ -409,20 +416,37 @@ def models(folder: RunFolder, block: int) -> set[str]:
 def test_a_cell_that_moved_to_other_nodes_is_repeated_with_its_base(plan: Plan, tmp_path: Path) -> None:
     """A node of the first type went while block 0 was measured: what came first is measured again on the second."""
     first = plan.groups[0].trials
-    launcher, folder = run_on(lambda trial, tries: "A" if trial in first and tries == 1 else "B", plan, tmp_path)
+    launcher = OnNodes(lambda trial, tries: "A" if trial in first and tries == 1 else "B")
+    events: list[Event] = []
+    folder = run_on(launcher, plan, tmp_path, events)
     assert models(folder, 0) == models(folder, 1) == {"B"}
     assert {launcher.tries[t.id] for t in first} == {2}
     assert {launcher.tries[t.id] for t in plan.trials if t.block == 1} == {1}
     assert [line["attempt"] for line in folder.lines() if line["trial_id"] == first[0].id] == [1, 2]
     assert {line["invocation"] for line in folder.lines()} == {0}
+    (repeating,) = (event for event in events if isinstance(event, Repeating))
+    assert [*repeating.groups] == launcher.kept[0]
+    ended = [event for event in events if isinstance(event, TrialEnded)]
+    assert len(ended) == len(plan.trials) + repeating.trials
 
 
-def test_what_no_type_of_nodes_holds_together_is_repeated_in_one_block_only(plan: Plan, tmp_path: Path) -> None:
-    launcher, _ = run_on(lambda trial, tries: "A" if trial.cell.devices == 1 else "B", plan, tmp_path)
-    assert {launcher.tries[t.id] for t in plan.trials if t.block == 1} == {1}
-    beside = {t.id for t in plan.trials if t.cell.strategy == "ddp" and t.cell.devices == 1}
-    assert {launcher.tries[t.id] for t in plan.trials if t.block == 0 and t.id not in beside} == {2}
-    assert {launcher.tries[name] for name in beside} == {1}  # they are on their base's type
+def test_what_is_compared_with_a_base_moves_with_it(plan: Plan, tmp_path: Path) -> None:
+    """The type of most cells lacks the devices of one: moved alone with its base, it would cost the others theirs."""
+    large = next(trial for trial in plan.trials if trial.block == 0 and trial.cell.devices == 2)
+    family = {t.id for t in plan.trials if t.block == 0 and base_cell(t.cell) == base_cell(large.cell)}
+    assert len(family) > 2
+    launcher = OnNodes(lambda trial, tries: "A" if tries == 1 and trial != large else "B")
+    folder = run_on(launcher, plan, tmp_path)
+    assert {name for name, tries in launcher.tries.items() if tries == 2} == family
+    last = {line["trial_id"]: line["ranks"][0]["device_model"] for line in folder.lines()}
+    assert {last[name] for name in family} == {"B"}
+
+
+def test_what_no_type_of_nodes_holds_together_is_not_repeated(plan: Plan, tmp_path: Path) -> None:
+    launcher = OnNodes(lambda trial, tries: "A" if trial.cell.devices == 1 else "B", together=False)
+    run_on(launcher, plan, tmp_path)
+    assert set(launcher.tries.values()) == {1}
+    assert [{group.block for group in groups} for groups in launcher.kept] == [{0}, {1}]
 
 
 def test_a_cell_over_two_types_of_nodes_is_not_repeated(plan: Plan, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from harness.config.experiment import Experiment
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import Trial
-from harness.run.events import GroupReady, GroupStarting, Note, TrialEnded, TrialStarting
+from harness.run.events import GroupReady, GroupStarting, Note, Repeating, TrialEnded, TrialStarting
 from harness.run.time_left import TimeLeft, rounded
 from tests.conftest import laptop
 
@@ -116,6 +116,16 @@ def test_a_lost_trial_is_still_to_be_measured(plan: Plan) -> None:
     assert left.seconds == before
     left.follow(TrialEnded(plan.trials[0], {"outcome": "lost"}, again=False))
     assert left.seconds == pytest.approx(before - plan.least_trial_seconds(plan.trials[0]))
+
+
+def test_what_is_repeated_takes_its_time_again(plan: Plan) -> None:
+    run = Run(plan, SECONDS)
+    run.measure(len(plan.trials))
+    assert run.left.seconds == 0
+    group = plan.groups[0]
+    run.left.follow(Repeating((group,)))
+    expected = START_S + sum(SECONDS[trial.scenario] * trial.cell.devices for trial in group.trials)
+    assert run.left.seconds == pytest.approx(expected) and run.left.text
 
 
 def test_a_limit_ends_the_run(make_experiment: Make) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -30,7 +30,7 @@ from harness.launch.ray import private
 from harness.launch.ray.agents import ask_agents, patience
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, startup_callbacks
-from harness.launch.ray.node_choice import NodeChoice
+from harness.launch.ray.node_choice import NodeChoice, silent
 from harness.launch.ray.trainer import UNUSED, Fit, free_devices
 from harness.launch.ray.worker import train
 from harness.launch.startup import Received, StartupTimer
@@ -66,6 +66,8 @@ class RayLauncher:
     """Those of the whole plan."""
     holds: bool = False
     """Whether each trial starts only once the driver has handled what came before it."""
+    say: Callable[[str], None] = silent
+    """Shows a line to the user."""
     _launches: Iterator[int] = field(default_factory=itertools.count)
     _storage: Scratch = field(default_factory=Scratch)
 
@@ -73,14 +75,18 @@ class RayLauncher:
     def choice(self) -> NodeChoice:
         """The choice of nodes."""
         settings = self.experiment.cluster
-        return NodeChoice(self.cluster, self.machine, self.placements, settings.wait_for if settings else 0.0)
+        wait_s = settings.wait_for if settings else 0.0
+        return NodeChoice(self.cluster, self.machine, self.placements, wait_s, self.say)
+
+    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
+        return self.choice.keep_together(groups)
 
     def close(self) -> None:
         """Remove the files of Ray Train."""
         self._storage.close()
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
-        nodes = self.choice.nodes_for(group)
+        nodes = self.choice.nodes_for(group, deadline)
         if len(nodes) < group.placement.nodes:  # Ray would wait for those that have gone
             reason = (
                 f"the cluster shrank: {len(nodes)} of the {group.placement.nodes} nodes that the trial needs are left"

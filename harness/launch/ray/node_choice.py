@@ -19,35 +19,52 @@ POLL_S = 2.0
 """The pause between two looks for nodes that replace lost ones."""
 
 
+def silent(text: str) -> None:
+    """Show nothing."""
+
+
 @dataclass
 class NodeChoice:
     """Chooses among the nodes of the plan, and those that the autoscaler brings for lost ones.
 
     Ratios need a cell and its base on the same hardware. So types of nodes have an order: first the one whose nodes
     that are left hold the most of the plan's ``placements``. ``wait_s``: how long a group without enough nodes waits
-    for others, until that was in vain once; 0 if the run holds no request for nodes.
+    for others, until that was in vain once; 0 if the run holds no request for nodes. ``say`` shows the user a line.
     """
 
     cluster: Cluster
     machine: Machine
     placements: Sequence[Placement] = ()
     wait_s: float = 0.0
+    say: Callable[[str], None] = silent
     sleep: Callable[[float], None] = time.sleep
     _others: list[tuple[Node, int]] = field(default_factory=list)
 
-    def nodes_for(self, group: WorkerGroup) -> list[Node]:
-        """Return the nodes of a group; fewer than its placement's if there are not enough."""
+    def nodes_for(self, group: WorkerGroup, deadline: float | None = None) -> list[Node]:
+        """Return the nodes of a group; fewer than its placement's if there are not enough, also by ``deadline``."""
         found = self._choose(group)
-        until = time.monotonic() + self.wait_s
-        while len(found) < group.placement.nodes and self.cluster.request:
+        if len(found) == group.placement.nodes or not self.cluster.request:
+            return found
+        left_s = self.wait_s if deadline is None else min(self.wait_s, max(0.0, deadline - time.time()))
+        until, needed = time.monotonic() + left_s, group.placement.nodes
+        if left_s:
+            self.say(f"{group}: {len(found)} of {needed} nodes are left; waiting at most {left_s:.0f} s for others")
+        while True:
             self._look_for_others()
             found = self._choose(group)
-            if len(found) < group.placement.nodes:
-                if time.monotonic() >= until:
-                    self.wait_s = 0.0
-                    break
-                self.sleep(POLL_S)
-        return found
+            if len(found) == needed:
+                return found
+            if time.monotonic() >= until:
+                self.wait_s = 0.0
+                return found
+            self.sleep(POLL_S)
+
+    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
+        """Order the types of nodes by what holds most of these groups; return whether one type now holds them all."""
+        self.placements = [group.placement for group in groups]
+        chosen = [(group, self._choose(group)) for group in groups]
+        enough = all(len(nodes) == group.placement.nodes for group, nodes in chosen)
+        return enough and len({node.hardware for _, nodes in chosen for node in nodes}) == 1
 
     def _choose(self, group: WorkerGroup) -> list[Node]:
         placement, alive = group.placement, self._alive()
