@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,12 +68,12 @@ def start_head(machine: Machine, *, cpus: int, most: int, idle_minutes: float) -
         "small": {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": most},
     }
     config = {**BASE, "available_node_types": types, "idle_timeout_minutes": idle_minutes}
-    missing = machine.folder / "missing"
-    missing.mkdir()
-    (missing / "example.yaml").write_text(json.dumps(config))  # the provider reads it, and the wheel lacks it
-    machine.run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={missing}:{FILES}", str(FILES))
+    provider = machine.folder / "provider"
+    shutil.copytree(FILES, provider)
+    (provider / "example.yaml").write_text(json.dumps(config))  # the provider reads it, and the wheel lacks it
+    machine.run("mount", "--bind", str(provider), str(FILES))
     words = ["--head", f"--node-ip-address={machine.address}", "--port=6379", f"--num-cpus={cpus}"]
-    words += ["--include-dashboard=false", "--disable-usage-stats", f"--autoscaling-config={missing}/example.yaml"]
+    words += ["--include-dashboard=false", "--disable-usage-stats", f"--autoscaling-config={provider}/example.yaml"]
     machine.run("ray", "start", *words, cwd=Path("/"), PYTHONPATH="", **VARIABLES)
     return f"{machine.address}:6379"
 

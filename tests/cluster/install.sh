@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that the tests of clusters need, as root; no service of them is started.
 set -euo pipefail
-[ "$(id -u)" = 0 ] || { echo "tests of clusters: skipped, they need root"; exit 1; }
-missing=
+skip() { echo "tests of clusters: skipped $1"; exit 1; }
+
+[ "$(id -u)" = 0 ] || skip "all: they need root, for namespaces"
+missing=()
 for program in slurmctld slurmd srun sshd rsync ip; do
-    command -v "$program" > /dev/null || missing=yes
+    command -v "$program" > /dev/null || missing+=("$program")
 done
-[ -n "$missing" ] || exit 0
-command -v apt-get > /dev/null || { echo "tests of clusters: skipped, there is no apt-get"; exit 1; }
+[ ${#missing[@]} != 0 ] || exit 0
+command -v apt-get > /dev/null || skip "those with ${missing[*]}: not installed, and there is no apt-get"
 
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then  # it forbids that a package starts its service
@@ -18,4 +20,4 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 { timeout 120 apt-get -q update && timeout 240 apt-get -q install -y --no-install-recommends \
     slurmctld slurmd slurm-client openssh-server openssh-client rsync iproute2; } > /dev/null 2>&1 ||
-    { echo "tests of clusters: skipped, apt does not answer"; exit 1; }
+    skip "those with ${missing[*]}: not installed, and apt does not answer"

@@ -1,7 +1,8 @@
 """Machines inside a machine: each a network, mount, pid, uts and ipc namespace, joined by a pair of virtual links.
 
 The pid namespace is not optional: ``ray stop`` ends every Ray that it can see. It makes the end certain too: if the
-first process of a machine ends, all do.
+first process of a machine ends, all do, and it ends with the process that made it, even if that is killed. No namespace
+has a name and no mount is outside of them, so that nothing remains.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("ip", "nsenter", "unshare", "mount")
+TOOLS = ("ip", "tc", "nsenter", "unshare", "setpriv", "mount", "hostname")
+ISOLATED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork")
+ISOLATED += ("--kill-child", "--mount-proc")
+"""Words that run a command as the first process of a machine; they end with this process, and it with them."""
 INIT = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -46,12 +50,11 @@ exec {python} -c {init}
 class Machine:
     """A running machine. ``pid``: of its first process, seen from outside; ``folder``: its own files.
 
-    ``link``: its interface of the link between both machines, in the namespace ``netns``.
+    ``link``: its interface of the link between both machines.
     """
 
     name: str
     address: str
-    netns: str
     link: str
     pid: int
     folder: Path
@@ -108,15 +111,16 @@ class Machine:
         return found
 
 
-def why_not() -> str | None:
-    """Return why no machine can be made here; None if it can."""
+def why_not(script: str = "ip link add v0 type veth peer v1") -> str | None:
+    """Return why no machine can be made here that can run this shell script; None if one can."""
     if os.geteuid() != 0:
         return "needs root, for namespaces"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"needs {', '.join(missing)}"
-    done = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
-    return f"namespaces are refused: {done.stderr.strip()}" if done.returncode else None
+    words = [*ISOLATED, "bash", "-ec", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return f"refused on this machine: {' '.join(done.stderr.split())}" if done.returncode else None
 
 
 def clean_environment() -> dict[str, str]:
@@ -129,53 +133,48 @@ def clean_environment() -> dict[str, str]:
 @contextmanager
 def machines(folder: Path, count: int = 2, **variables: str) -> Iterator[list[Machine]]:
     """Yield one or two machines, n0 and n1 at 10.77.0.1 and 10.77.0.2, with these environment variables."""
-    prefix = f"h{os.getpid()}"
     hosts = folder / "hosts"
-    names = [f"n{i}" for i in range(2)]
+    names = [f"n{i}" for i in range(count)]
     hosts.write_text("127.0.0.1 localhost\n" + "".join(f"10.77.0.{i + 1} {name}\n" for i, name in enumerate(names)))
     inits: list[subprocess.Popen[str]] = []
-    spaces = [f"{prefix}{name}" for name in names]
+    made = []
     try:
-        _link(spaces, prefix)
-        made = []
-        for i, name in enumerate(names[:count]):
-            init = _boot(spaces[i], name, folder / name, hosts)
-            inits.append(init)
-            pid = psutil.Process(init.pid).children()[0].pid
-            made.append(Machine(name, f"10.77.0.{i + 1}", spaces[i], f"{prefix}v{i}", pid, folder / name, variables))
+        for i, name in enumerate(names):
+            inits.append(_start(name, folder / name, hosts))
+            assert _first_line(inits[-1]) == "ready", f"{name} did not start"
+            (first,) = psutil.Process(inits[-1].pid).children()
+            made.append(Machine(name, f"10.77.0.{i + 1}", f"v{i}", first.pid, folder / name, variables))
+        _connect(made)
         yield made
     finally:
         for init in inits:
             with init:  # which closes its output
                 init.kill()  # and with it, by --kill-child, the machine's first process
-        for space in spaces:
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
 
 
-def _link(spaces: Sequence[str], prefix: str) -> None:
-    for space in spaces:
-        _ip("netns", "add", space)
-    _ip("link", "add", f"{prefix}v0", "netns", spaces[0], "type", "veth", "peer", f"{prefix}v1", "netns", spaces[1])
-    for i, space in enumerate(spaces):
-        _ip("-n", space, "link", "set", "lo", "up")
-        _ip("-n", space, "addr", "add", f"10.77.0.{i + 1}/24", "dev", f"{prefix}v{i}")
-        _ip("-n", space, "link", "set", f"{prefix}v{i}", "up")
-
-
-def _boot(space: str, name: str, folder: Path, hosts: Path) -> subprocess.Popen[str]:
+def _start(name: str, folder: Path, hosts: Path) -> subprocess.Popen[str]:
     """Start a machine; return the process whose end is the machine's."""
     (folder / "ray").mkdir(parents=True)
-    # not `ip netns exec`: it mounts another /sys, without /sys/fs/cgroup
-    words = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--mount", "--uts", "--ipc", "--pid", "--fork"]
-    words += ["--kill-child", "--mount-proc", "bash", "-c"]
     init = SETUP.format(name=name, folder=folder, hosts=hosts, python=sys.executable, init=shlex.quote(INIT))
-    process = subprocess.Popen([*words, init], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    assert process.stdout and process.stdout.readline() == "ready\n", f"{name} did not start"
-    return process
+    words = [*ISOLATED, "bash", "-c", init]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def _first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()
+
+
+def _connect(made: Sequence[Machine]) -> None:
+    """Make a link between the machines; of one machine alone, both ends are its own."""
+    ends = [str(made[0].pid), str(made[-1].pid)]
+    words = ["ip", "link", "add", "v0", "netns", ends[0], "type", "veth", "peer", "v1", "netns", ends[1]]
+    subprocess.run(words, check=True, capture_output=True)
+    made[-1].run("ip", "link", "set", "v1", "up")
+    for machine in made:
+        machine.run("ip", "link", "set", "lo", "up")
+        machine.run("ip", "addr", "add", f"{machine.address}/24", "dev", machine.link)
+        machine.run("ip", "link", "set", machine.link, "up")
 
 
 def wait_for(what: Any, within_s: float, about: Any = "") -> None:

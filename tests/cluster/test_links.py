@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 import harness
 from harness.analysis.results import Results
-from tests.cluster.machines import Machine, machines, wait_for
+from tests.cluster.machines import Machine, machines, wait_for, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -31,6 +30,7 @@ limits: {{trial: 60s, attempts: 1}}
 """
 RATES = (400, 100, 25)
 """Of the link, in Mbit/s: the exchange of a step's 1 MiB takes about 20, 80 and 330 ms."""
+TBF = ("burst", "64kb", "latency", "400ms")
 DOWN_S = 20
 BUSY_BYTES = 50_000
 """Of one direction of the link in half a second, while ranks train; Ray's own messages are fewer."""
@@ -39,6 +39,8 @@ BUSY_BYTES = 50_000
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Machine]]:
     """A head and a second node of one CPU each."""
+    if reason := why_not(f"ip link add v0 type veth peer v1; tc qdisc add dev v0 root tbf {' '.join(TBF)} rate 25mbit"):
+        pytest.skip(reason)
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     common = ("--num-cpus=1", "--disable-usage-stats")
     folder = tmp_path / "machines"
@@ -64,10 +66,7 @@ def newest(home: Path) -> Results:
 
 def sent_bytes(machine: Machine) -> int:
     """Return what a machine has sent over the link."""
-    shown = subprocess.run(
-        ["ip", "-n", machine.netns, "-s", "-j", "link", "show", machine.link], capture_output=True, check=True
-    )
-    (link,) = json.loads(shown.stdout)
+    (link,) = json.loads(machine.run("ip", "-s", "-j", "link", "show", machine.link))
     return int(link["stats64"]["tx"]["bytes"])
 
 
@@ -83,16 +82,14 @@ def wait_until_training(machine: Machine, log: Path) -> None:
 
 
 def set_link(machine: Machine, state: str) -> None:
-    subprocess.run(["ip", "-n", machine.netns, "link", "set", machine.link, state], check=True)
+    machine.run("ip", "link", "set", machine.link, state)
 
 
 def test_a_slower_link_shows_as_exposed_communication(nodes: list[Machine], tmp_path: Path) -> None:
     exposed = []
     for rate in RATES:
         for machine in nodes:
-            shape = ["tbf", "rate", f"{rate}mbit", "burst", "64kb", "latency", "400ms"]
-            words = ["tc", "-n", machine.netns, "qdisc", "replace", "dev", machine.link, "root", *shape]
-            subprocess.run(words, check=True, capture_output=True)
+            machine.run("tc", "qdisc", "replace", "dev", machine.link, "root", "tbf", *TBF, "rate", f"{rate}mbit")
         nodes[0].run(*command(tmp_path, windows=1, seconds=1.0, explain=True), cwd=tmp_path, timeout=240)
         results = newest(tmp_path)
         assert set(results.trials["outcome"]) == {"ok"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from tests.cluster.machines import ROOT, Machine, machines, wait_for
+from tests.cluster.machines import ROOT, Machine, machines, wait_for, why_not
 
 NEEDED = ("sshd", "ssh-keygen", "rsync")
 MISSING = [name for name in NEEDED if shutil.which(name) is None]
@@ -31,9 +31,13 @@ grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
 throughput: {blocks: 1, warmup_steps: 3, windows: 1, window_steps: 10, window_seconds: 0, twin: false, explain: false}
 equivalence: false
 """
+HOME = """
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/upper /mnt/work
+mount -t overlay overlay -o lowerdir=/root,upperdir=/mnt/upper,workdir=/mnt/work /root
+"""
+"""Gives a machine a home of its own that begins as this one's, where Python may be."""
 PREPARE = """
-set -e
-mount -t overlay overlay -o lowerdir=/root,upperdir={folder}/upper,workdir={folder}/work /root
 mkdir -p /run/sshd /root/harness
 ln -sfn {venv} /root/harness/.venv
 /usr/sbin/sshd -o HostKey={keys}/host -o AuthorizedKeysFile={keys}/authorized -o UsePAM=no -o StrictModes=no \\
@@ -44,6 +48,8 @@ ln -sfn {venv} /root/harness/.venv
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Machine]]:
     """Two machines with sshd and a home of their own, in which the package is installed."""
+    if reason := why_not(HOME):
+        pytest.skip(reason)
     keys = tmp_path / "keys"
     keys.mkdir()
     for name in ("key", "host"):
@@ -51,10 +57,8 @@ def nodes(tmp_path: Path) -> Iterator[list[Machine]]:
     shutil.copy(keys / "key.pub", keys / "authorized")
     with machines(tmp_path) as made:
         for machine in made:
-            for name in ("upper", "work"):
-                (machine.folder / name).mkdir()
             venv = Path(sys.executable).parents[1]
-            machine.run("bash", "-c", PREPARE.format(folder=machine.folder, keys=keys, venv=venv))
+            machine.run("bash", "-ec", HOME + PREPARE.format(folder=machine.folder, keys=keys, venv=venv))
         made[0].run("bash", "-c", f"mkdir -p ~/.ray && umask 77 && printf {secrets.token_hex(32)} > ~/.ray/auth_token")
         yield made
 

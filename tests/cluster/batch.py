@@ -1,0 +1,190 @@
+"""Jobs of our batch script under a real SLURM: to a report through an interruption, and cancelled.
+
+``python -m tests.cluster.batch [--times 5]``, as root: runs jobs that USR1 interrupts, one that its time limit does,
+and one that is cancelled, and prints what happens and when. Exit code 1 if one of them fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import harness
+from harness.analysis.results import Results
+from tests.cluster.machines import ROOT, machines, wait_for
+from tests.cluster.slurm import Slurm, slurm
+
+SCRIPT = ROOT / "experiments/clusters/slurm.sbatch"
+EXPERIMENT = """
+name: batch
+workload: emulated_compute
+workload_options: {mebibytes: 0.1, step_ms: 5}
+grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
+exclude: [{strategy: ddp, devices: 1}, {strategy: single, devices: 2}]
+throughput: {blocks: %s, warmup_steps: 3, windows: 1, window_steps: 10, window_seconds: %s, twin: false, explain: false}
+equivalence: false
+preflight: false
+"""
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of our batch script, submitted in the folder ``home``. ``began_s``: of the monotonic clock."""
+
+    cluster: Slurm
+    home: Path
+    id: str
+    began_s: float
+
+    def log(self, event: str) -> None:
+        """Print an event with the seconds since the job was submitted."""
+        print(f"  {time.monotonic() - self.began_s:6.1f} s  {event}", flush=True)
+
+    def wait(self, what: Callable[[], object], within_s: float = 300) -> None:
+        """Wait until something holds; AssertionError with all logs after the time."""
+        wait_for(what, within_s, self.logs)
+
+    def wait_until_ended(self, state: str) -> None:
+        """Wait until the job has ended; AssertionError unless in this state."""
+        self.wait(lambda: self.cluster.state(self.id) in ENDED)
+        assert self.cluster.state(self.id) == state, self.logs()
+        self.log(f"{state}, queued again {self.cluster.restarts(self.id)} times")
+
+    def wait_until_nothing_is_left(self) -> None:
+        """Wait until neither Ray nor the harness runs on a node."""
+        self.wait(lambda: not self.processes(), 60)
+        self.log(f"on the nodes: no process of Ray or the harness, {len(self.folders())} folders")
+
+    def logs(self) -> str:
+        files = (*self.home.glob("*.out"), *self.home.glob("*.log"))
+        texts = "".join(f"\n{file}:\n{file.read_text()[-3000:]}" for file in files)
+        return f"state {self.cluster.state(self.id)}; left: {self.processes()}{texts}{self.cluster.logs()}"
+
+    def output(self) -> str:
+        return (self.home / f"harness-{self.id}.out").read_text()
+
+    def run_folder(self) -> Path:
+        (folder,) = (self.home / "results/batch").iterdir()
+        return folder
+
+    def results(self) -> Results:
+        """Load what was recorded; log the trials by outcome and how each start of the command ended."""
+        results = harness.load(self.run_folder())
+        outcomes = results.trials["outcome"].value_counts().to_dict()
+        ended = [each["ended"] for each in results.environment["invocations"]]
+        self.log(f"trials: {outcomes}; the command's ends: {', '.join(map(str, ended))}")
+        return results
+
+    def trials(self) -> int:
+        """Return the number of trials recorded until now."""
+        return sum(file.read_text().count("\n") for file in self.home.glob("results/batch/*/trials.jsonl"))
+
+    def processes(self) -> list[str]:
+        """Return what runs on the nodes of Ray or of the harness."""
+        commands = [command for node in self.cluster.nodes for command in node.commands()]
+        return [command[:80] for command in commands if re.search("raylet|gcs_server|ray start|harness", command)]
+
+    def folders(self) -> list[Path]:
+        """Return Ray's folders of the job on the nodes."""
+        return [path for node in self.cluster.nodes for path in (node.folder / "ray").glob(f"ray-{self.id}")]
+
+
+def submit(cluster: Slurm, home: Path, *, blocks: int, window_s: float, minutes: int = 20) -> Job:
+    """Submit our script, with the resources of these machines, for a new experiment."""
+    (home / "batch.yaml").write_text(EXPERIMENT % (blocks, window_s))
+    shutil.copy(SCRIPT, home)
+    words = ["sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--time={minutes}"]
+    words += [SCRIPT.name, "batch.yaml"]
+    began = time.monotonic()
+    job = Job(cluster, home, cluster.run(*words, cwd=home, RAY_TMPDIR="/tmp/ray").strip(), began)
+    job.log(f"{' '.join(words)}: job {job.id}")
+    return job
+
+
+def interrupt_by_signal(cluster: Slurm, home: Path) -> None:
+    """Run a job that gets USR1 after two trials: report, requeue, resume, all trials ok, nothing left."""
+    job = submit(cluster, home, blocks=2, window_s=1.0)
+    job.wait(lambda: job.trials() >= 2)
+    job.log(f"scancel --signal=USR1 --batch {job.id}, after {job.trials()} trials")
+    cluster.run("scancel", "--signal=USR1", "--batch", job.id)
+    job.wait(lambda: any(home.glob("results/batch/*/report.html")))
+    job.log("report.html")
+    job.wait(lambda: cluster.restarts(job.id) == 1)
+    job.log("queued again")
+    check_completed(job)
+
+
+def interrupt_by_time_limit(cluster: Slurm, home: Path) -> None:
+    """Run a job that takes longer than its time limit, 120 s before which SLURM itself sends USR1."""
+    job = submit(cluster, home, blocks=8, window_s=6.0, minutes=4)
+    job.wait(lambda: cluster.restarts(job.id) >= 1)
+    job.log(f"queued again, after {job.trials()} trials")
+    check_completed(job)
+
+
+def check_completed(job: Job) -> None:
+    """Wait for the job's end; AssertionError unless it was resumed, every trial is ok and nothing is left."""
+    job.wait(lambda: job.cluster.state(job.id) in ENDED, 900)
+    job.wait_until_ended("COMPLETED")
+    results = job.results()
+    assert set(results.trials["outcome"]) == {"ok"} and results.missing.empty
+    assert set(results.trials["nodes"]) == {1, 2} and results.trials["emulated_compute"].all()
+    ended = [each["ended"] for each in results.environment["invocations"]]
+    assert ended == ["interrupted"] * job.cluster.restarts(job.id) + ["finished"]
+    assert "the newest unfinished run: it was interrupted" in " ".join(job.output().split())
+    assert (job.run_folder() / "report.html").is_file()
+    job.wait_until_nothing_is_left()
+    assert job.folders() == []
+
+
+def cancel(cluster: Slurm, home: Path, *by: str, state: str = "CANCELLED") -> Job:
+    """Run a job that scancel ends after its first trial; nothing is queued or left."""
+    job = submit(cluster, home, blocks=200, window_s=1.0)
+    job.wait(lambda: job.trials() >= 1)
+    job.log(f"scancel {' '.join((*by, job.id))}, after {job.trials()} trials")
+    cluster.run("scancel", *by, job.id)
+    job.wait_until_ended(state)
+    time.sleep(6)  # a requeue would be scheduled by now
+    assert cluster.run("squeue", "--noheader").strip() == ""
+    job.log("squeue: nothing")
+    assert set(job.results().trials["outcome"]) <= {"ok", "lost"}
+    job.wait_until_nothing_is_left()
+    return job
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=5, help="jobs that are interrupted by USR1")
+    times = parser.parse_args().times
+    cases: list[Callable[[Slurm, Path], object]] = [*[interrupt_by_signal] * times, interrupt_by_time_limit, cancel]
+    failed = 0
+    with (
+        tempfile.TemporaryDirectory() as name,
+        machines(Path(name)) as nodes,
+        slurm(nodes, Path(name, "slurm")) as cluster,
+    ):
+        print(f"{cluster.run('sinfo', '--version').strip()}, two nodes")
+        for number, case in enumerate(cases, 1):
+            home = Path(name, f"home-{number}")
+            home.mkdir()
+            print(f"{number}. {case.__doc__}", flush=True)
+            try:
+                case(cluster, home)
+            except AssertionError:
+                traceback.print_exc()
+                failed += 1
+    print(f"{len(cases) - failed} of {len(cases)} jobs as described")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
