@@ -14,11 +14,13 @@ from harness.train.workloads import SizedDataset
 MOST = 256
 """Validation samples that are compared, spread over the set."""
 SECONDS = 0.5
-"""The time to read training samples; slower sets are compared in part, evenly spaced."""
+"""The time to read samples, at most half of it for validation; slower sets are compared in part, evenly spaced."""
 FEW = 8
 """Copies below which chance may explain them."""
 CHUNK = 32
-"""Samples that are read at once."""
+"""Samples that are read at once, at most: the first ones show how long they take."""
+PASSES = 16
+"""Each reads validation samples that are spread over the set."""
 SHARE = 0.05
 """The part of the compared validation samples from which copies count."""
 OWN_COPIES = 0.05
@@ -47,23 +49,26 @@ def copies_by_value(train: SizedDataset, validation: SizedDataset, seed: int) ->
 
     Augmentation draws from each sample's index, so that of augmented samples no copy is found.
     """
-    wanted = {value_digest(sample) for sample in _samples(validation, _spread(len(validation), MOST), seed)}
-    end, seen, read = time.perf_counter() + SECONDS, set[str](), 0
-    for sample in _samples(train, _in_passes(len(train)), seed):
-        seen.add(value_digest(sample))
+    began, seen, read = time.perf_counter(), set[str](), 0
+    compared = _spread(len(validation), MOST)
+    in_passes = (compared[place] for place in _in_passes(len(compared), PASSES))
+    wanted = set(_digests(validation, in_passes, seed, began + SECONDS / 2))
+    for digest in _digests(train, _in_passes(len(train), max(1, len(train) // MOST)), seed, began + SECONDS):
+        seen.add(digest)
         read += 1
-        if time.perf_counter() > end:
-            break
     if len(seen) < (1 - OWN_COPIES) * read:
         return NO_COPIES
     return Copies(len(wanted & seen), len(wanted), read)
 
 
-def _samples(dataset: SizedDataset, indices: Iterable[int], seed: int) -> Iterator[object]:
-    seeded = SeededDataset(dataset, seed)
-    waiting = iter(indices)
-    while chunk := list(islice(waiting, CHUNK)):
-        yield from seeded.__getitems__([(0, index) for index in chunk])
+def _digests(dataset: SizedDataset, indices: Iterable[int], seed: int, end: float) -> Iterator[str]:
+    """Yield the digest of each sample; at least one, then until ``end``."""
+    seeded, waiting, size = SeededDataset(dataset, seed), iter(indices), 1
+    while chunk := list(islice(waiting, size)):
+        yield from map(value_digest, seeded.__getitems__([(0, index) for index in chunk]))
+        if time.perf_counter() > end:
+            return
+        size = min(CHUNK, 2 * size)
 
 
 def _spread(size: int, most: int) -> list[int]:
@@ -71,8 +76,7 @@ def _spread(size: int, most: int) -> list[int]:
     return sorted({step * size // most for step in range(most)}) if size else []
 
 
-def _in_passes(size: int) -> Iterator[int]:
+def _in_passes(size: int, passes: int) -> Iterator[int]:
     """Yield every index once; what is read first is spread over the whole set."""
-    stride = max(1, size // MOST)
-    for first in range(stride):
-        yield from range(first, size, stride)
+    for first in range(passes):
+        yield from range(first, size, passes)

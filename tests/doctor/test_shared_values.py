@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,13 +44,39 @@ def test_data_of_few_values_has_equal_samples_without_a_copy() -> None:
     assert copies_by_value(few, rows((ROWS[:50] % 2).float()), seed=0) == NO_COPIES
 
 
+class Slow(Sequence[Any]):
+    """A set of which each sample takes a second of ``clock``."""
+
+    def __init__(self, values: torch.Tensor, clock: list[float]) -> None:
+        self.values, self.clock, self.read = values, clock, list[int]()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> object:
+        self.clock[0] += 1.0
+        self.read.append(index)
+        return self.values[index]
+
+
 def test_a_slow_training_set_is_read_in_part_spread_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(1000))
-    monkeypatch.setattr(shared_values.time, "perf_counter", lambda: float(next(now)))
-    monkeypatch.setattr(shared_values, "SECONDS", 49.5)
+    clock = [0.0]
+    monkeypatch.setattr(shared_values.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(shared_values, "SECONDS", 50.0)
     monkeypatch.setattr(shared_values, "MOST", 50)
-    train = rows(torch.arange(300.0).reshape(100, 3))
-    assert copies_by_value(train, rows(train.tensors[0][80:].clone()), seed=0) == Copies(10, 20, 50)
+    train = Slow(ROWS[:100], clock)
+    found = copies_by_value(train, list(ROWS[80:100].clone()), seed=0)  # type: ignore[arg-type]
+    assert found == Copies(10, 20, 63) and sorted(train.read[:50]) == [*range(0, 100, 2)]
+
+
+def test_slow_sets_are_read_in_part_within_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(shared_values.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(shared_values, "SECONDS", 40.0)
+    train, validation = Slow(ROWS, clock), Slow(ROWS.clone(), clock)
+    found = copies_by_value(train, validation, seed=0)
+    assert (found.compared, found.read, clock[0]) == (31, 15, 46.0)  # 1, 2, 4, ... at once: at most twice the time
+    assert max(validation.read[:16]) > 150  # spread over the set
 
 
 def test_the_labels_count_too() -> None:
