@@ -108,7 +108,7 @@ def places_of(
         of_run, experiment, name = run_in(uris["--resume"])
     except ValueError as error:
         raise ExperimentError("--resume", [str(error)]) from None
-    if output is not None and store != of_run:
+    if output is not None and (store is None or below(store) != below(of_run)):
         problem = f"got {output!r}, and a run in {of_run} to resume; allowed: none, since the run stays where it is"
         raise ExperimentError("--output", [problem])
     return Places(folder, of_run, folder / experiment / name)

@@ -47,7 +47,7 @@ def problem_of(uri: str) -> str:
         return f"got a URI with a user, a password or a key; allowed: one without. Set them in the environment{place}"
     if parts.scheme not in OPTIONS:
         return f"got {uri!r}; allowed: a folder, or a URI of {', '.join(OPTIONS)}, such as s3://BUCKET/FOLDER"
-    if not (parts.netloc if parts.scheme != "file" else parts.path.startswith("/")):
+    if not (parts.netloc if parts.scheme != "file" else parts.path.startswith("/") and parts.path.strip("/")):
         named = "file:///FOLDER" if parts.scheme == "file" else f"{parts.scheme}://BUCKET/FOLDER"
         return f"got {uri!r}; allowed: {named}"
     if parts.fragment or {".", ".."} & set(parts.path.split("/")):
@@ -59,10 +59,14 @@ def problem_of(uri: str) -> str:
 
 
 def _has_secret(parts: SplitResult, query: list[tuple[str, str]]) -> bool:
-    """Return whether a user, a password or a key is given; the 'user' of abfs is the name of its container."""
+    """Return whether a user, a password or a key is given; the 'user' of abfs is the name of its container.
+
+    Also before the host of an endpoint: http://USER:PASSWORD@HOST.
+    """
     user = parts.username if parts.scheme not in ("abfs", "abfss") else None
     anonymous = parts.scheme == "gs" and user == "anonymous"
-    return bool((user and not anonymous) or parts.password or any(_SECRET.search(name) for name, _ in query))
+    in_options = any(_SECRET.search(name) or "@" in value for name, value in query)
+    return bool((user and not anonymous) or parts.password or in_options)
 
 
 def options_of(uri: str) -> dict[str, str]:

@@ -111,6 +111,8 @@ def test_a_job_resumes_as_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://b/a", None, "out/e/1", ("results", "s3://b/a", "out/e/1")),
         (None, "here", "s3://b/a/e/1?region=x", ("here", "s3://b/a?region=x", "here/e/1")),
         ("s3://b/a", None, "s3://b/a/e/1", ("results", "s3://b/a", "results/e/1")),
+        ("s3://b/a/", None, "s3://b/a/e/1/", ("results", "s3://b/a", "results/e/1")),
+        ("s3://b/a/?region=x", None, "s3://b/a/e/1?region=x", ("results", "s3://b/a?region=x", "results/e/1")),
     ],
 )
 def test_places(

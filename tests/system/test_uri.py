@@ -47,6 +47,9 @@ def test_allowed(uri: str) -> None:
         "gs://hunter2@bucket",
         "s3://user:hunter2/x@bucket",
         "s3://bucket?hunter2",
+        "s3://bucket/a?endpoint_override=http://user:hunter2@host",
+        "s3://bucket/a?endpoint_override=user%3Ahunter2%40host",
+        "gs://bucket/a?project_id=hunter2@x",
     ],
 )
 def test_credentials_are_refused_and_not_repeated(uri: str) -> None:
@@ -59,6 +62,7 @@ def test_credentials_are_refused_and_not_repeated(uri: str) -> None:
         ("ftp://host/a", "got 'ftp://host/a'; allowed: a folder, or a URI of s3, gs, abfs, abfss, file, such as "),
         ("s3:/bucket", "got 's3:/bucket'; allowed: s3://BUCKET/FOLDER"),
         ("file://a", "got 'file://a'; allowed: file:///FOLDER"),
+        ("file:///", "got 'file:///'; allowed: file:///FOLDER"),
         ("s3://bucket/../a", "allowed: a path without '.', '..' and '#'"),
         ("s3://bucket/a?regoin=x", "got the option 'regoin'; allowed: region, endpoint_override, scheme"),
         ("file:///a?region=x", "got the option 'region'; allowed: none"),
