@@ -26,11 +26,15 @@ from harness.record.folder import RunFolder
 from harness.record.reading import check_no_links, object_of
 from harness.record.rows import raw_name
 from harness.record.schema import RAW
-from harness.record.store import Store, Stored, open_store
+from harness.record.store import Store, open_store
 from harness.system.files import replace_all, writing
 from harness.system.uri import is_uri, problem_of, run_in
 
 LINES, PLAN = "trials.jsonl", "plan.json"
+HEAD = ("experiment.yaml", "experiment.resolved.yaml", "environment.json", "estimate.json", PLAN)
+"""The files that a resume needs besides the trials; the plan last, since it makes a folder that of a run."""
+WRITER = ".writer"
+"""The file of a local run folder that names the last writer which sent it; it stays there."""
 CLAIMS, TRIALS = "claims", "trials"
 _OWN = (CLAIMS, TRIALS)
 """The folders of a run in the store that a run folder does not have."""
@@ -170,31 +174,35 @@ def _line_name(run: str, writer: str, number: int) -> str:
 def copy_down(store: Store, run: str, folder: Path, *, raw: bool = True) -> Copied:
     """Bring a local run folder up to what the store has; raises StoreError, RunFolderError or WriteError.
 
-    A local folder that has more lines, not sent yet, stays as it is: it is the truth. One that has others is refused.
-    ``raw``: also the files of single trials. The plan is written last: without it a folder is none of a run.
+    A local folder that has more lines, not sent yet, or that was sent last, stays as it is: it is the truth. One that
+    has other lines is refused. ``raw``: also the files of single trials, and the report. The plan is written last:
+    without it a folder is none of a run.
     """
     there = store.list(run)
     if not any(name == f"{run}/{PLAN}" for name, _ in there):
         if (folder / PLAN).is_file():
             return Copied(0, 0)  # made here, and not sent yet
         raise StoreError(f"{store.address}: has no run {run}; allowed: URI/<experiment>/<time>-<id>")
-    lines = read_lines_of(store, run, read_claims(store, run))
+    claims = read_claims(store, run)
+    lines, newest = read_lines_of(store, run, claims), newest_writer(store, run, claims)
     with writing(folder):
         for name in ("raw", "tables", "figures", "logs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
     check_no_links(folder)
     with RunFolder(folder).locked():
         here, remote = recorded_lines(folder), [line.text for line in lines]
-        if here[: len(remote)] == remote and (len(here) > len(remote) or (folder / PLAN).is_file()):
+        sent_last = newest is not None and newest.writer == _last_writer(folder)
+        if here[: len(remote)] == remote and (len(here) > len(remote) or sent_last):
             return Copied(0, 0)
         if remote[: len(here)] != here:
             raise RunFolderError(
                 f"{folder}: has trials that {store.address} lacks, and lacks some that are there: the run was resumed "
-                "elsewhere before these were sent. Give another folder with --local"
+                "elsewhere before these were sent. Move it away; the run is then copied anew"
             )
         if raw:
             _copy_files(store, run, folder, lines[len(here) :])
-        files = _copy_rest(store, run, folder, there, remote)
+        paths = [name.removeprefix(f"{run}/") for name, _ in there]
+        files = _copy_rest(store, run, folder, [path for path in paths if raw or path in HEAD], remote)
     return Copied(len(remote) - len(here), files)
 
 
@@ -210,9 +218,16 @@ def _copy_files(store: Store, run: str, folder: Path, lines: Sequence[Line]) -> 
         _write(folder, {path: content for (_, path, _), content in zip(part, contents, strict=True)})
 
 
-def _copy_rest(store: Store, run: str, folder: Path, there: Sequence[Stored], lines: Sequence[str]) -> int:
-    """Copy the files that are no trial's and write trials.jsonl; the plan last. Return the number of files."""
-    paths = [name.removeprefix(f"{run}/") for name, _ in there]
+def _last_writer(folder: Path) -> str:
+    """Return the name of the last writer that sent a local folder; '' if none did."""
+    try:
+        return (folder / WRITER).read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def _copy_rest(store: Store, run: str, folder: Path, paths: Sequence[str], lines: Sequence[str]) -> int:
+    """Copy those files that are no trial's and write trials.jsonl; the plan last. Return the number of files."""
     wanted = [path for path in paths if path.split("/")[0] not in _OWN and path not in (LINES, PLAN)]
     contents = store.get_all(f"{run}/{path}" for path in wanted)
     _write(folder, dict(zip(wanted, contents, strict=True)))

@@ -26,9 +26,11 @@ import psutil
 from harness.errors import StoreError
 from harness.record.mirror import (
     CLAIMS,
+    HEAD,
     LINES,
     PLAN,
     TRIALS,
+    WRITER,
     Claim,
     files_of,
     line_object,
@@ -39,13 +41,11 @@ from harness.record.mirror import (
     sha256,
 )
 from harness.record.store import Store
-from harness.system.files import PARTIAL
+from harness.system.files import PARTIAL, replace_text
 
 LEASE_S, RENEW_S = 300.0, 60.0
 SAME_S = 2.0
 """Seconds by which two readings of a process's start may differ, since the clock is adjusted."""
-HEAD = ("experiment.yaml", "experiment.resolved.yaml", "environment.json", PLAN)
-"""The files that a resume needs besides the trials; the plan last, since it makes a folder that of a run."""
 NOT_SENT = ("raw", "logs", "checkpoints")
 """The folders whose files are sent with a trial's line, or not at all."""
 
@@ -103,6 +103,7 @@ class Writer:
                 self._follows = {}
             self._followed = self._sent = len(remote)
             self._claims = {claim.writer for claim in claims}
+            replace_text(self.folder / WRITER, self.name)
             self._put_claim(released=False)
         except BaseException:
             self._withdraw()
@@ -234,7 +235,7 @@ class Writer:
         found = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
         paths = [path.relative_to(self.folder).as_posix() for path in found if path.suffix != PARTIAL]
         last = (LINES, PLAN)
-        yield from (p for p in paths if p.split("/")[0] not in NOT_SENT and not p.startswith(".lock") and p not in last)
+        yield from (p for p in paths if p.split("/")[0] not in (*NOT_SENT, WRITER, *last) and not p.startswith(".lock"))
         yield from last
 
 

@@ -20,6 +20,7 @@ from harness.run.prepare import Prepared, prepare
 from harness.run.request import AUTO, Request
 from harness.run.resume import ChangedMeaningError, same_experiment
 from harness.system.scratch import Scratch
+from harness.system.uri import below
 
 
 def prepare_run(request: Request, experiment: Experiment, stack: ExitStack, emit: Emit) -> tuple[Request, Prepared]:
@@ -76,8 +77,11 @@ def copied_run(request: Request, experiment: Experiment, stack: ExitStack) -> tu
     if request.resume == AUTO:
         with Scratch() as scratch:
             _copy_heads(store, experiment, scratch)
-            chosen, said = choose_run(replace(request, output=scratch), experiment)
-        reason = said.replace(str(scratch), request.store)
+            try:
+                chosen, said = choose_run(replace(request, output=scratch), experiment)
+            except RunFolderError as error:
+                raise RunFolderError(_in_store(str(error), scratch, request.store)) from None
+        reason = _in_store(said, scratch, request.store)
         if chosen.resume is None:
             return replace(request, resume=None), reason
         folder = request.output / experiment.name / chosen.resume.name
@@ -88,8 +92,15 @@ def copied_run(request: Request, experiment: Experiment, stack: ExitStack) -> tu
     return replace(request, resume=folder), reason
 
 
+def _in_store(text: str, scratch: Path, store: str) -> str:
+    """Return a text with the URIs of runs in place of their paths in the folder that they were copied to."""
+    return re.sub(
+        rf"{re.escape(str(scratch))}((?:/[\w.-]+)*)", lambda match: below(store, *match[1].split("/")[1:]), text
+    )
+
+
 def _copy_heads(store: Store, experiment: Experiment, scratch: Path) -> None:
-    """Copy the runs of an experiment without the files of single trials; what is damaged is left out."""
+    """Copy the runs of an experiment as far as the choice needs them; what is damaged is left out."""
     for run in runs_below(store, experiment.name):
         try:
             copy_down(store, run, scratch / run, raw=False)

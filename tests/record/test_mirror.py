@@ -17,7 +17,15 @@ from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
 from harness.record import writer as module
 from harness.record.folder import RunFolder
-from harness.record.mirror import copy_down, on_this_machine, read_claims, read_lines_of, recorded_lines, runs_below
+from harness.record.mirror import (
+    HEAD,
+    copy_down,
+    on_this_machine,
+    read_claims,
+    read_lines_of,
+    recorded_lines,
+    runs_below,
+)
 from harness.record.store import Store
 from harness.record.writer import LEASE_S, ClaimedError, SupersededError, Writer
 from tests.conftest import laptop
@@ -83,7 +91,7 @@ def test_a_copy_elsewhere_is_the_run(run: Run, tmp_path: Path) -> None:
     assert here.lines == there.lines and here.steps.equals(there.steps) and len(there.steps)
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     made = {path.relative_to(run.path).as_posix(): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    assert {name: content for name, content in made.items() if not name.startswith((".lock", "logs/"))} == {
+    assert {name: content for name, content in made.items() if not name.startswith((".", "logs/"))} == {
         name: content for name, content in files.items() if not name.startswith(".lock")
     }
     assert runs_below(store, "test") == [run.name]
@@ -158,7 +166,7 @@ def test_a_resume_elsewhere_goes_on_and_nothing_is_doubled(run: Run, tmp_path: P
     everything(second)
     assert lines_in(store, run) == recorded_lines(elsewhere / run.name)
     assert len(lines_in(store, run)) == 3
-    with pytest.raises(RunFolderError, match=r"has trials that .* lacks, and lacks some"):
+    with pytest.raises(RunFolderError, match=r"has trials that .* lacks, .*Move it away; the run is then copied"):
         copy_down(store, run.name, run.path)
 
 
@@ -196,6 +204,57 @@ def test_a_copy_that_is_behind_is_brought_up(run: Run, tmp_path: Path) -> None:
     writer.send(lambda: True)
     assert copy_down(store, run.name, copy).lines == 1 and copy_down(store, run.name, copy).lines == 0
     assert recorded_lines(copy) == recorded_lines(run.path) and len(list((copy / "raw").iterdir())) == 2
+
+
+def test_a_copy_with_the_same_lines_has_the_other_files_of_now(run: Run, tmp_path: Path) -> None:
+    """Else a resume in it would send what it had, older, in place of what the store has."""
+    store = folder_store(tmp_path / "store")
+    writer = run.writer(store)
+    run.record(0)
+    writer.recorded()
+    writer.send(lambda: True)
+    copy = tmp_path / "copy" / run.name
+    copy_down(store, run.name, copy)
+    run.folder.set_invocation(0, {"started_at": 1.0, "ended": "finished"})
+    (run.path / "report.html").write_text("<html>")
+    everything(writer)
+    assert copy_down(store, run.name, copy).lines == 0
+    for name in ("environment.json", "report.html"):
+        assert (copy / name).read_bytes() == (run.path / name).read_bytes()
+
+
+def test_the_folder_that_was_sent_last_stays_as_it_is(run: Run, tmp_path: Path) -> None:
+    """Its environment may be newer than what was sent, as after a killed command; but not once another one has sent."""
+    store = folder_store(tmp_path / "store")
+    writer = run.writer(store)
+    run.record(0)
+    everything(writer)
+    run.folder.set_invocation(0, {"started_at": 1.0})
+    assert copy_down(store, run.name, run.path) == (0, 0)
+    assert RunFolder(run.path).environment()["invocations"][0]["started_at"] == 1.0
+    copy = tmp_path / "copy" / run.name
+    copy_down(store, run.name, copy)
+    RunFolder(copy).set_invocation(0, {"started_at": 2.0})
+    other = Writer(store, run.name, copy)
+    other.claim()
+    everything(other)
+    assert copy_down(store, run.name, run.path).files
+    assert RunFolder(run.path).environment()["invocations"][0]["started_at"] == 2.0
+
+
+def test_without_raw_a_copy_has_what_the_choice_of_a_run_needs(run: Run, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    writer = run.writer(store)
+    run.record(0)
+    run.folder.set_invocation(0, {"started_at": 1.0})
+    (run.path / "report.html").write_text("<html>")
+    (run.path / "estimate.json").write_text("{}")
+    writer.send(lambda: True)
+    assert store.get(f"{run.name}/estimate.json") == b"{}"  # a resume elsewhere is graded by it
+    everything(writer)
+    copy = tmp_path / "copy" / run.name
+    copy_down(store, run.name, copy, raw=False)
+    assert {path.name for path in copy.rglob("*") if path.is_file()} - {".lock"} == {*HEAD, "trials.jsonl"}
 
 
 # -- one writer -----------------------------------------------------------------------------------------------------

@@ -244,6 +244,16 @@ def test_the_run_is_chosen_among_those_in_the_store_and_copied(tmp_path: Path) -
     assert len(list((found.resume / "raw").iterdir())) == 1
 
 
+def test_equally_new_runs_of_a_store_are_named_as_they_can_be_given(tmp_path: Path) -> None:
+    names = ("20260101-000000-aaaa", "20260101-000000-bbbb")
+    for name in names:
+        uri = sent(tmp_path / "store", run_folder(tmp_path / "a", name, "interrupted"))
+    request = Request(Path("test.yaml"), resume=AUTO, output=tmp_path / "b", store=f"{uri}/")
+    one, two = (f"{uri}/test/{name}" for name in names)
+    with ExitStack() as stack, pytest.raises(RunFolderError, match=rf"equally new runs .*: {one}, {two}; give one"):
+        copied_run(request, experiment_of(), stack)
+
+
 def test_a_new_run_is_started_where_the_store_has_no_unfinished_one(tmp_path: Path) -> None:
     uri = sent(tmp_path / "store", run_folder(tmp_path / "a", "20260103-000000-aaaa", "finished", start=3.0))
     request = Request(Path("test.yaml"), resume=AUTO, output=tmp_path / "b", store=uri)
