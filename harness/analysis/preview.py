@@ -175,7 +175,7 @@ def _smaller(plan: Plan) -> list[tuple[str, Callable[[Trial], bool]]]:
     if blocks > fewer:
         what = f"{fewer} instead of {blocks} blocks{'' if fewer >= FEW_BLOCKS else ', without intervals'}"
         found.append((what, lambda trial: trial.kind == "convergence" or trial.block < fewer))
-    sizes = sorted({trial.cell.devices for trial in plan.trials if not trial.purpose})
+    sizes = sorted({trial.cell.devices for trial in plan.trials if not trial.added})  # without bases that it adds
     if len(sizes) > 1:
         found.append((f"no cells on {sizes[-1]} devices", lambda trial: trial.cell.devices < sizes[-1]))
     settings = plan.experiment.convergence

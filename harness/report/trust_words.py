@@ -42,7 +42,7 @@ def _further_blocks(row: Row, context: Context) -> str:
         return ""
     if blocks > MOST_BLOCKS:
         return (
-            f"More blocks alone will not help ({blocks} for intervals within {percent(HALFWIDTH)}): close other "
+            f"More blocks alone will not help ({blocks:,} for intervals within {percent(HALFWIDTH)}): close other "
             "programs, or measure longer: throughput.window_seconds."
         )
     return f"Intervals within {percent(HALFWIDTH)} need about {plural(blocks, 'more block')}{cost(blocks, context)}."

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from rich import box
 from rich.table import Table
 
+from harness.analysis.common import order
 from harness.plan.cell import Cell, format_gpu_ids
+from harness.plan.comparison import axes_of
 from harness.plan.planner import Plan
 from harness.plan.rows import Purpose
 from harness.plan.trainings import why_trained
@@ -107,10 +109,11 @@ def _numbers(plan: Plan) -> list[str]:
 
 def _convergence_line(plan: Plan) -> list[str]:
     """Return the cells of convergence trials, which the user chooses, as at most one line."""
-    cells = dict.fromkeys(trial.cell for trial in plan.trials if trial.kind == "convergence")
-    if not cells:
+    trained = {trial.cell for trial in plan.trials if trial.kind == "convergence"}
+    if not trained:
         return []
-    chosen = "; ".join(plan.labels.of_cell(cell) for cell in list(cells)[:8]) + ("; ..." if len(cells) > 8 else "")
+    cells = sorted(trained, key=lambda cell: order(axes_of(cell)))
+    chosen = "; ".join(map(plan.labels.of_cell, cells[:8])) + ("; ..." if len(cells) > 8 else "")
     settings = plan.experiment.convergence
     assert settings is not None
     return [f"Convergence: {chosen} ({why_trained(settings)})."]

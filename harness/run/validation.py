@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
 from harness.config.strategy_traits import NoOptions, StrategyTraits
 from harness.errors import Collected, WorkloadError, nearest
@@ -155,8 +156,9 @@ def data_paths(experiment: Experiment, cells: Iterable[Cell]) -> list[str]:
         if cell.data and "/" in cell.data:
             paths[cell.data] = None
         folder = cell.workload_options.get("data_folder")
-        if isinstance(folder, str) and not cell.workload_options.get("download"):
-            paths[f"{folder}/{CIFAR10_FOLDER}" if cell.data == "cifar10" else folder] = None
+        cifar10, own = cell.data == "cifar10", cell.workload not in BUILTIN_WORKLOADS
+        if isinstance(folder, str) and (cifar10 or own) and not cell.workload_options.get("download"):
+            paths[f"{folder}/{CIFAR10_FOLDER}" if cifar10 else folder] = None
     return [str(Path(path).expanduser()) for path in paths]
 
 

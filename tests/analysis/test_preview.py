@@ -143,6 +143,13 @@ def test_one_block_of_one_size_has_no_smaller_study(make_experiment: Make) -> No
     assert savings(plan, None) == []
 
 
+def test_a_study_of_one_size_is_not_advised_to_leave_it_for_its_base(make_experiment: Make) -> None:
+    grid = {**GRID, "devices": 2, "strategy": "ddp"}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 4}), laptop())
+    assert {trial.cell.devices for trial in plan.trials if not trial.purpose} == {1, 2}
+    assert [saving.what for saving in savings(plan, None)] == ["3 instead of 4 blocks"]
+
+
 WINDOWS = {"windows": 2, "window_steps": 10, "window_seconds": 0.0, "warmup_steps": 5}
 
 

@@ -34,6 +34,15 @@ def test_named_device_counts_are_trained_and_those_that_are_absent_here_skipped(
     )
 
 
+def test_the_plan_names_them_in_the_order_of_tables(make_experiment: Make) -> None:
+    rates = {"optimizer.lr": [0.1, 0.01, 0.05, 0.001]}
+    grid = {"strategy": ["ddp", "single"], "devices": 1, "per_device_batch_size": 8, **rates}
+    plan = make_plan(make_experiment(grid, throughput=None, convergence={"epochs": 1, "seeds": 0}), laptop())
+    (line,) = (line for line in plan_lines(plan) if line.startswith("Convergence: "))
+    each = [f"{strategy} x1 · lr={rate}" for strategy in ("single", "ddp") for rate in (0.001, 0.01, 0.05, 0.1)]
+    assert line.startswith(f"Convergence: {'; '.join(each)} (")
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

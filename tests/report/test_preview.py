@@ -144,7 +144,7 @@ def test_a_saving_is_in_time_device_hours_and_money(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0.00123, "0.0012"), (0.5, "0.5"), (12.34, "12.3"), (1234.5, "1,234")]
+    ("value", "text"), [(None, "-"), (0.0, "0"), (0.00123, "0.0012"), (0.5, "0.5"), (12.34, "12.3"), (1234.5, "1,234")]
 )
 def test_amounts_are_short(value: float | None, text: str) -> None:
     assert amount(value) == text

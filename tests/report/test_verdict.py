@@ -173,8 +173,8 @@ def test_trust_that_differs_names_its_settings() -> None:
 
 
 def test_hundreds_of_blocks_are_not_proposed() -> None:
-    (sentence,) = sentences_on("trust", {**TRUST, "n": 857, "reasons": ("noise",)})
-    assert "More blocks alone will not help (857 for" in sentence.text
+    (sentence,) = sentences_on("trust", {**TRUST, "n": 39255, "reasons": ("noise",)})
+    assert "More blocks alone will not help (39,255 for" in sentence.text
 
 
 def test_high_trust_needs_no_more_blocks() -> None:

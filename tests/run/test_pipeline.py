@@ -144,6 +144,19 @@ def test_required_data_is_checked_and_downloads_are_not(make_experiment: Make, t
     assert data_paths(plan.experiment, [trial.cell for trial in plan.trials]) == []
 
 
+@pytest.mark.parametrize(
+    ("workload", "read"), [("image_classification", []), ("own:Own", ["/x"]), ("image_classification, /y", ["/y"])]
+)
+def test_the_folder_of_cifar10_is_required_for_cifar10_alone(
+    make_experiment: Make, workload: str, read: list[str]
+) -> None:
+    name, _, data = workload.partition(", ")
+    grid = {"data": data or "synthetic", "model": "resnet8", "per_device_batch_size": 8}
+    experiment = make_experiment(grid, workload=name, workload_options={"data_folder": "/x"})
+    cells = [trial.cell for trial in make_plan(experiment, laptop()).trials]
+    assert data_paths(experiment, cells) == read
+
+
 def test_a_download_without_a_network_names_file_and_place(
     make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ def amount(value: Scalar) -> str:
     if is_missing(value):
         return "-"
     found = number(value)
-    return f"{found:,.0f}" if found >= 100 else f"{found:.3g}" if found >= 0.1 else f"{found:.4f}"
+    return f"{found:,.0f}" if found >= 100 or not found else f"{found:.3g}" if found >= 0.1 else f"{found:.4f}"
 
 
 def preview_table(preview: pd.DataFrame) -> TextTable:
