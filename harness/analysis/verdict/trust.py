@@ -36,9 +36,9 @@ def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
 
     One statement for the leading cells with the same level for the same reasons; ``others``: all of them but the first.
     ``n``: blocks to add so that the intervals of their ratios, to the base and to the other value of a choice, and of
-    the A/A tests come within HALFWIDTH, at least up to GOOD_BLOCKS: from their spread alone, never from a difference.
-    Blocks are added to the whole run, so that only the statement that needs most has them. ``value``: how far the
-    intervals of the A/A tests reach from 1.
+    the A/A tests come within HALFWIDTH; of a cell without a ratio, that of its throughput. At least up to GOOD_BLOCKS:
+    from their spread alone, never from a difference. Blocks are added to the whole run, so that only the statement
+    that needs most has them. ``value``: how far the intervals of the A/A tests reach from 1.
     """
     bases = {row["cell_id"]: row["base_id"] for row in records(tables["scaling"])}
     pairs = [(row["cell_id"], row["other_id"]) for row in records(tables["versus"]) if row["axis"] not in NO_CHOICES]
@@ -106,10 +106,13 @@ def _further_blocks(leader: Row, base_id: str | None, rates: Rates, blocks: int)
     cells, base, own = rates.cells, rates.cells.get(base_id or ""), leader["cell_id"]
     pairs = [(cells.get(own), base), (rates.twins.get(base_id or ""), base)]
     pairs += [(cells.get(one), cells.get(other)) for one, other in rates.choices if own in (one, other)]
-    needed = [GOOD_BLOCKS]
-    for first, second in pairs:
-        if first and second and first is not second:
-            speeds, others, _ = paired(first, second, None)
-            ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
-            needed += [stein_blocks(ratios, HALFWIDTH)] if len(ratios) > 1 else []
-    return max(0, max(needed) - blocks)
+    spreads = [_ratios(first, second) for first, second in pairs if first and second and first is not second]
+    # the table's interval of a cell that is compared with none is that of its throughput
+    spreads = spreads or [list({row["block"]: float(row["throughput_per_s"]) for row in cells.get(own, ())}.values())]
+    needed = [stein_blocks(values, HALFWIDTH) for values in spreads if len(values) > 1]
+    return max(0, max([GOOD_BLOCKS, *needed]) - blocks)
+
+
+def _ratios(first: Rows, second: Rows) -> list[float]:
+    speeds, others, _ = paired(first, second, None)
+    return [speed / other for speed, other in zip(speeds, others, strict=True)]

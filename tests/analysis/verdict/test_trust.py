@@ -106,7 +106,7 @@ def test_a_choice_asks_for_blocks_too() -> None:
     trials = [
         {**AXES, **_trial(cell, block, rate)}
         for block, speed in enumerate((100.0, 120.0, 83.0, 105.0))
-        for cell, rate in (("a", speed), ("b", 100.0))
+        for cell, rate in (("a", 100.0), ("b", speed))
     ]
     pair = {**AXES, "cell_id": "b", "other_id": "a"}
     asked = {}
@@ -120,6 +120,18 @@ def test_a_choice_asks_for_blocks_too() -> None:
         (statement,) = trust(tables, [{**LEADER, "blocks": 4}])
         asked[axis] = statement.n or 0
     assert asked["devices"] == 1 and asked["ddp.bucket_cap_mb"] > 10
+
+
+def test_a_cell_that_is_compared_with_none_asks_by_the_spread_of_its_own_throughput() -> None:
+    def asked(*speeds: float) -> int | None:
+        trials = [{**AXES, **_trial("a", block, speed)} for block, speed in enumerate(speeds)]
+        given = {"trials": trials, "scaling": [{**AXES, "cell_id": "a", "base_id": "a"}]}
+        tables = Tables({name: READ[name].frame(rows) for name, rows in given.items()})
+        (statement,) = trust(tables, [{**LEADER, "blocks": len(speeds)}])
+        return statement.n
+
+    assert asked(100.0, 100.1, 99.9) == 2
+    assert asked(234.0, 273.0, 213.0) == verdict_on(blocks=3, rates=(234.0, 273.0, 213.0)).n
 
 
 def test_it_says_whether_blocks_can_be_added() -> None:
