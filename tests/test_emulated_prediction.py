@@ -8,7 +8,7 @@ from harness.analysis.prediction import Asked
 from harness.analysis.results import Results, predict
 from harness.record.frames import records
 from tests.benchmarks.emulated_links import why_not
-from tests.benchmarks.prediction import EXPLAINED, Study, judged, measure
+from tests.benchmarks.prediction import MOST_FITTED, Study, judged, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=str(why_not()))]
 
@@ -35,7 +35,7 @@ def test_eight_ranks_take_as_long_as_predicted_from_four(results: Results) -> No
 
 
 def test_a_far_size_is_refused_and_a_near_one_is_not(results: Results) -> None:
-    table = records(predict(results, Asked(devices=(16, 256), nodes=(8, 128), most_fitted=EXPLAINED)))
+    table = records(predict(results, Asked(devices=(16, 256), nodes=(8, 128), most_fitted=MOST_FITTED)))
     near, far = (row for row in table if row["kind"] == "asked")
     assert near["refusal"] is None and near["step_s"] > 0
     assert "more than 8 times the largest measured size (4)" in far["refusal"]

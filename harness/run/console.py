@@ -124,7 +124,7 @@ class ConsoleSink:
 
     def _show_plan(self, event: Planned | Previewed | MemoryForecast) -> None:
         if isinstance(event, MemoryForecast):
-            tables, lines = [memory_table(event)], memory_lines(event)
+            tables, lines = [memory_table(event, self._console.width)], memory_lines(event)
         elif self._quiet:
             return
         elif isinstance(event, Planned):

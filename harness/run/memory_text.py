@@ -13,13 +13,20 @@ from harness.run.events import MemoryForecast
 from harness.system.sanitize import escape_control
 from harness.system.units import GIB, MIB
 
-HEADINGS = ("peak", "para-\nmeters", "gradi-\nents", "opti-\nmizer", "buckets", "activa-\ntions", "allow-\nance")
+STATE = ("para-\nmeters", "gradi-\nents", "opti-\nmizer", "buckets")
+REST = ("activa-\ntions", "allow-\nance")
+WIDE = 120
+"""The least columns of a terminal in which each part of the state has a column of its own."""
 COLOURS = {"fits": "green", "may not fit": "yellow", "will not fit": "red"}
 MISSING = "-"
 
 
-def memory_table(event: MemoryForecast) -> Table:
-    """Return a row for each cell: its peak on one device, the parts of it in MiB, and the verdict."""
+def memory_table(event: MemoryForecast, width: int) -> Table:
+    """Return a row for each cell: its peak on one device, the parts of it in MiB, and the verdict.
+
+    ``width``: columns of the terminal; in a narrow one the parts of the state are one.
+    """
+    wide = width >= WIDE
     table = Table(
         title="Will it fit: estimated peak memory of one device, MiB",
         title_justify="left",
@@ -29,13 +36,13 @@ def memory_table(event: MemoryForecast) -> Table:
         collapse_padding=True,
     )
     table.add_column("cell", overflow="fold")
-    for heading in HEADINGS:
+    for heading in ("peak", *(STATE if wide else ("state",)), *REST):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
     for cell, found in sorted(event.forecasts.items(), key=lambda item: _order(item[0])):
         verdict = Text(found.verdict, style=COLOURS.get(found.verdict, ""))
         verdict.append(" (counted)" if found.how == "counted" else "", style="")
-        table.add_row(escape_control(event.labels.of_cell(cell)), *map(_mib, (found.peak, *_parts(found))), verdict)
+        table.add_row(escape_control(event.labels.of_cell(cell)), *map(_mib, _sizes(found, wide=wide)), verdict)
     return table
 
 
@@ -43,10 +50,12 @@ def _order(cell: Cell) -> tuple[str, int, int, str]:
     return (cell.strategy, cell.devices, cell.global_batch_size, cell.id)
 
 
-def _parts(found: Forecast) -> list[int | None]:
+def _sizes(found: Forecast, *, wide: bool) -> list[int | None]:
+    """Return the peak and its parts."""
     state = found.state
-    kept = (state.parameters, state.gradients, state.optimizer, state.buckets) if state else (None,) * 4
-    return [*kept, found.activations, found.allowance]
+    parts = (state.parameters, state.gradients, state.optimizer, state.buckets) if state else (None,) * len(STATE)
+    kept = parts if wide else (state.total if state else None,)
+    return [found.peak, *kept, found.activations, found.allowance]
 
 
 def _mib(size: int | None) -> str:
@@ -63,9 +72,9 @@ def memory_lines(event: MemoryForecast) -> list[str]:
         first = next(found for cell, found in forecasts.items() if (cell.device == "cpu") is on_cpu)
         lines += [_available(first, on_cpu=on_cpu), _allowance(on_cpu=on_cpu)]
     lines.append(
-        "A training step is traced on tensors without memory, as PyTorch runs it on a CPU: without workspaces of "
-        "kernels, and without compilation. Activations are what its peak is above the other parts, temporary tensors "
-        "included."
+        "State: parameters, gradients, the optimizer's state and ddp's buckets. A training step is traced on tensors "
+        "without memory, as PyTorch runs it on a CPU: without workspaces of kernels, and without compilation. "
+        "Activations are what its peak is above the other parts, temporary tensors included."
     )
     if any(found.how == "counted" for found in forecasts.values()):
         lines.append("Counted: from the sizes of the model and the trace of one device; the strategy is not traced.")

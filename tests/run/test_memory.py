@@ -114,9 +114,9 @@ def gpu(batch: int, strategy: str = "ddp", device: str = "cuda") -> Cell:
     return Cell("w", None, None, strategy, device, 8, 1, "weak", batch, 8 * batch)
 
 
-def shown(forecasts: dict[Cell, Forecast]) -> list[str]:
+def shown(forecasts: dict[Cell, Forecast], width: int = 120) -> list[str]:
     out = StringIO()
-    with ConsoleSink(Console(file=out, width=120)) as sink:
+    with ConsoleSink(Console(file=out, width=width)) as sink:
         sink(MemoryForecast(forecasts, Labels(axes_of(cell) for cell in forecasts)))
     return [line.strip() for line in out.getvalue().splitlines()]
 
@@ -145,6 +145,15 @@ def test_the_table_has_a_row_for_each_cell_and_the_lines_say_what_it_is_compared
     assert any(line.startswith("Allowance: 1,536 MiB, assumed and not measured") for line in lines)
     assert any(line.startswith("Counted: ") for line in lines)
     assert "Not traced: ddp x8 · batch 8/device and 1 more: why" in text and "\x1b" not in text
+
+
+def test_in_a_narrow_terminal_the_parts_of_the_state_are_one() -> None:
+    device = KNOWN_DEVICES["H100-80GB"].memory_bytes
+    known = Forecast(State(100 * MIB, 0, 200 * MIB, 100 * MIB), 40 * GIB, CUDA_ALLOWANCE, device)
+    lines = shown({gpu(128): known, gpu(8): Forecast(None, None, CUDA_ALLOWANCE, device, how="unknown")}, width=80)
+    rows = [" ".join(line.split()) for line in lines]
+    assert "ddp x8 · batch 128/device 42,896 400 40,960 1,536 fits" in rows
+    assert "ddp x8 · batch 8/device - - - 1,536 unknown" in rows
 
 
 def test_without_the_memory_of_a_device_the_lines_say_how_to_give_it() -> None:
