@@ -102,7 +102,7 @@ _SKIP_CODES: Mapping[SkipCode, str] = {
     "doctor": "preflight",
     "out_of_memory": r".* of the same cell ran out of memory \(limits\.prune_oom\)$",
     "precise": "precise enough",
-    "time_up": r"time is up: limits\.",
+    "time_up": r"time is up: limits\.wall",
     "inline": "--inline runs one rank",
 }
 """Patterns of the beginnings of skip reasons, for lines without a code (until version 2); the first match counts."""

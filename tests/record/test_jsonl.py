@@ -37,6 +37,7 @@ from harness.record.jsonl import _skip_code
             "loss or model draw random numbers even when the model only evaluates: no two runs are alike",
             "random_evaluation",
         ),
+        ("time is up: limits.cost was reached (10 USD of the whole run; raise it to go on)", None),  # has its code
         ("something that no version wrote", None),
     ],
 )
