@@ -5,7 +5,7 @@ store holds a copy. A thread of the driver sends it, and driver and ranks may sh
 sent inside a timed window. The driver knows two times without one:
 
 - between two trials of a worker group. A launcher starts the next trial once the driver has handled the last result:
-  torchrun and --inline because the driver starts it, Ray because the mailbox holds the announcement of a trial back
+  --inline because the driver starts it, Ray and torchrun because their mailboxes hold the announcement of a trial back
   until then (``holds`` of RayLauncher). The driver waits for the thread, for at most GAP_S, then for the end of the
   request that is under way, for at most REQUEST_S: pyarrow cannot be interrupted.
 - from the end of a worker group until the next one is ready: its processes start.

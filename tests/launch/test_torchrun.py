@@ -208,21 +208,42 @@ def test_each_message_is_kept_and_answered(path: Path) -> None:
     with closing(SocketMailbox(path, deadline=None)) as mailbox:
         assert mailbox.take(0.0) == []
         with Client(str(path), authkey=mailbox.key) as one, Client(str(path), authkey=mailbox.key) as other:
-            assert (
-                send_message(one, TrialStarted("a"))
-                and send_message(other, GroupStarted((), ()))
-                and send_message(one, TrialStarted("b"))
-            )
-        assert mailbox.take(1.0) == [TrialStarted("a"), GroupStarted((), ()), TrialStarted("b")]
+            assert send_message(one, TrialStarted("a"))
+            assert send_message(other, GroupStarted((), ()))
+            assert send_message(one, GroupStarted((), ()))
+        assert mailbox.take(1.0) == [TrialStarted("a"), GroupStarted((), ()), GroupStarted((), ())]
         assert not mailbox.refused
+
+
+def test_a_trial_starts_once_the_driver_has_handled_what_came_before(path: Path) -> None:
+    """It waits for the end of a request to a store meanwhile, which would overlap with a timed window."""
+    with closing(SocketMailbox(path, deadline=None)) as mailbox, Client(str(path), authkey=mailbox.key) as one:
+        assert send_message(one, GroupStarted((), ()))
+        one.send(TrialStarted("a"))
+        assert not one.poll(0.05)
+        assert mailbox.take(1.0) == [GroupStarted((), ())]
+        assert not one.poll(0.05)  # it is being handled
+        assert mailbox.take(5.0) == [TrialStarted("a")]
+        assert one.recv() is True
+
+
+def test_a_trial_that_waits_is_refused_when_the_driver_leaves(path: Path) -> None:
+    mailbox = SocketMailbox(path, deadline=None)
+    with Client(str(path), authkey=mailbox.key) as one:
+        assert send_message(one, GroupStarted((), ()))
+        one.send(TrialStarted("a"))
+        mailbox.close()
+        assert one.recv() is False
 
 
 def test_a_trial_after_the_deadline_is_refused(path: Path) -> None:
     with closing(SocketMailbox(path, deadline=time.time())) as mailbox:
         with Client(str(path), authkey=mailbox.key) as one:
             assert send_message(one, GroupStarted((), ()))
-            assert not send_message(one, TrialStarted("a"))
-        assert mailbox.take(0.0) == [GroupStarted((), ())]
+            assert mailbox.take(0.0) == [GroupStarted((), ())]
+            one.send(TrialStarted("a"))
+            assert mailbox.take(0.0) == []
+            assert one.recv() is False
         assert mailbox.refused
 
 

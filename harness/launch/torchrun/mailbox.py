@@ -23,9 +23,11 @@ DRIVER_GONE = 75
 
 
 class SocketMailbox:
-    """The driver's end: queues the messages of the processes and answers each at once.
+    """The driver's end: queues the messages of the processes and answers each at once, but the announcement of a trial.
 
-    A client must know ``key``, since messages are unpickled. Trials may start until ``deadline`` (unix time).
+    The trial starts once the driver has handled every message before, as which counts that it asks for more: it may
+    work between two trials, when nothing is measured. A client must know ``key``, since messages are unpickled. Trials
+    may start until ``deadline`` (unix time).
     """
 
     def __init__(self, path: Path, deadline: float | None) -> None:
@@ -35,6 +37,8 @@ class SocketMailbox:
         self._path, self._deadline = str(path), deadline
         self._queue: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._closed = False
+        self._changed = threading.Condition()
+        self._queued = self._taken = self._handled = 0
         self._listener = Listener(self._path, family="AF_UNIX", authkey=self.key)
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
         self._acceptor.start()
@@ -42,15 +46,21 @@ class SocketMailbox:
     def take(self, wait_s: float) -> list[Received]:
         """Return the messages that have arrived; wait for the first one for at most ``wait_s``."""
         messages: list[Received] = []
+        with self._changed:
+            self._handled = self._taken
+            self._changed.notify_all()
         with contextlib.suppress(queue.Empty):
             messages.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())
             while True:
                 messages.append(self._queue.get_nowait())
+        self._taken += len(messages)
         return messages
 
     def close(self) -> None:
         """Stop accepting connections; connected ranks get False for every further message."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
             client.connect(self._path)  # accept() does not end by itself
         self._acceptor.join(JOIN_S)
@@ -71,12 +81,16 @@ class SocketMailbox:
                 connection.send(self._put(connection.recv()))
 
     def _put(self, message: Received) -> bool:
-        if self._closed:
-            return False
-        if isinstance(message, TrialStarted) and self._deadline is not None and time.time() >= self._deadline:
-            self.refused = True
-            return False
-        self._queue.put(message)
+        with self._changed:
+            if isinstance(message, TrialStarted):
+                self._changed.wait_for(lambda: self._closed or self._handled == self._queued)
+            if self._closed:
+                return False
+            if isinstance(message, TrialStarted) and self._deadline is not None and time.time() >= self._deadline:
+                self.refused = True
+                return False
+            self._queued += 1
+            self._queue.put(message)
         return True
 
 
