@@ -116,9 +116,10 @@ def figures(seen: Sequence[Exchange | None], case: Case) -> dict[str, str]:
     latency = max(result.latency_s for result in results)
     bucket, seconds = results[0].bucket, max(result.bucket_s for result in results)
     rate = 2 * (len(results) - 1) / len(results) * bucket / seconds / 1e9
+    size = f"{bucket / MIB:.1f} MiB" if bucket >= MIB / 10 else f"{bucket:,} bytes"
     return {
         "all-reduce of a number": f"{1e6 * latency:,.0f} us",
-        f"all-reduce of {bucket / MIB:.1f} MiB": f"{1000 * seconds:,.2f} ms, bus bandwidth {rate:,.2f} GB/s",
+        f"all-reduce of {size}": f"{1000 * seconds:,.2f} ms, bus bandwidth {rate:,.2f} GB/s",
     }
 
 

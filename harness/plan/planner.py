@@ -65,8 +65,12 @@ class Plan:
 
     @cached_property
     def labels(self) -> Labels:
-        """The labels of its cells: what differs among those of the file and the bases, skipped ones included."""
-        return Labels(axes_of(cell) for cell in dict.fromkeys(t.cell for t in _all(self) if t.kind != "diagnostic"))
+        """The labels of its cells: what differs among those of the file and the bases, skipped ones included.
+
+        A plan of diagnostic trials alone, such as one of links, has theirs.
+        """
+        cells = dict.fromkeys(t.cell for t in _all(self) if t.kind != "diagnostic")
+        return Labels(map(axes_of, cells or dict.fromkeys(t.cell for t in _all(self))))
 
     @property
     def least_seconds(self) -> float:

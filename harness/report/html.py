@@ -20,7 +20,7 @@ from harness.report.page import render
 from harness.report.parts import Failure, Parts, failed
 from harness.report.pictures import KINDS, Picture, make_picture
 from harness.report.sections import DETAILS, SCALING, Page, make_pages
-from harness.report.verdict import BRACKETS, NO_VERDICT, Verdict, make_verdict
+from harness.report.verdict import NO_VERDICT, Verdict, make_verdict
 from harness.system.files import remove_all, replace_all, replace_text, writing
 
 
@@ -131,7 +131,6 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
         **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),
         "size": parts.make("the size of the run", lambda: summary.size(results), lambda _: ""),
         "verdict": verdict,
-        "brackets": BRACKETS,
         "contents": _contents(above, pictures, below),
         "anchors": {
             *(page.anchor for page in (*above, *below)),

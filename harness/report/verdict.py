@@ -32,6 +32,11 @@ class Verdict:
         return next((one.command for one in self.sentences if one.command), "")
 
     @property
+    def brackets(self) -> str:
+        """What the numbers in brackets are; empty if the next step is all there is to say."""
+        return BRACKETS if any(one.topic != "next" for one in self.sentences) else ""
+
+    @property
     def by_heading(self) -> dict[str, list[Sentence]]:
         """The sentences by heading, in the order of the page, with words explained where they are used first."""
         order = [*TOPICS]

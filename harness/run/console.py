@@ -28,7 +28,7 @@ from harness.report.tables.preview import grade_line
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.scaling import scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, plural
-from harness.report.verdict import BRACKETS, Verdict
+from harness.report.verdict import Verdict
 from harness.run.events import (
     DoctorFinished,
     Event,
@@ -266,8 +266,8 @@ def verdict_grid(verdict: Verdict) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")  # a path is longer than a line
     for heading, sentences in verdict.by_heading.items():
-        if sentences[0].topic == "next":  # last, above the command
-            grid.add_row("", Text(BRACKETS, style="dim"))
+        if sentences[0].topic == "next" and verdict.brackets:  # last, above the command
+            grid.add_row("", Text(verdict.brackets, style="dim"))
         for at, one in enumerate(sentences):
             style = "bold red" if one.is_bad else "bold"
             lead = (escape_control(f"{one.lead}: ") if one.lead else "", style)

@@ -481,6 +481,7 @@ def test_wrong_sums_and_slow_ranks_are_named() -> None:
     assert "slow: rank 2 on b" in slow.seen
     figures = collectives.figures([group()] * 4, case(devices=4))  # 2 x 3/4 of 2**20 bytes a millisecond
     assert figures["all-reduce of 1.0 MiB"] == "1.00 ms, bus bandwidth 1.57 GB/s"
+    assert "all-reduce of 2,564 bytes" in collectives.figures([group(bucket=2564)] * 2, case())
 
 
 def test_wrong_collective_results_are_detected() -> None:

@@ -65,13 +65,15 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     monkeypatch.setattr(html, "FIGURES", {})
     monkeypatch.setattr(pipeline, "start_ray", lambda *given: nullcontext())
 
-    def run_it(inventory: Inventory, outcome: str = "ok", text: str = FILE) -> tuple[int, Path, str]:
+    def run_it(
+        inventory: Inventory, outcome: str = "ok", text: str = FILE, quiet: bool = True
+    ) -> tuple[int, Path, str]:
         monkeypatch.setattr(prepare.cluster, "local_inventory", lambda: inventory)
         monkeypatch.setattr(pipeline, "launcher_for", lambda *given: Measured(outcome))
         (file := tmp_path / "linked.yaml").write_text(text)
         request = Request(file=file, output=tmp_path / "out")
         shown = io.StringIO()
-        with ConsoleSink(Console(file=shown, width=80), quiet=True) as sink:
+        with ConsoleSink(Console(file=shown, width=80), quiet=quiet) as sink:
             code = run_links(request, read_experiment(request), sink)
         return code, next((tmp_path / "out" / "linked").iterdir()), shown.getvalue()
 
@@ -94,6 +96,17 @@ def test_each_placement_is_measured_for_a_minute_and_nothing_else_is(
     matrix = shown[shown.index("Links between devices") : shown.index("Trials: ")]
     assert max(map(len, matrix.splitlines())) <= 80
     assert matrix.count("429") == 2 + 56  # GB/s, in both directions
+
+
+def test_its_trials_have_short_labels_and_nothing_is_said_of_cells(
+    command: Callable[..., tuple[int, Path, str]],
+) -> None:
+    _, folder, shown = command(gpu_cluster(), quiet=False)
+    for devices in (2, 8):
+        assert f" ddp x{devices} · block 0 · links  measured in 1.0 s\n" in shown
+    assert "Asked: " not in shown and "Together: 2 trials" in shown
+    assert "What to do next" in shown and "Numbers in brackets" not in shown
+    assert "Numbers in brackets" not in (folder / "report.html").read_text()
 
 
 def test_a_placement_that_cannot_be_measured_fails_the_command(
