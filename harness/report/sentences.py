@@ -26,6 +26,8 @@ ENDED: Mapping[str | None, str] = {
     None: "the run was killed, or is still going on",
 }
 """Why trials have no result, by the end of the last invocation."""
+LEAST_PERCENT = 1e-4
+"""The smallest difference of updates that is written, in percent."""
 FAILURES: Mapping[str, str] = {
     "error": "failed with an error",
     "oom": "ran out of memory",
@@ -94,7 +96,8 @@ def _equivalence(row: Row, context: Context) -> Sentence:
     code = str(row["code"])
     if code == "equivalent":
         checks = plural(int(number(row["n"])), "check")
-        text = f"{checks}, updates differ by at most {100 * number(row['value']):.2g} %."
+        share = 100 * number(row["value"])
+        text = f"{checks}, updates differ by at most {max(share, LEAST_PERCENT) if share else 0:.2g} %."
         return Sentence("equivalence", "Every strategy trains as one device does", text)
     label = context.name(row["cell_id"])
     if code == "unknown":

@@ -180,11 +180,12 @@ def test_steps_are_those_of_the_slowest_rank_and_losses_the_mean_of_the_ranks() 
         ({"metric": "val_accuracy", "value": 40, "unit": "%"}, ("40.00 %", "50.00 %", "+10.00 points (+25 %)")),
         ({"metric": "train_loss", "value": 2.0683, "at": {"epoch": 2}}, ("2.0683", "1.5000", "-0.5683 (-27 %)")),
         ({"metric": "train_loss", "value": 3640}, ("3,640", "1.5000", "-3,638 (-100 %)")),
+        ({"metric": "train_loss", "value": 3.64e12}, ("3.64e+12", "1.5000", "-3.64e+12 (-100 %)")),
         ({"metric": "step_s", "range": [40, 45], "unit": "ms"}, ("40.0 to 45.0 ms", "100.0 ms", "+55.0 ms (+122 %)")),
         ({"metric": "step_s", "range": [0.9, 7.2]}, ("0.90 to 7.20 s", "100.0 ms", "-800.0 ms (-89 %)")),
         ({"metric": "throughput_per_s", "value": 110}, ("110", "110 (100 to 120)", "none")),
     ],
-    ids=["percentage", "loss", "large loss", "short range", "long range", "rate"],
+    ids=["percentage", "loss", "large loss", "exploded loss", "short range", "long range", "rate"],
 )
 def test_numbers_are_shown_in_units_that_suit_their_size(given: dict[str, Any], shown: tuple[str, ...]) -> None:
     (row,) = published_table(table_of(entry(**given))).rows

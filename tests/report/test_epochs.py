@@ -64,3 +64,9 @@ def test_lines_for_a_terminal_have_what_was_computed() -> None:
         "epoch 2: training loss nan, learning rate 0.01",
     ]
     assert epoch_lines({}) == []
+
+
+def test_a_loss_that_explodes_has_a_short_number() -> None:
+    epochs: dict[str, list[Any]] = {"epoch": [1], "train_loss": [99_999.5], "val_loss": [1030116780714.67]}
+    (text,) = epoch_lines({**epochs, "learning_rate": [0.1]})
+    assert text == "epoch 1: training loss 99999.5000, validation loss 1.03e+12, learning rate 0.1"

@@ -180,6 +180,16 @@ def test_a_seed_that_misses_the_target_counts_as_infinite_in_the_median(
     assert tuple(cell.replace(NO_BREAK, " ") for cell in row.cells[-len(shown) :]) == shown
 
 
+def test_the_losses_of_a_cell_are_written_alike_as_suits_the_largest() -> None:
+    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed) for seed in range(2)]
+    curves = [
+        epochs_of(one["trial_id"], [0.5]).assign(val_loss=loss) for one, loss in zip(lines, (2.0, 4e9), strict=True)
+    ]
+    table = convergence_table(convergence(trial_tables.trials(lines, steps_of(lines)), pd.concat(curves), None))
+    shown = dict(zip((heading.title for heading in table.columns), table.rows[0].cells, strict=True))
+    assert shown["validation loss"].replace(NO_BREAK, " ") == "2e+09 (2 to 4e+09)"
+
+
 def test_an_unreached_target_is_shown_as_a_lower_bound() -> None:
     lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0))]
     trials = trial_tables.trials(lines, steps_of(lines))

@@ -191,6 +191,14 @@ def test_high_trust_needs_no_more_blocks() -> None:
             "Every strategy trains as one device does: 3 checks, updates differ by at most 0.0001 %.",
         ),
         (
+            {"topic": "equivalence", "code": "equivalent", "value": 1.1e-7, "n": 2},
+            "Every strategy trains as one device does: 2 checks, updates differ by at most 0.0001 %.",
+        ),
+        (
+            {"topic": "equivalence", "code": "equivalent", "value": 0.0, "n": 2},
+            "Every strategy trains as one device does: 2 checks, updates differ by at most 0 %.",
+        ),
+        (
             {"topic": "equivalence", "code": "not equivalent", "cell_id": "b", "subject": "not equivalent: differs"},
             "fsdp on 8 devices · batch 32/device: not equivalent: differs; its cells have no ratios.",
         ),

@@ -11,7 +11,7 @@ from harness.plan.trial import Columns
 from harness.report.labels import cell_label
 from harness.report.row import Row, Scalar, is_missing, number, rows_of
 from harness.report.tables.scaling import METRICS, training_setting
-from harness.report.tables.text import Column, TextTable, decimal, flush_right, make_table, words
+from harness.report.tables.text import Column, TextTable, decimal, flush_right, loss_form, make_table, words
 
 MOST_EPOCHS = 20
 """The most epochs of a training that are shown."""
@@ -61,7 +61,7 @@ def _epoch_line(row: Row) -> str:
 
 def _loss(value: Scalar) -> str:
     """Return a loss, '-' if it is missing, and 'nan' if the training diverged."""
-    return "-" if value is None else f"{number(value):.4f}"
+    return "-" if value is None else loss_form(number(value)).format(number(value))
 
 
 def _some(rows: Sequence[Row]) -> list[Row]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from harness.report.row import Row, is_missing, is_true, number, rows_of
-from harness.report.tables.text import NO_BREAK, Column, TextTable, flush_right, make_table, percent, words
+from harness.report.tables.text import LARGE_LOSS, NO_BREAK, Column, TextTable, flush_right, make_table, percent, words
 from harness.system.units import GIB
 
 RATE = "throughput_per_s"
@@ -33,7 +33,7 @@ UNITS: Mapping[str, Sequence[tuple[float, str, str]]] = {
     "dB": ((0.0, "dB", "{:.2f}"),),
     "s": ((1.0, "s", "{:,.2f}"), (0.0, "ms", "{:,.1f}")),
     "bytes": ((0.0, "GiB", "{:,.2f}"),),
-    "": ((100.0, "", "{:,.0f}"), (0.0, "", "{:.4f}")),
+    "": ((LARGE_LOSS, "", "{:.4g}"), (100.0, "", "{:,.0f}"), (0.0, "", "{:.4f}")),
 }
 """By unit of the column: from which size on a number is shown in which unit, and its format; else as a rate."""
 FACTORS = {"%": 100.0, "ms": 1000.0, "GiB": 1 / GIB}

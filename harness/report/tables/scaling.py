@@ -19,6 +19,7 @@ from harness.report.tables.text import (
     decimal,
     estimate,
     flush_right,
+    loss_form,
     make_table,
     percent,
     ranges,
@@ -167,9 +168,9 @@ def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:
     return {
         **rows_of(group[:1])[0],
         "seeds": len(group),
-        "train_loss": _span(group["train_loss"], "{:.4f}"),
+        "train_loss": _losses(group["train_loss"]),
         "train_accuracy": _metric(group, "train_accuracy"),
-        "val_loss": _span(group["val_loss"], "{:.4f}"),
+        "val_loss": _losses(group["val_loss"]),
         **{name: _metric(group, name) for name in metrics},
         "reached": f"{reached} of {len(group)}" if known else "-",
         "time_to_target_s": _to_target(group, "time_to_target_s", "{:.1f}"),
@@ -225,6 +226,10 @@ def _metrics(convergence: pd.DataFrame) -> list[str]:
 def _metric(group: pd.DataFrame, name: str) -> str:
     _, factor, form, suffix = METRICS.get(name, ("", 1.0, "{:.4g}", ""))
     return _span(group[name] * factor, form, suffix)
+
+
+def _losses(values: pd.Series[float]) -> str:
+    return _span(values, loss_form(max(filter(math.isfinite, values.dropna()), default=0.0)))
 
 
 def _span(values: pd.Series[float], form: str, suffix: str = "") -> str:

@@ -13,6 +13,8 @@ from harness.analysis.stats import ENDS
 from harness.report.row import Row, Scalar, is_missing, number
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+LARGE_LOSS = 1e6
+"""From which size on a loss is written with a power of ten."""
 Format: TypeAlias = Callable[[Scalar], str]
 Column: TypeAlias = tuple[str, str | Callable[[Row], Scalar], Format]
 """Heading; name of a column, or function of a row; format. Columns are set flush right unless their format is words."""
@@ -169,6 +171,11 @@ def speed(value: Scalar) -> str:
         return "-"
     rate = number(value)
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def loss_form(largest: float) -> str:
+    """Return the format of losses that stand together, by the largest: one that explodes has a power of ten."""
+    return "{:.4g}" if abs(largest) >= LARGE_LOSS else "{:.4f}"
 
 
 def size(value: Scalar) -> str:
