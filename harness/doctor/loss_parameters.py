@@ -38,22 +38,28 @@ def observe(subject: Subject) -> Unregistered:
     foreign = [leaf for leaf in _leaves(loss) if id(leaf) not in own]
     lost = [leaf for leaf in foreign if isinstance(leaf, nn.Parameter)]
     plain = [leaf for leaf in foreign if not isinstance(leaf, nn.Parameter)]
-    named = [name for leaf in plain if (name := name_of(leaf, hidden))]
-    unnamed = [leaf for leaf in plain if not name_of(leaf, hidden)]
+    again = _again(subject, model, [leaf for leaf in foreign if not name_of(leaf, hidden)])
     return Unregistered(
-        [name_of(leaf, hidden) or f"shape {tuple(leaf.shape)}, created in forward" for leaf in lost],
-        [*named, *(f"shape {tuple(leaf.shape)}, outside the model" for leaf in _again(subject, model, unnamed))],
+        [name_of(leaf, hidden) or again.get(id(leaf)) or f"{_shape(leaf)}, created in forward" for leaf in lost],
+        [name for leaf in plain if (name := name_of(leaf, hidden) or again.get(id(leaf)))],
         _random(subject, hidden),
     )
 
 
-def _again(subject: Subject, model: nn.Module, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the leaves that another loss has too: a weight. Those of one loss are inputs whose gradient is wanted."""
+def _again(subject: Subject, model: nn.Module, leaves: Sequence[Tensor]) -> dict[int, str]:
+    """Return the shapes by id of the leaves that another loss has too: weights outside the model.
+
+    Those of one loss alone are inputs whose gradient is wanted, or parameters that are created in forward.
+    """
     if not leaves:
-        return []
+        return {}
     loss, _ = subject.loss(model, subject.first_samples(SMALL))
     found = {id(leaf) for leaf in _leaves(loss)}
-    return [leaf for leaf in leaves if id(leaf) in found]
+    return {id(leaf): f"{_shape(leaf)}, outside the model" for leaf in leaves if id(leaf) in found}
+
+
+def _shape(leaf: Tensor) -> str:
+    return f"shape {tuple(leaf.shape)}"
 
 
 def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]:
@@ -83,7 +89,8 @@ def judge(seen: Sequence[Unregistered], case: Case) -> list[Finding]:
             "error",
             "parameters of the loss that are not in model.parameters()",
             f"unregistered parameters: {means}",
-            "create modules in __init__ and keep them as attributes, in nn.ModuleList or nn.ModuleDict",
+            "create modules and parameters in the model's __init__ and keep them as its attributes, several in "
+            "nn.ModuleList, nn.ModuleDict or nn.ParameterList",
         ),
         (
             seen[0].trained,

@@ -104,6 +104,8 @@ def test_epochs_are_compared_with_the_mean_over_seeds() -> None:
     ]
     assert table["difference"].tolist() == [0.0, -0.5, pytest.approx(0.1)]
     assert table["relative_difference"].tolist() == [0.0, -0.25, pytest.approx(0.25)]
+    figures = [row.cells[1] for row in published_table(table).rows]
+    assert figures == ["training loss, epoch 1", "training loss, epoch 2", "validation accuracy, last epoch"]
 
 
 @pytest.mark.parametrize(("inline", "measured"), [(False, 2), (True, 0)])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from harness.doctor import devices
+from harness.doctor import devices, loss_parameters
 from harness.doctor.check import Case
 from harness.doctor.subject import Subject
 from harness.doctor.unregistered import hidden_tensors, name_of
@@ -65,3 +69,31 @@ def test_a_tensor_in_a_list_is_named_where_devices_meet() -> None:
     subject = Subject(cell_for("single", 1), workload, workload.datasets(), 0, ranks)
     (finding,) = devices.judge([devices.observe(subject)], Case(subject.cell))
     assert finding.seen.startswith("scales[1] (in a plain list) on cpu, input on the model's device: operands of mul")
+
+
+class OfTheWorkload(Healthy):
+    def __init__(self) -> None:
+        self.offset = nn.Parameter(torch.zeros(3))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return cross_entropy(model(x) + self.offset, y, reduction="sum"), torch.tensor(float(len(y)))
+
+
+class OfEachStep(OfTheWorkload):
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        self.offset = nn.Parameter(torch.zeros(3))
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("workload", "where"), [(OfTheWorkload, "outside the model"), (OfEachStep, "created in forward")]
+)
+def test_a_parameter_outside_the_model_is_told_from_one_that_each_step_creates(
+    workload: type[Healthy], where: str
+) -> None:
+    one = workload()
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    subject = Subject(cell_for("single", 1), one, one.datasets(), 0, ranks)
+    (finding,) = loss_parameters.judge([loss_parameters.observe(subject)], Case(subject.cell))
+    assert finding.seen == f"parameters of the loss that are not in model.parameters(): 1 (shape (3,), {where})"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from harness.config.published import METRICS
 from harness.report.row import Row, is_missing, is_true, number, rows_of
 from harness.report.tables.text import LARGE_LOSS, NO_BREAK, Column, TextTable, flush_right, make_table, percent, words
 from harness.system.units import GIB
@@ -72,8 +73,9 @@ def _source(row: Row) -> str:
 
 def _figure(row: Row) -> str:
     places = [f"{name} {row[name]}" for name in ("epoch", "step") if not is_missing(row[name])]
+    last = [] if places or METRICS[str(row["metric"])][0] != "epochs" else ["last epoch"]
     unit = [f"in {row['metric_unit']}"] if row["metric"] == RATE and not is_missing(row["metric_unit"]) else []
-    return ", ".join([" ".join([NAMES[str(row["metric"])], *unit]), *places])
+    return ", ".join([" ".join([NAMES[str(row["metric"])], *unit]), *places, *last])
 
 
 def _other_unit(row: Row) -> bool:
