@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness.config.experiment import parse_experiment
+from harness.launch.protocol import TrialStarted
 from harness.plan.planner import make_plan
 from harness.system import files
-from tests.benchmarks import growth, run_time
+from tests.benchmarks import control_plane, growth, run_time
 from tests.conftest import laptop
 
 ROOT = Path(__file__).parents[1]
@@ -148,3 +150,45 @@ def test_the_table_of_growth_has_the_median_the_least_and_the_most() -> None:
     output = [line.split("│") for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     reads = [row[1 + 1 + growth.COLUMNS.index("read")].strip() for row in output if len(row) > 2]
     assert [read for read in reads if read] == ["4.00", "3.00", "9.00"]
+
+
+def counted(ranks: int, **changed: float) -> control_plane.Row:
+    """What the control plane costs on so many ranks, a rank and a trial as much as on others."""
+    return {**dict.fromkeys(control_plane.COLUMNS, 8.0), "ranks": float(ranks), **changed}
+
+
+def test_ranks_that_cost_as_much_at_every_number_pass_whatever_the_seconds() -> None:
+    rows = [counted(2), counted(4), counted(16, start_s=500.0, trial_s=90.0, peak_mib=70.0, threads=12.0)]
+    assert control_plane.missed(rows) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "output"),
+    [
+        ({"messages_per_trial": 9.0}, "messages a trial: 8.0, then 9.0"),
+        ({"bytes_per_rank_and_trial": 900.0}, "bytes a rank and trial: 8.0, then 900.0"),
+        ({"threads": 13.0}, "driver's threads: 5 more"),
+        ({"peak_mib": 80.0}, "driver's peak, MiB: 72 more"),
+    ],
+)
+def test_what_grows_with_the_ranks_is_named(changed: dict[str, float], output: str) -> None:
+    assert control_plane.missed([counted(2), counted(8), counted(16, **changed)]) == [output]
+
+
+def test_messages_to_the_driver_are_counted_by_their_class() -> None:
+    class Group:
+        def take(self, timeout_s: float) -> list[TrialStarted]:
+            return [TrialStarted("a"), TrialStarted("b" * 1000)]
+
+    traffic = control_plane.Traffic()
+    traffic.count(Group)  # type: ignore[arg-type]
+    assert len(Group().take(0.0)) == 2
+    assert traffic.messages == {"TrialStarted": 2} and 1000 < traffic.sizes["TrialStarted"] < 2000
+    assert traffic.threads >= 1
+
+
+@pytest.mark.parametrize("ranks", control_plane.RANKS)
+def test_the_control_plane_s_trials_are_one_worker_group(ranks: int) -> None:
+    experiment = parse_experiment(control_plane.experiment_of(ranks), source="control_plane")
+    (group,) = control_plane.without_bases(make_plan(experiment, laptop(ranks)), ranks).groups
+    assert len(group.trials) == control_plane.TRIALS and group.placement.workers == ranks

@@ -125,15 +125,15 @@ def interrupt_by_signal(cluster: Slurm, home: Path) -> None:
 
 def interrupt_by_time_limit(cluster: Slurm, home: Path) -> None:
     """Run a job that takes longer than its time limit, 120 s before which SLURM itself sends USR1."""
-    job = submit(cluster, home, blocks=8, window_s=6.0, minutes=4)
-    job.wait(lambda: cluster.restarts(job.id) >= 1)
+    job = submit(cluster, home, blocks=7, window_s=15.0, minutes=6)
+    job.wait(lambda: cluster.restarts(job.id) >= 1, 600)
     job.log(f"queued again, after {job.trials()} trials")
     check_completed(job)
 
 
 def check_completed(job: Job) -> None:
     """Wait for the job's end; AssertionError unless it was resumed, every trial is ok and nothing is left."""
-    job.wait(lambda: job.cluster.state(job.id) in ENDED, 900)
+    job.wait(lambda: job.cluster.state(job.id) in ENDED, 1800)
     job.wait_until_ended("COMPLETED")
     results = job.results()
     assert set(results.trials["outcome"]) == {"ok"} and results.missing.empty
