@@ -99,6 +99,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw none: drawing takes most of the time of a report."""
+    monkeypatch.setattr("harness.report.html.FIGURES", {})
+
+
+@pytest.fixture
 def content() -> dict[str, Any]:
     """The smallest experiment file, as a mapping."""
     return {"name": "test", "grid": {"per_device_batch_size": 32}}

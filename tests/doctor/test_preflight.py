@@ -31,6 +31,8 @@ from harness.run.events import Event
 from harness.run.execution import Execution
 from tests.conftest import gpu_cluster, laptop
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 Make = Callable[..., Experiment]
 Measured = Callable[..., tuple[Plan, RunFolder]]
 SHORT = {

@@ -23,6 +23,8 @@ from harness.record.rows import SCHEMA_VERSION
 from harness.report.figures.steps import step_times
 from harness.report.html import write_report
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 FIRST_VERSION = Path(__file__).parents[1] / "run_folder_v1"
 SECOND_VERSION = Path(__file__).parents[1] / "run_folder_v2"
 """The first block of a run of schema version 2: old names of columns, checks, an invocation is a "sitting"."""

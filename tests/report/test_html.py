@@ -39,6 +39,8 @@ from harness.report.verdict import make_verdict
 from tests.conftest import laptop
 from tests.records import rank_row
 
+pytestmark = pytest.mark.usefixtures("no_figures")  # ``written``, of the module, is made before and has all
+
 Make = Callable[..., Experiment]
 
 
@@ -183,12 +185,6 @@ def imports_blocked(*packages: str) -> Iterator[None]:
 def results(recorded: RunFolder) -> Results:
     """Its results, whose tables a test may replace."""
     return harness.load(recorded.path)
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw none: drawing takes most of the time of a report. ``written`` is made before this and has all."""
-    monkeypatch.setattr("harness.report.html.FIGURES", {})
 
 
 def test_tables_figures_and_report_are_written(written: RunFolder) -> None:

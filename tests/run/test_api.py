@@ -17,6 +17,8 @@ from harness.report.notebook import RunResults
 from harness.run import api, pipeline
 from tests.scripted import TEXT, Scripted
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 CONTENT: dict[str, Any] = yaml.safe_load(TEXT % 1)
 
 

@@ -21,6 +21,8 @@ from harness.run.events import Event, Note, Previewed, Reported
 from harness.run.request import Request
 from tests.scripted import TEXT, Scripted
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 Run = Callable[..., list[Event]]
 
 
