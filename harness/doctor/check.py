@@ -73,11 +73,15 @@ class Check(Generic[T]):
 def describe_error(error: BaseException, most: int = 300) -> str:
     """Return an exception's type and the first ``most`` characters of its message, on one line, with its place.
 
-    The place is the last line of the user's own code on the way to the error, if there is one.
+    A longer message ends with a whole word and an ellipsis. The place is the last line of the user's own code on the
+    way to the error, if there is one.
     """
     frames = [frame for frame in extract_tb(error.__traceback__) if is_the_users(frame.filename)]
     place = f" [{frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno}]" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}{place}"
+    text = " ".join(str(error).split())
+    if len(text) > most:
+        text = f"{text[:most].rpartition(' ')[0] or text[:most]} ..."
+    return f"{type(error).__name__}: {text}{place}"
 
 
 def is_the_users(file: str) -> bool:

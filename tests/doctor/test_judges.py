@@ -32,7 +32,7 @@ from harness.doctor import (
     wrapper,
 )
 from harness.doctor.batch_facts import Padded, padded_of, real_lengths
-from harness.doctor.check import Case
+from harness.doctor.check import Case, describe_error
 from harness.doctor.model_facts import moved_by_hand
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
@@ -543,3 +543,11 @@ def test_the_nearest_numa_node_of_a_gpu_is_reported() -> None:
     assert "NUMA node 0 (processors 0-31): GPU 0, 1; NUMA node 1 (processors 32-63): GPU 2" in finding.seen
     (finding,) = links.judge([node("a", topology={**two, "numa": [None, None, None]})])
     assert "NUMA" not in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [("a tensor\n of 4", "a tensor of 4"), ("of three words", "of three ..."), ("x" * 20, f"{'x' * 13} ...")],
+)
+def test_a_long_error_is_cut_between_words_and_says_so(message: str, text: str) -> None:
+    assert describe_error(ValueError(message), 13) == f"ValueError: {text}"
