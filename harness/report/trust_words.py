@@ -45,6 +45,12 @@ def _further_blocks(row: Row, context: Context) -> str:
             f"More blocks alone will not help ({blocks:,} for intervals within {percent(HALFWIDTH)}): close other "
             "programs, or measure longer: throughput.window_seconds."
         )
+    trials = context.table("trials")
+    timed = trials[
+        (trials["cell_id"] == row["cell_id"]) & (trials["kind"] == "throughput") & (trials["outcome"] == "ok")
+    ]
+    if timed["block"].nunique() == 1:
+        return f"One block does not show the spread: {plural(blocks, 'more block')} do{cost(blocks, context)}."
     return f"Intervals within {percent(HALFWIDTH)} need about {plural(blocks, 'more block')}{cost(blocks, context)}."
 
 

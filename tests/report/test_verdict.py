@@ -172,6 +172,19 @@ def test_trust_that_differs_names_its_settings() -> None:
     assert second.lead == "High for fsdp on 8 devices · batch 32/device, single on 1 device · batch 32"
 
 
+@pytest.mark.parametrize(
+    ("blocks", "end"),
+    [
+        (1, "One block does not show the spread: 4 more blocks do."),
+        (2, "Intervals within 5 % need about 4 more blocks."),
+    ],
+)
+def test_nothing_is_said_of_the_width_of_intervals_from_one_block(blocks: int, end: str) -> None:
+    trials = [{"cell_id": "a", "kind": "throughput", "outcome": "ok", "block": block} for block in range(blocks)]
+    (sentence,) = sentences_on("trust", {**TRUST, "reasons": ("blocks",)}, trials=trials)
+    assert sentence.text.endswith(end)
+
+
 def test_hundreds_of_blocks_are_not_proposed() -> None:
     (sentence,) = sentences_on("trust", {**TRUST, "n": 39255, "reasons": ("noise",)})
     assert "More blocks alone will not help (39,255 for" in sentence.text
