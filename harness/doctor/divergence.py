@@ -19,8 +19,8 @@ def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
     if not diverges(losses):
         return []
     here = (
-        f"losses of {cell.strategy} on {cell.devices} devices at a learning rate of {seen[0].lr:g}: "
-        f"{_format_losses(losses)}"
+        f"losses of {cell.strategy} on {cell.devices} device{'s' * (cell.devices > 1)} at a learning rate of "
+        f"{seen[0].lr:g}: {_format_losses(losses)}"
     )
     if alone and not diverges(alone):
         return [

@@ -30,8 +30,8 @@ def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
         Finding(
             NAME,
             "error",
-            f"forward calls of {cell.strategy}'s wrapper in {len(first.losses)} steps on {cell.devices} devices: "
-            f"0; {ran}",
+            f"forward calls of {cell.strategy}'s wrapper in {len(first.losses)} steps on "
+            f"{cell.devices} device{'s' * (cell.devices > 1)}: 0; {ran}",
             "computation on one device only"
             if cell.traits.one_process
             else "no gradient synchronisation: each process trains a model of its own",

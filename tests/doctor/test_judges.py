@@ -113,6 +113,8 @@ def test_an_uncalled_wrapper_is_named() -> None:
     (finding,) = wrapper.judge([steps(calls=0)] * 2, case())
     assert ": 0; the model inside it 4" in finding.seen
     assert wrapper.judge([steps(calls=0)], case("single", 1)) == []
+    (alone,) = wrapper.judge([steps(calls=0)], case("ddp", 1))
+    assert " in 4 steps on 1 device: 0; " in alone.seen and " in 4 steps on 2 devices: 0; " in finding.seen
     (finding,) = wrapper.judge([steps(wrapped_by_itself="net: DataParallel")] * 2, case())
     assert "net: DataParallel" in finding.seen
 
@@ -184,6 +186,8 @@ def test_divergence_of_one_strategy_is_attributed_to_that_strategy() -> None:
     assert finding.severity == "error" and "learning rate is not the cause" in finding.means
     (finding,) = divergence.judge([replace(wild, single_device_losses=[1.0, 10.0, 100.0, 1000.0])] * 2, case())
     assert finding.severity == "warning" and "0.1" in finding.seen
+    (finding,) = divergence.judge([wild], case("single", 1))
+    assert finding.seen.startswith("losses of single on 1 device at a learning rate of 0.1: ")
 
 
 # -- gradients
