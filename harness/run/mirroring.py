@@ -75,9 +75,19 @@ def _claim(writer: Writer, emit: Emit) -> None:
     except ClaimedError as first:
         emit(Note(f"{first}. Waiting for that"))
         end = time.monotonic() + first.left_s + 1
-        while (left_s := end - time.monotonic()) > 0 and writer.stands(first):
+        while (left_s := end - time.monotonic()) > 0 and _stands(writer, first):
             time.sleep(min(LOOK_S, left_s))
         writer.claim()
+
+
+def _stands(writer: Writer, refused: ClaimedError) -> bool:
+    """Return whether the claim that refused the writer stands, as far as the store answers; raises ClaimedError."""
+    try:
+        return writer.stands(refused)
+    except ClaimedError:
+        raise
+    except StoreError:  # it is looked at again
+        return True
 
 
 @dataclass(frozen=True)

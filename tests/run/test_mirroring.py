@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.config.experiment import Experiment
+from harness.errors import StoreError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
@@ -279,6 +280,22 @@ def test_a_killed_command_s_claim_is_waited_for_until_it_lapses(
     mirroring._claim(later, [].append)
     assert 300.0 <= sum(clock.slept) <= 301.0
     assert {claim.writer for claim in read_claims(holder.store, holder.run)} == {holder.name, later.name}
+
+
+def test_a_store_that_does_not_answer_once_ends_no_wait(holder: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, (12.0, holder.release))
+    later = Writer(holder.store, holder.run, holder.folder)
+    answer, looks = later.stands, list[float]()
+
+    def stands(refused: ClaimedError) -> bool:
+        looks.append(clock.now)
+        if len(looks) == 2:
+            raise StoreError("the store does not answer")
+        return answer(refused)
+
+    monkeypatch.setattr(later, "stands", stands)
+    mirroring._claim(later, [].append)
+    assert sum(clock.slept) == 15.0
 
 
 def test_what_is_sent_amid_the_end_is_not_everything(plan: Plan, tmp_path: Path) -> None:
