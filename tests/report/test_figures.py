@@ -300,6 +300,20 @@ def test_losses_by_step_hold_one_line_a_seed_beside_their_rates() -> None:
     assert rate.get_ylabel() == "learning rate" and "evenly spaced" not in drawing.caption
 
 
+def test_losses_by_step_of_each_setting_have_a_row_of_their_own() -> None:
+    rates = (0.1, 0.001, 0.05)
+    of_all: dict[str, Any] = {"strategy": "ddp", "kind": "convergence", "rates": (1.0, 1.0)}
+    lines = [line(f"ddp{lr}", **of_all, options={"optimizer.lr": lr}) for lr in rates]
+    steps = pd.concat([training_steps_of(one["trial_id"], [lr, 2 * lr]) for one, lr in zip(lines, rates, strict=True)])
+    results = with_tables(results_of(lines), training_steps=steps.reset_index(drop=True))
+    panels = axes_of(draw_all(results)["training_steps"].figure)
+    assert [axes.get_title() for axes in panels[::2]] == ["lr=0.001", "lr=0.05", "lr=0.1"]
+    drawn = [[*one.get_ydata()] for axes in panels[::2] for one in axes.get_lines()]
+    assert drawn == [pytest.approx([lr, 2 * lr]) for lr in sorted(rates)]
+    assert len({axes.get_ylim() for axes in panels[::2]}) == 1
+    assert [axes.get_xlabel() for axes in panels] == ["", "", "", "", "step", "step"]
+
+
 def test_losses_by_step_thin_a_long_training_and_keep_its_last_step() -> None:
     drawing = drawn_by_step({0: [5000.0 - step for step in range(1800)]})
     (drawn,) = axes_of(drawing.figure)[0].get_lines()

@@ -6,11 +6,22 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.analysis.common import order
 from harness.analysis.results import Results
 from harness.plan.labels import TAGS
 from harness.report.figures import captions
 from harness.report.figures.axes import linear_values, log_limits, log_values
-from harness.report.figures.common import Drawing, add_legend, draw_lines, make_grid, strategy_legend
+from harness.report.figures.common import (
+    MOST_FACETS,
+    Drawing,
+    add_legend,
+    add_title,
+    draw_lines,
+    make_grid,
+    strategy_legend,
+)
+from harness.report.labels import settings
+from harness.report.row import rows_of
 
 TRIAL = ["trial_id", "attempt"]
 MOST_POINTS = 500
@@ -19,25 +30,37 @@ QUANTITIES = {"loss": "training loss", "learning_rate": "learning rate"}
 
 
 def losses_by_step(results: Results) -> Drawing:
-    """Draw the loss and the learning rate of the steps of each training, one line a seed."""
+    """Draw the loss and the learning rate of the steps of each training, one line a seed, one row a setting."""
     title = "Training loss and learning rate, step by step"
     done = results.trials["outcome"].isin(["ok", "diverged"])
     trials = results.trials[(results.trials["kind"] == "convergence") & done]
     keys = [*TRIAL, "strategy", "devices", "seed", *TAGS]
-    merged = results.training_steps.merge(trials[keys], on=TRIAL, validate="many_to_one")
+    named = trials[keys].assign(panel=settings(trials))
+    merged = results.training_steps.merge(named, on=TRIAL, validate="many_to_one")
     steps = merged.sort_values([*TRIAL, "step"], kind="stable")
     drawn = steps[_is_drawn(steps)]
     if drawn.empty:
         return Drawing(title, "Left out: no step of a training was recorded.", None)
-    figure, grid = make_grid(1, len(QUANTITIES))
-    for axes, (name, label) in zip(grid[0], QUANTITIES.items(), strict=True):
-        _set_values(axes, drawn[name])
-        linear_values(axes, "x")
-        draw_lines(axes, drawn[np.isfinite(drawn[name].astype(float))], "step", name, TRIAL, marked=False)
-        axes.set_xlabel("step")
-        axes.set_ylabel(label)
+    names = [panel for panel in _in_order(trials) if (drawn["panel"] == panel).any()][:MOST_FACETS]
+    figure, grid = make_grid(len(names), len(QUANTITIES))
+    for line, panel in zip(grid, names, strict=True):
+        for axes, (name, label) in zip(line, QUANTITIES.items(), strict=True):
+            _set_values(axes, drawn[name])  # the same in every row
+            linear_values(axes, "x")
+            shown = drawn[(drawn["panel"] == panel) & np.isfinite(drawn[name].astype(float))]
+            draw_lines(axes, shown, "step", name, TRIAL, marked=False)
+            axes.set_xlabel("step" if line is grid[-1] else "")
+            axes.set_ylabel(label)
+            add_title(axes, panel if len(names) > 1 else "")
     add_legend(figure, strategy_legend(drawn))
-    return Drawing(title, _caption(trials, drawn, all_steps=len(drawn) == len(steps)), figure)
+    caption = _caption(trials, drawn, all_steps=len(drawn) == len(steps))
+    return Drawing(title, caption + captions.cut([(name, drawn) for name in names]), figure)
+
+
+def _in_order(trials: pd.DataFrame) -> list[str]:
+    """Return the settings of trainings in the order of tables."""
+    pairs = zip(rows_of(trials), settings(trials), strict=True)
+    return list(dict.fromkeys(panel for _, panel in sorted(pairs, key=lambda pair: order(pair[0]))))
 
 
 def _is_drawn(steps: pd.DataFrame) -> pd.Series[bool]:
