@@ -509,7 +509,7 @@ def test_no_process_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
     pids = [child.pid for child in children]
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
-    wait_until_gone(pids, 10.0)
+    wait_until_gone(pids, 60.0)
     shutil.rmtree(folder)  # what only its owner removes
 
 
