@@ -165,7 +165,8 @@ BAD_FILES = {
         "convergence.only: 1 problem",
     ),
     "a name of 300 letters": (
-        SMALL + f"workload_options: {{data_folder: ./{'x' * 300}}}\n",
+        "name: x\ngrid: {data: cifar10, model: resnet8, per_device_batch_size: 8}\n"
+        f"workload_options: {{data_folder: ./{'x' * 300}}}\n",
         "data is missing",
     ),
     "an optimizer that needs a closure": (SMALL + "optimizer: {name: LBFGS}\n", "optimizer: LBFGS does not take"),
