@@ -80,7 +80,7 @@ class Job:
         """Load what was recorded; log the trials by outcome and how each start of the command ended."""
         results = harness.load(self.run_folder())
         outcomes = results.trials["outcome"].value_counts().to_dict()
-        ended = [each["ended"] for each in results.environment["invocations"]]
+        ended = [each.get("ended", "killed") for each in results.environment["invocations"]]
         self.log(f"trials: {outcomes}; the command's ends: {', '.join(map(str, ended))}")
         return results
 
@@ -110,7 +110,7 @@ def submit(cluster: Slurm, home: Path, *, blocks: int, window_s: float, minutes:
     return job
 
 
-def interrupt_by_signal(cluster: Slurm, home: Path) -> None:
+def interrupt_by_signal(cluster: Slurm, home: Path) -> Results:
     """Run a job that gets USR1 after two trials: report, requeue, resume, all trials ok, nothing left."""
     job = submit(cluster, home, blocks=2, window_s=1.0)
     job.wait(lambda: job.trials() >= 2)
@@ -120,19 +120,19 @@ def interrupt_by_signal(cluster: Slurm, home: Path) -> None:
     job.log("report.html")
     job.wait(lambda: cluster.restarts(job.id) == 1)
     job.log("queued again")
-    check_completed(job)
+    return completed(job)
 
 
-def interrupt_by_time_limit(cluster: Slurm, home: Path) -> None:
+def interrupt_by_time_limit(cluster: Slurm, home: Path) -> Results:
     """Run a job that takes longer than its time limit, 120 s before which SLURM itself sends USR1."""
     job = submit(cluster, home, blocks=7, window_s=15.0, minutes=6)
     job.wait(lambda: cluster.restarts(job.id) >= 1, 600)
     job.log(f"queued again, after {job.trials()} trials")
-    check_completed(job)
+    return completed(job)
 
 
-def check_completed(job: Job) -> None:
-    """Wait for the job's end; AssertionError unless it was resumed, every trial is ok and nothing is left."""
+def completed(job: Job) -> Results:
+    """Return the results at the job's end; AssertionError unless it was resumed, all trials are ok, nothing is left."""
     job.wait(lambda: job.cluster.state(job.id) in ENDED, 1800)
     job.wait_until_ended("COMPLETED")
     results = job.results()
@@ -144,6 +144,7 @@ def check_completed(job: Job) -> None:
     assert (job.run_folder() / "report.html").is_file()
     job.wait_until_nothing_is_left()
     assert job.folders() == []
+    return results
 
 
 def cancel(cluster: Slurm, home: Path, *by: str, state: str = "CANCELLED") -> Job:

@@ -22,11 +22,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def test_a_job_that_is_interrupted_is_queued_again_and_completed(cluster: Slurm, tmp_path: Path) -> None:
-    interrupt_by_signal(cluster, tmp_path)
+    results = interrupt_by_signal(cluster, tmp_path)
+    assert set(results.trials["outcome"]) == {"ok"} and len(results.trials) == 4
+    assert [each["ended"] for each in results.environment["invocations"]] == ["interrupted", "finished"]
 
 
 def test_a_job_that_its_user_cancels_is_not_queued_again(cluster: Slurm, tmp_path: Path) -> None:
-    cancel(cluster, tmp_path)
+    job = cancel(cluster, tmp_path)
+    assert cluster.state(job.id) == "CANCELLED" and cluster.restarts(job.id) == 0
 
 
 def test_a_job_whose_batch_script_is_terminated_reports_and_is_not_queued_again(cluster: Slurm, tmp_path: Path) -> None:
