@@ -119,8 +119,9 @@ def _with_sums(parts: Sequence[Part]) -> list[Part]:
 
 def _sum(name: str, label: str, parts: Sequence[Part]) -> Part:
     bases = {part.basis for part in parts}
-    expected = bases != {None}
-    basis: Basis | None = "earlier run" if bases == {"earlier run"} else "lower bound" if expected else None
+    basis: Basis | None = None if bases == {None} else "lower bound"
+    if bases <= {"earlier run", "unknown"}:
+        basis = "unknown" if "unknown" in bases else "earlier run"
     sums = [_added(parts, side) for side in ("estimated", "actual")]
     return Part(name, None, label, None, basis, *sums)
 

@@ -131,7 +131,7 @@ def _outside(part: str, seconds: float | None) -> EstimatedPart:
 
 
 def _bound(plan: Plan, parts: Iterable[EstimatedPart]) -> Bound:
-    if any(part["basis"] != "earlier run" for part in parts):
+    if any(part["basis"] == "lower bound" for part in parts):  # unknown parts are in no sum
         return "at least"
     timed = plan.experiment.throughput
     return "at most" if timed and timed.rule else "about"

@@ -162,6 +162,16 @@ def test_a_lower_bound_has_no_error_and_an_unknown_time_none() -> None:
     assert found[-1]["basis"] == "lower bound"
 
 
+@pytest.mark.parametrize(
+    ("basis", "total"), [("earlier run", "unknown"), ("lower bound", "lower bound"), ("unknown", "unknown")]
+)
+def test_a_sum_with_an_unknown_part_is_a_lower_bound_only_if_another_part_is(basis: Basis, total: str) -> None:
+    """An earlier run may have been slower: its times are no bound."""
+    known = estimate(part("cell", 200.0, basis, cell_id="single"), part("report", None, "unknown", trials=0))
+    found = records(preview(known, 2, None))
+    assert (found[-1]["basis"], found[-1]["error"]) == (total, None)
+
+
 def test_a_run_without_an_estimate_has_what_it_took() -> None:
     found = rows(None, report_s=8.0)
     assert found["total"]["actual_s"] == 108.0 and found["total"]["estimated_s"] is None

@@ -86,6 +86,7 @@ def test_a_cell_that_the_earlier_run_lacks_is_a_lower_bound(make_experiment: Mak
         "ddp x2": "lower bound",
     }
     assert estimate_of(plan, earlier_of(small, lambda trial: 2.0))["bound"] == "at least"
+    assert estimate_of(small, earlier_of(small, lambda trial: 2.0, report_s=None))["bound"] == "about"
 
 
 def test_what_only_this_plan_explains_is_a_lower_bound(make_experiment: Make) -> None:

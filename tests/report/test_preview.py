@@ -84,6 +84,10 @@ def test_after_the_run_it_has_both_and_the_error() -> None:
             {"actual_s": 70.0, "basis": "lower bound"},
             "Estimated before the run: at least 1 min 20 s; it took 1 min 10 s.",
         ),
+        (
+            {"actual_s": 70.0, "basis": "unknown"},
+            "Estimated before the run: 1 min 20 s, without the parts of unknown time; it took 1 min 10 s.",
+        ),
         ({"actual_s": 70.0, "estimated_s": None}, ""),
         ({}, ""),
     ],
@@ -97,6 +101,12 @@ def test_the_grade_has_device_hours_and_is_until_the_report_while_that_is_writte
     line = grade_line(PREVIEW.frame([measured, row()]))
     expected = "Estimated before the run: 1 min 20 s until the report; it took 1 min 30 s. Device-hours: 0.5 estimated"
     assert line == f"{expected}, 0.25 used."
+
+
+def test_where_the_report_was_not_estimated_the_rest_is_graded() -> None:
+    measured = row(part="measurement", actual_s=100.0, error=-0.2)
+    line = grade_line(PREVIEW.frame([measured, row(actual_s=105.0, basis="unknown")]))
+    assert line == "Estimated before the run: 1 min 20 s until the report (-20 %); it took 1 min 40 s."
 
 
 def test_the_sentences_name_bound_unknown_parts_limit_and_idle_devices(plan: Plan) -> None:

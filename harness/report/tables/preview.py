@@ -71,10 +71,11 @@ def grade_line(preview: pd.DataFrame) -> str:
     sums = [row for row in rows_of(preview) if row["part"] in SUMS and not is_missing(row["actual_s"])]
     if not sums or is_missing(sums[-1]["estimated_s"]):
         return ""
-    row = sums[-1]
+    row = next((row for row in reversed(sums) if row["basis"] == "earlier run"), sums[-1])
     until = "" if row["part"] == TOTAL else " until the report"
     error = "" if is_missing(row["error"]) else f" ({_signed(row['error'])})"
-    took = f"Estimated before the run: {_estimated(row)}{until}{error}; it took {duration(row['actual_s'])}"
+    without = ", without the parts of unknown time" if row["basis"] == "unknown" else ""
+    took = f"Estimated before the run: {_estimated(row)}{until}{without}{error}; it took {duration(row['actual_s'])}"
     if is_missing(row["actual_device_hours"]):
         return f"{took}."
     device_hours = [amount(row[f"{side}_device_hours"]) for side in ("estimated", "actual")]
