@@ -74,9 +74,10 @@ def refusal_of_links(size: Size, needed: Sequence[Collective], fits: Mapping[Col
     for operation in needed:
         name = operation.replace("_", "-")
         if operation not in fits:
+            fewer = ", or, if one node has that many devices, say so with --nodes" if size.nodes > 1 else ""
             return (
                 f"{name} {size.tier} was not measured at the sizes that are exchanged; measure a placement "
-                f"{size.tier}, or give --links (the run folder of harness doctor FILE --links)"
+                f"{size.tier}, or give --links (the run folder of harness doctor FILE --links){fewer}"
             )
         if fits[operation].miss > MOST_MISS:
             return (

@@ -226,7 +226,7 @@ def test_a_tier_that_was_not_measured_is_refused_until_its_links_are_given() -> 
     inside = collectives(tier="inside a node", nodes=1)
     refused = asked_row(one_node, ASKED, Links(inside))
     assert "all-reduce between nodes was not measured" in refused["refusal"]
-    assert "harness doctor FILE --links" in refused["refusal"]
+    assert "harness doctor FILE --links" in refused["refusal"] and refused["refusal"].endswith("say so with --nodes")
     given = asked_row(one_node, ASKED, Links(inside, collectives(ranks=(2, 4, 8))))
     assert given["step_s"] == pytest.approx(step_s(16), rel=0.05)
 
