@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis.stats import LEAST_BLOCKS
-from harness.analysis.verdict.causes import CLEAR, DATA, NO_INTERVAL, UNCLEAR, WHOLE_WAIT
+from harness.analysis.verdict.causes import CLEAR, DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
 from harness.report.advice import MACHINE, Option, options_to_try
 from harness.report.row import Row, Scalar, is_missing, number, rows_of
 from harness.report.sentence import Context, Sentence
@@ -32,13 +32,29 @@ def name_of(part: str) -> str:
 def why_not_better(row: Row, context: Context) -> Sentence:
     """Return the sentence on all causes of a cell, of which ``row`` is one; the advice is against the largest alone."""
     causes = causes_of(row, context)
-    certain = [one for one in causes if one["code"] != UNCLEAR]
+    certain = [one for one in causes if one["code"] not in (UNCLEAR, SAVED)]
     listed = "; ".join(_listed(one, context, is_first=at == 0) for at, one in enumerate(certain))
     few = [one for one in causes if one["code"] == NO_INTERVAL]
     blocks = plural(int(number(few[0]["n"])), "block") if few else ""
     no_interval = f" No interval: measured in {blocks}, {LEAST_BLOCKS} are needed." if few else ""
-    text = f"{listed or 'no cause is certain'}.{no_interval}{_uncertain(causes)} {_new_advice(causes, context)}"
+    others = f"{_saved(causes)}{_uncertain(causes)}"
+    text = f"{listed or 'no cause is certain'}.{no_interval}{others} {_new_advice(causes, context)}"
     return Sentence("loss", context.short(row["cell_id"]), text.strip())
+
+
+def _saved(causes: Sequence[Row]) -> str:
+    """Return the parts that take less than on one device: without them the others may add up to more than is lost."""
+    saved = [{**one, **_turned(one)} for one in causes if one["code"] == SAVED]
+    listed = "; ".join(f"{_share(one)} {name_of(str(one['subject']))}" for one in saved)
+    return f" Saved, compared with one device: {listed}." if saved else ""
+
+
+def _turned(row: Row) -> Row:
+    """Return the share of a part that saves time, as what it saves."""
+    return {"value": -number(row["value"])} | {
+        end: None if is_missing(row[other]) else -number(row[other])
+        for end, other in (("low", "high"), ("high", "low"))
+    }
 
 
 def _uncertain(causes: Sequence[Row]) -> str:
@@ -56,8 +72,13 @@ def causes_of(row: Row, context: Context) -> list[Row]:
 
 
 def _listed(row: Row, context: Context, *, is_first: bool) -> str:
-    share = with_ends(percent, *(_rounded(row[name]) for name in ("value", "low", "high")))
-    return f"{share}{' of the step:' if is_first else ''} {name_of(str(row['subject']))}{_of_the_base(row, context)}"
+    return (
+        f"{_share(row)}{' of the step:' if is_first else ''} {name_of(str(row['subject']))}{_of_the_base(row, context)}"
+    )
+
+
+def _share(row: Row) -> str:
+    return with_ends(percent, *(_rounded(row[name]) for name in ("value", "low", "high")))
 
 
 def _of_the_base(row: Row, context: Context) -> str:

@@ -36,6 +36,17 @@ def test_every_cause_is_listed_and_the_advice_is_against_the_largest_alone() -> 
     assert any(f"against exposed communication: {DDP}." in line for line in verdict_of(waits, exchange).others)
 
 
+def test_what_is_saved_is_named_so_that_shares_add_up() -> None:
+    lost, saved = cause("exposed communication", 0.6, 0.5), cause("wrapper", -0.1, -0.12, code="saved")
+    unclear = cause("side by side", -0.02, -0.05)
+    assert text_of(lost, unclear, saved) == (
+        "60 % (50 to 70 %) of the step: exposed communication. Saved, compared with one device: 10 % (8 to 12 %) the "
+        "strategy's own work on each device. May be 0, by its interval: -2 % devices that slow each other down. "
+        f"Against exposed communication, try {DDP}."
+    )
+    assert "one device: 10 % the" in text_of(lost, cause("wrapper", -0.1, code="saved"))
+
+
 def test_without_a_wait_for_data_the_exchange_is_what_to_try_against() -> None:
     found = text_of(cause("exposed communication", 0.2, 0.1))
     assert found == f"20 % (10 to 30 %) of the step: exposed communication. Against exposed communication, try {DDP}."

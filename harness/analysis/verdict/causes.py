@@ -15,17 +15,18 @@ DATA = "waiting for data"
 WAITS = 0.10
 """The share of a step spent waiting for data from which all of it is a cause, whatever the number of devices."""
 WORTH_NAMING = 0.01
-"""The least share of a step that is named."""
-CLEAR, UNCLEAR, NO_INTERVAL = "clear", "unclear", "no interval"
+"""The least share of a step that is named, lost or saved."""
+CLEAR, UNCLEAR, NO_INTERVAL, SAVED = "clear", "unclear", "no interval", "saved"
 WHOLE_WAIT = "figure-phases"
 """The evidence of a wait for data that includes what one device waits."""
 
 
 def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
-    """State the parts that take time of each leading cell's step, the largest first.
+    """State the parts that take time of each leading cell's step, the largest first, and those that save some last.
 
     The parts of its waterfall, what is not explained among them. The wait for data is that of the phases from WAITS,
-    since the waterfall has only what it takes more than on one device. ``code``: whether the interval excludes 0.
+    since the waterfall has only what it takes more than on one device. ``code``: SAVED for a part that is shorter than
+    on one device, which the others add up with to what is lost; else whether the interval excludes 0.
     """
     parts: dict[str, list[Row]] = {}
     for row in records(tables["waterfall"]):
@@ -36,7 +37,8 @@ def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     for leader in leading:
         cell_id = leader["cell_id"]
         of_cell = [*_causes(cell_id, parts.get(cell_id, []), phases.get(cell_id))]
-        found += sorted(of_cell, key=lambda one: -(one.value or 0.0))
+        if any((one.value or 0.0) > 0 for one in of_cell):
+            found += sorted(of_cell, key=lambda one: -(one.value or 0.0))
     return found
 
 
@@ -46,12 +48,16 @@ def _causes(cell_id: str, parts: Sequence[Row], phases: Row | None) -> Iterator[
         ends = {"low": phases["waits_low"], "high": phases["waits_high"]}
         yield _cause(cell_id, DATA, WHOLE_WAIT, {**phases, **ends, "share": phases["waits"]})
     for row in parts:
-        if row["share"] >= WORTH_NAMING and not (waits and row["part"] == DATA):
+        if abs(row["share"]) >= WORTH_NAMING and not (waits and row["part"] == DATA):
             yield _cause(cell_id, row["part"], "figure-waterfall", row)
 
 
 def _cause(cell_id: str, part: str, evidence: str, row: Row) -> Statement:
-    code: str = NO_INTERVAL if pd.isna(row["low"]) else CLEAR if row["low"] > 0 else UNCLEAR
+    code: str = UNCLEAR
+    if pd.isna(row["low"]):
+        code = NO_INTERVAL if row["share"] > 0 else SAVED
+    elif row["low"] > 0 or row["high"] < 0:
+        code = CLEAR if row["low"] > 0 else SAVED
     return Statement(
         "loss",
         code,

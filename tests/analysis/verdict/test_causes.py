@@ -56,5 +56,17 @@ def test_gains_and_less_than_1_percent_are_no_causes() -> None:
     assert causes_of(("wrapper", -0.1, -0.2), ("slowest rank", 0.009, 0.001)) == []
 
 
+def test_what_is_saved_stands_after_the_causes_with_which_it_adds_up() -> None:
+    found = causes_of(
+        ("wrapper", -0.1, -0.15), ("side by side", -0.02, -0.05), ("rest", -0.03, None), ("slowest rank", 0.9, 0.8)
+    )
+    assert [(one.subject, one.code) for one in found] == [
+        ("slowest rank", "clear"),
+        ("side by side", "unclear"),
+        ("rest", "saved"),
+        ("wrapper", "saved"),
+    ]
+
+
 def test_a_cell_that_does_not_lead_has_no_causes() -> None:
     assert causes(tables(waterfall=[{"cell_id": "b", "part": "wrapper", "share": 0.5}]), [{"cell_id": "a"}]) == []
