@@ -276,6 +276,22 @@ def test_learning_curves_hold_one_line_a_seed() -> None:
     assert "2 seeds each" in drawing.caption
 
 
+def test_learning_curves_of_each_setting_have_a_row_of_their_own() -> None:
+    of_all: dict[str, Any] = {"strategy": "ddp", "kind": "convergence", "rates": (1.0, 1.0)}
+    losses = {0.1: [0.5, 0.8], 0.001: [0.1, 0.2, 0.3]}
+    lines = [line(f"ddp{lr}", **of_all, options={"optimizer.lr": lr}) for lr in losses]
+    epochs = pd.concat(
+        [epochs_of(one["trial_id"], losses[lr]) for one, lr in zip(lines, losses, strict=True)], ignore_index=True
+    )
+    panels = axes_of(draw_all(results_of(lines, epochs))["convergence"].figure)
+    assert [axes.get_title("left") for axes in panels[::4]] == ["lr=0.001", "lr=0.1"]
+    assert [axes.get_xlabel() for axes in panels] == [""] * 4 + ["training samples", "training time (s)"] * 2
+    assert [axes.get_ylabel() for axes in panels[:4]] == ["training loss", "", "validation accuracy", ""]
+    accuracy = [[*one.get_ydata()] for axes in panels[2::4] for one in axes.get_lines()]
+    assert accuracy == [pytest.approx(losses[0.001]), pytest.approx(losses[0.1])]
+    assert panels[2].get_ylim() == panels[6].get_ylim()
+
+
 def training_steps_of(trial_id: str, losses: list[float]) -> pd.DataFrame:
     return TRAINING_STEPS.frame(
         {"trial_id": trial_id, "attempt": 1, "epoch": 1, "step": step, "loss": loss, "learning_rate": 0.1 / step}

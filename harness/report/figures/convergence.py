@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,13 +14,19 @@ from harness.report.figures import captions
 from harness.report.figures.axes import linear_values, log_limits, log_values
 from harness.report.figures.chart import MOST_MARKS, mark
 from harness.report.figures.common import (
+    MOST_FACETS,
+    PANEL,
+    WIDTH,
     Drawing,
     add_legend,
+    add_title,
     draw_lines,
     hatch_point,
     make_grid,
     strategy_legend,
 )
+from harness.report.figures.training_steps import in_order
+from harness.report.labels import settings
 from harness.report.row import Row, number, rows_of
 from harness.report.tables.text import decimal, plural
 
@@ -28,12 +36,15 @@ accuracy = decimal("{:.1f} %", 100)
 
 
 def learning_curves(results: Results) -> Drawing:
-    """Draw training loss, and accuracy or validation loss, against samples and training time, one line a seed."""
+    """Draw training loss, and accuracy or validation loss, against samples and training time, one line a seed.
+
+    One setting has a row of panels for each quantity; of several each has one row with all of its panels.
+    """
     title = "Learning curves, against samples and training time"
     done = results.trials["outcome"].isin(["ok", "diverged"])
     trials = results.trials[(results.trials["kind"] == "convergence") & done]
-    keys = [*TRIAL, "strategy", "devices", "seed", *TAGS]
-    curves = results.epochs.merge(trials[keys], on=TRIAL, validate="many_to_one")
+    named = trials[[*TRIAL, "strategy", "devices", "seed", *TAGS]].assign(setting=settings(trials))
+    curves = results.epochs.merge(named, on=TRIAL, validate="many_to_one")
     if curves.empty:
         return Drawing(title, "Left out: no training was recorded (the file has no convergence section).", None)
     has_accuracy = curves["val_accuracy"].notna().any()
@@ -41,21 +52,36 @@ def learning_curves(results: Results) -> Drawing:
     quantities = (("train_loss", "training loss"), second)
     otherwise = results.convergence[results.convergence["excluded"].notna()]
     ends = curves.merge(otherwise[TRIAL], on=TRIAL).sort_values("epoch").drop_duplicates(TRIAL, keep="last")
-    figure, grid = make_grid(len(quantities), len(CLOCKS))
-    for line, (value, label) in zip(grid, quantities, strict=True):
-        for axes, (clock, clock_label) in zip(line, CLOCKS, strict=True):
-            _set_values(axes, curves, value)
-            linear_values(axes, "x")
-            draw_lines(axes, curves.sort_values("epoch"), clock, value, TRIAL)
-            for end in rows_of(ends.dropna(subset=[clock, value])):
-                hatch_point(axes, number(end[clock]), number(end[value]))
-            for row in _marked(curves.dropna(subset=[clock, value])):
-                text = f"{row['strategy']} x{row['devices']}, seed {row['seed']}, epoch {row['epoch']}"
-                mark(axes, number(row[clock]), number(row[value]), f"{text}: {_shown(row, value)}")
-            axes.set_xlabel(clock_label if value == second[0] else "")
-            axes.set_ylabel(label if axes is line[0] else "")
+    names = [name for name in in_order(trials) if curves["setting"].eq(name).any()][:MOST_FACETS]
+    places = list(product(quantities, CLOCKS))
+    columns = len(CLOCKS) if len(names) == 1 else len(places)
+    figure, grid = make_grid(len(places) * len(names) // columns, columns, (WIDTH / max(columns, 3), PANEL[1]))
+    flat = [axes for line in grid for axes in line]
+    for at, name in enumerate(names):
+        part, last = (rows[rows["setting"] == name] for rows in (curves, ends))
+        for place, ((value, label), clock) in enumerate(places):
+            axes = flat[at * len(places) + place]
+            _draw(axes, curves, part, last, clock[0], value)
+            is_last = at == len(names) - 1 and (columns > len(CLOCKS) or value == second[0])
+            axes.set_xlabel(clock[1] if is_last else "")
+            axes.set_ylabel(label if clock is CLOCKS[0] else "")
+        if len(names) > 1:
+            add_title(flat[at * len(places)], name, "left")
     add_legend(figure, strategy_legend(curves))
-    return Drawing(title, _caption(trials, otherwise) + captions.unverified(results.convergence), figure)
+    cut = captions.cut([(name, curves) for name in names])
+    return Drawing(title, _caption(trials, otherwise) + captions.unverified(results.convergence) + cut, figure)
+
+
+def _draw(axes: Axes, curves: pd.DataFrame, part: pd.DataFrame, last: pd.DataFrame, clock: str, value: str) -> None:
+    """Draw a quantity of one setting against a clock; ``last``: the ends of trainings that are hatched."""
+    _set_values(axes, curves, value)
+    linear_values(axes, "x")
+    draw_lines(axes, part.sort_values("epoch"), clock, value, TRIAL)
+    for end in rows_of(last.dropna(subset=[clock, value])):
+        hatch_point(axes, number(end[clock]), number(end[value]))
+    for row in _marked(part.dropna(subset=[clock, value]), few=len(curves) <= MOST_MARKS // (len(CLOCKS) * 2)):
+        text = f"{row['strategy']} x{row['devices']}, seed {row['seed']}, epoch {row['epoch']}"
+        mark(axes, number(row[clock]), number(row[value]), f"{text}: {_shown(row, value)}")
 
 
 def _set_values(axes: Axes, curves: pd.DataFrame, value: str) -> None:
@@ -68,9 +94,8 @@ def _set_values(axes: Axes, curves: pd.DataFrame, value: str) -> None:
         log_values(axes, "y", log_limits([*finite], []))
 
 
-def _marked(curves: pd.DataFrame) -> list[Row]:
-    """Return the epochs whose values show on hover: all, or the last of each training if there are many."""
-    few = len(curves) <= MOST_MARKS // (len(CLOCKS) * 2)
+def _marked(curves: pd.DataFrame, *, few: bool) -> list[Row]:
+    """Return the epochs whose values show on hover: all if they are few, else the last of each training."""
     return rows_of(curves if few else curves.sort_values("epoch").drop_duplicates(TRIAL, keep="last"))
 
 

@@ -41,7 +41,7 @@ def losses_by_step(results: Results) -> Drawing:
     drawn = steps[_is_drawn(steps)]
     if drawn.empty:
         return Drawing(title, "Left out: no step of a training was recorded.", None)
-    names = [panel for panel in _in_order(trials) if (drawn["panel"] == panel).any()][:MOST_FACETS]
+    names = [panel for panel in in_order(trials) if (drawn["panel"] == panel).any()][:MOST_FACETS]
     figure, grid = make_grid(len(names), len(QUANTITIES))
     for line, panel in zip(grid, names, strict=True):
         for axes, (name, label) in zip(line, QUANTITIES.items(), strict=True):
@@ -57,7 +57,7 @@ def losses_by_step(results: Results) -> Drawing:
     return Drawing(title, caption + captions.cut([(name, drawn) for name in names]), figure)
 
 
-def _in_order(trials: pd.DataFrame) -> list[str]:
+def in_order(trials: pd.DataFrame) -> list[str]:
     """Return the settings of trainings in the order of tables."""
     pairs = zip(rows_of(trials), settings(trials), strict=True)
     return list(dict.fromkeys(panel for _, panel in sorted(pairs, key=lambda pair: order(pair[0]))))
