@@ -23,7 +23,7 @@ def size(results: Results) -> str:
         *([plural(len(results.cells), "cell") + " measured"] if results.experiment.throughput else []),
     ]
     wall = sum(float(invocation.get("wall_s") or 0) for invocation in results.environment.get("invocations", []))
-    return " · ".join([*parts, *([f"took {duration(wall)}"] if wall else [])])
+    return " · ".join([*parts, *([f"took {duration(wall)} until the report"] if wall else [])])
 
 
 def checks_words(results: Results) -> str:

@@ -123,6 +123,7 @@ class ConsoleSink:
                 self._follow(event)
 
     def _show_plan(self, event: Planned | Previewed | MemoryForecast) -> None:
+        tables: list[Group | Table]
         if isinstance(event, MemoryForecast):
             tables, lines = [memory_table(event, self._console.width)], memory_lines(event)
         elif self._quiet:
@@ -217,7 +218,8 @@ class ConsoleSink:
     def _show_trials(self, event: Reported) -> None:
         last = event.tables["trials"].drop_duplicates("trial_id", keep="last")
         self._console.print(
-            f"Trials: {counts(last['outcome'].tolist())}. Wall time {duration(event.seconds)}.", highlight=False
+            f"Trials: {counts(last['outcome'].tolist())}. Wall time with the report: {duration(event.seconds)}.",
+            highlight=False,
         )
         if grade := grade_line(event.tables["preview"]):
             self._say(grade)
@@ -281,12 +283,9 @@ def _along(versus: pd.DataFrame) -> str:
     return f"Comparison along {', '.join(dict.fromkeys(versus['axis']))}"
 
 
-def rich_table(content: TextTable, title: str) -> Table:
-    """Return a text table as a table for the terminal."""
+def rich_table(content: TextTable, title: str) -> Group:
+    """Return a text table as a table for the terminal, below its title, which may be wider."""
     table = Table(
-        title=Text(escape_control(title)),
-        title_justify="left",
-        title_style="bold",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
@@ -297,4 +296,4 @@ def rich_table(content: TextTable, title: str) -> Table:
     for row in content.rows:
         style = {"apart": "dim italic", "base": "bold"}.get(row.kind, "")
         table.add_row(*(Text(escape_control(cell)) for cell in row.cells), style=style)
-    return table
+    return Group(Text(escape_control(title), style="bold"), table)

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from harness.analysis.common import order
 from harness.plan.cell import Cell, format_gpu_ids
@@ -27,12 +29,9 @@ WHY: Mapping[Purpose, str] = {
 }
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan) -> Group:
     """Return the number of cells and trials of the file, and of added trials, by strategy, devices and workers."""
     table = Table(
-        title=f"Plan of {plan.experiment.name}: what the file asks for, and what is added",
-        title_justify="left",
-        title_style="bold",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -51,7 +50,8 @@ def plan_table(plan: Plan) -> Table:
         cells, added = len({trial.cell for trial in asked}), len(trials) - len(asked)
         numbers = (cells, kinds.count("throughput"), kinds.count("convergence"), added)
         table.add_row(strategy, str(devices), workers, *map(str, numbers))
-    return table
+    title = f"Plan of {plan.experiment.name}: what the file asks for, and what is added"
+    return Group(Text(title, style="bold"), table)
 
 
 def _workers(group: WorkerGroup) -> str:

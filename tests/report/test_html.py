@@ -569,7 +569,10 @@ def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -
 
 
 def test_the_size_of_a_run_has_no_words_of_its_own(results: Results) -> None:
-    assert content.size(results) == "trials: 1 error, 15 ok, 4 skipped · 6 cells measured · took 1 min 30 s"
+    assert (
+        content.size(results)
+        == "trials: 1 error, 15 ok, 4 skipped · 6 cells measured · took 1 min 30 s until the report"
+    )
 
 
 def test_positive_nice_values_and_their_differences_are_reported() -> None:
