@@ -18,6 +18,7 @@ from harness.report.row import Row
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
 from harness.report.tables.evidence import imprecise, memory_table
 from harness.report.tables.findings import findings_table
+from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import (
     convergence_table,
     failure_table,
@@ -370,3 +371,10 @@ def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None
     short = waterfall_table(WATERFALL.frame(rows), most=2)
     assert [row.cells[1] for row in short.rows] == ["ideal (efficiency)", "slowest rank", ""]
     assert short.rows[-1].cells[0] == "and 1 more, in tables/waterfall.csv"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.98765, "0.988"), (9.9994, "9.999"), (12.3456, "12.3"), (1234.5, "1,234"), (None, "-")]
+)
+def test_a_large_ratio_has_three_digits(value: float | None, text: str) -> None:
+    assert ratio(value) == text

@@ -8,11 +8,18 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.verdict.choices import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
 from harness.report.labels import cell_label, rate_unit, setting_without
-from harness.report.row import Row, is_missing, is_true, rows_of, why_excluded
+from harness.report.row import Row, Scalar, is_missing, is_true, number, rows_of, why_excluded
 from harness.report.tables.scaling import marked
 from harness.report.tables.text import Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
 
-ratio = decimal("{:.3f}")
+LARGE = 10.0
+"""The ratio from which on three digits are written."""
+_small = decimal("{:.3f}")
+
+
+def ratio(value: Scalar) -> str:
+    """Return a ratio with three decimals, a large one with three digits."""
+    return speed(value) if not is_missing(value) and number(value) >= LARGE else _small(value)
 
 
 def noise_table(noise: pd.DataFrame) -> TextTable:
