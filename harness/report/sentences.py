@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from harness.analysis.common import is_no_claim
 from harness.analysis.results import attempt
 from harness.analysis.verdict.choices import FASTER, SLOWER
 from harness.analysis.verdict.rules import EFFICIENT
-from harness.plan.labels import joined
+from harness.plan.labels import joined, strategy_text
 from harness.report.causes import why_not_better
 from harness.report.decision import base_words, on_fewer_devices, times, what_to_use
 from harness.report.labels import setting_without_batch
@@ -137,9 +138,18 @@ def further(context: Context) -> list[Sentence]:
     elif len(context.table("cells")) and leaders is not None and leaders.empty:
         text = "every measured cell is emulated, oversubscribed, faulty or not equivalent to one device."
         found.append(Sentence("fastest", "No claim about speed", text, evidence="scaling"))
+    elif left_out := _left_out(context):
+        text = f"{', '.join(left_out)}; what was measured of it is in tables and figures."
+        found.append(Sentence("open", "Left out of these claims", text, evidence="scaling"))
     if wide := imprecise({name: context.table(name) for name in INTERVALS}):
         found.append(Sentence("open", "Wide intervals", wide, evidence="scaling"))
     return found
+
+
+def _left_out(context: Context) -> list[str]:
+    """Return the measured strategies whose speed is no claim, as 'dp (emulated)'."""
+    cells = context.table("cells")
+    return list(dict.fromkeys(strategy_text(row) for row in rows_of(cells) if is_no_claim(row)))
 
 
 PHRASES: Mapping[str, Callable[[Row, Context], Sentence]] = {

@@ -310,5 +310,12 @@ def test_rehearsals_alone_make_no_claim() -> None:
     assert all(tag in sentence.text for tag in TAGS)
 
 
+def test_what_is_left_out_of_the_claims_is_named() -> None:
+    cells = [{**CELL, "cell_id": "a", "strategy": "dp", "emulated": True}, {**CELL, "cell_id": "b"}]
+    (sentence,) = sentences_on("open", cells=cells, leaders=[{**CELL, "cell_id": "b"}])
+    assert sentence.lead == "Left out of these claims" and sentence.text.startswith("dp (emulated); ")
+    assert sentences_on("open", cells=cells[1:], leaders=[{**CELL, "cell_id": "b"}]) == []
+
+
 def test_every_topic_has_a_phrase_and_a_heading() -> None:
     assert set(PHRASES) | {"next"} == set(TOPICS)
