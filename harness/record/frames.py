@@ -12,6 +12,8 @@ from pandas.api.types import is_object_dtype
 
 def records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
     """Return the rows as ``frame.to_dict("records")`` does, with None for <NA>."""
+    if frame.empty:
+        return []
     names = frame.columns.tolist()
     columns = [_plain(column) for _, column in frame.items()]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -27,6 +27,8 @@ class Links:
 
     own: pd.DataFrame
     further: pd.DataFrame | None = None
+    _known: dict[object, Fits] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Fits by what they were asked for: the sizes of a family share most of theirs."""
 
     @cached_property
     def _timed(self) -> Measured:
@@ -49,6 +51,14 @@ class Links:
 
         ``most_devices``: of larger placements of the run nothing is known; further ones were measured apart from it.
         """
+        key = backend, tier, *((operation, *sizes) for operation, sizes in needed.items()), most_devices, draws
+        if key not in self._known:
+            self._known[key] = self._fits(backend, tier, needed, most_devices, draws)
+        return self._known[key]
+
+    def _fits(
+        self, backend: str, tier: LinkTier, needed: Mapping[Collective, Sequence[int]], most_devices: int, draws: int
+    ) -> Fits:
         generator = np.random.default_rng(SEED)
         fits: dict[Collective, RingFit] = {}
         for operation, sizes in needed.items():

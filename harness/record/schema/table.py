@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -43,7 +44,12 @@ class Table:
 
     def frame(self, rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
         """Return a typed frame of these rows, with <NA> for missing values; columns unknown to the table come last."""
-        return self.typed(pd.DataFrame(list(rows)))
+        given = list(rows)
+        return self.typed(pd.DataFrame(given)) if given else self._empty.copy()
+
+    @cached_property
+    def _empty(self) -> pd.DataFrame:
+        return self.typed(pd.DataFrame())
 
     def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the frame with every column of the table, in its order and type; further columns come last."""

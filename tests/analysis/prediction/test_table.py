@@ -14,7 +14,7 @@ from harness.analysis.prediction import Asked, Links, predictions
 from harness.analysis.prediction.model import DOUBLING_ERROR
 from harness.analysis.prediction.observed import Family, Size
 from harness.analysis.prediction.replay import Exchange
-from harness.analysis.prediction.ring import RingCost
+from harness.analysis.prediction.ring import RingCost, fit_ring
 from harness.errors import PredictionError
 from harness.record.frames import records
 from tests.analysis.prediction.world import BATCH, COST, OWN_S, collectives, family, observed, row, step_s
@@ -40,6 +40,16 @@ def test_the_step_of_more_ranks_is_met() -> None:
     assert found[4]["error"] == pytest.approx(found[4]["step_s"] / found[4]["measured_s"] - 1)
     assert abs(found[4]["error"]) < 0.02
     assert pd.isna(found[8]["error"]) and pd.isna(found[8]["measured_s"])
+
+
+def test_links_are_fitted_once_for_all_sizes_that_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(
+        "harness.analysis.prediction.links.fit_ring", lambda *given: made.append(given) or fit_ring(*given)
+    )
+    found = rows(family(), Asked(devices=(8, 16, 32), nodes=(8, 16, 32)))
+    assert [row["kind"] for row in found[-3:]] == ["asked"] * 3
+    assert len(made) == 2  # for the size that is held out, from its smaller ones, and for all that are asked
 
 
 def test_the_parts_add_up_to_the_step() -> None:
