@@ -30,7 +30,7 @@ def silence_unloading() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-SHARED = ("trained", "examined", "ray_cluster")
+SHARED = ("trained", "ray_cluster")
 """Fixtures of several modules that take long: with ``-n`` all of their tests are in one process."""
 KILLING = ("test_faults", "test_two_nodes", "test_killed", "test_interrupted")
 """Modules that look at what killed processes leave on the machine: with ``-n`` one process has them, the first one."""

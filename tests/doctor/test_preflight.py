@@ -82,6 +82,7 @@ def measured(make_experiment: Make, place: Path, tmp_path: Path) -> Measured:
     return run
 
 
+@pytest.mark.slow
 def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) -> None:
     plan, folder = measured("Healthy", "single", "dp")
     lines = folder.lines()
@@ -97,6 +98,7 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) 
     assert "parameters" in titles and "peak" not in titles and table.rows  # on a CPU the peak is the process's
 
 
+@pytest.mark.slow
 def test_cells_with_errors_are_not_measured(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
     lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
@@ -112,6 +114,7 @@ def test_cells_with_errors_are_not_measured(measured: Measured, monkeypatch: pyt
     assert "2 cells examined: 1 error." in report and "0; the model inside it 4" in report
 
 
+@pytest.mark.slow
 def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: Make, tmp_path: Path) -> None:
     grid = {"strategy": "dp", "devices": [2, 3], "global_batch_size": 64}
     sections = {
@@ -194,6 +197,7 @@ def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
     assert examined["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
 
 
+@pytest.mark.slow
 def test_check_names_of_older_folders_are_shown(measured: Measured) -> None:
     _, folder = measured("CountsItsSteps", "dp")
     trials = folder.path / "trials.jsonl"
@@ -203,6 +207,7 @@ def test_check_names_of_older_folders_are_shown(measured: Measured) -> None:
     assert [" ".join(row.cells).split(" dp ")[0] for row in table.rows] == ["warning shapes survive"]
 
 
+@pytest.mark.slow
 def test_a_warning_forbids_nothing(measured: Measured) -> None:
     plan, folder = measured("CountsItsSteps", "dp")
     assert {line["outcome"] for line in folder.lines()} == {"ok"}
@@ -211,6 +216,7 @@ def test_a_warning_forbids_nothing(measured: Measured) -> None:
     assert pipeline._exit_code(folder, plan) == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_examines_refused_cells_again(measured: Measured) -> None:
     plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
     before = len(folder.lines())
@@ -285,6 +291,7 @@ def test_the_doctor_exits_with_1_on_an_error(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("results"))
 
 
+@pytest.mark.slow
 def test_the_doctor_exits_with_0_and_prints_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = experiment_file(tmp_path, "Healthy", strategy="dp")
     monkeypatch.setattr("harness.run.doctor.start_ray", lambda *_: nullcontext(None))

@@ -169,6 +169,7 @@ def test_an_unresponsive_node_is_named_with_its_exception(monkeypatch: pytest.Mo
         cluster._answers(["a (10.0.0.1)", "b (10.0.0.2)"], [1, ray.exceptions.RayError(traceback)])
 
 
+@pytest.mark.slow
 def test_import_errors_are_reported_with_their_last_line_within_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

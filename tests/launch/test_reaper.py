@@ -47,6 +47,7 @@ def test_processes_left_by_a_killed_driver_are_killed(tmp_path: Path, holder: ps
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_processes_of_a_driver_that_ends_in_order_are_left_alone(tmp_path: Path, holder: psutil.Process) -> None:
     drive(tmp_path, "in order")
     time.sleep(1.0)

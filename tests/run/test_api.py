@@ -52,6 +52,7 @@ def test_a_dict_is_run_and_its_results_are_returned(
     assert "Plan of" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_file_is_run_and_resumed_and_only_narrows_it(scripted: list[int], tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(TEXT % 1)
     first = harness.run_experiment("e.yaml", only={"devices": 1})
@@ -64,6 +65,7 @@ def test_a_file_is_run_and_resumed_and_only_narrows_it(scripted: list[int], tmp_
     assert harness.run_experiment("e.yaml", resume="auto").folder.path != first.folder.path
 
 
+@pytest.mark.slow
 def test_an_interruption_is_raised_once_the_report_is_written(
     scripted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

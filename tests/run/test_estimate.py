@@ -21,7 +21,7 @@ from harness.run.events import Event, Note, Previewed, Reported
 from harness.run.request import Request
 from tests.scripted import TEXT, Scripted
 
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = [pytest.mark.usefixtures("no_figures"), pytest.mark.slow]  # several whole runs a test
 
 Run = Callable[..., list[Event]]
 

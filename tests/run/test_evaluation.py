@@ -62,6 +62,7 @@ def test_a_built_in_workload_has_the_metrics_of_its_last_epoch(make_experiment: 
     assert shown.exit_code == 0 and f"val_accuracy {metrics[0]['val_accuracy']:.6g}" in shown.output
 
 
+@pytest.mark.slow
 def test_code_of_ones_own_needs_the_file_that_names_it_unchanged(make_experiment: Make, tmp_path: Path) -> None:
     (place, *_), (wanted, *_) = trained(make_experiment, tmp_path, OWN)
     file = tmp_path / "own.yaml"

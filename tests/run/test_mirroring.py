@@ -145,7 +145,7 @@ def test_a_store_that_fails_stops_no_trial_and_gets_all_later(plan: Plan, tmp_pa
 def test_what_is_left_at_the_end_is_said_with_the_command_that_sends_it(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "FINAL_S", 0.5)
+    monkeypatch.setattr(mirroring, "FINAL_S", 0.2)
     failing = Failing()
     sent = Sent(tmp_path, plan, failing)
 
@@ -364,7 +364,7 @@ def test_a_local_file_that_cannot_be_read_is_said(plan: Plan, tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch, sent.sending() as sending:
         Execution(sent.plan, sent.folder, Measuring(), sending).run()
         patch.setattr(Path, "read_bytes", unreadable)
-        patch.setattr(mirroring, "FINAL_S", 0.5)
+        patch.setattr(mirroring, "FINAL_S", 0.2)
         sending.finish(RESUME)
         assert not sending.complete
     assert f"{sent.folder.path}: cannot be sent: PermissionError: [Errno 13] denied" in sent.notes[0]

@@ -71,6 +71,7 @@ def test_folders_of_killed_processes_are_removed_and_folders_in_use_kept(tmp_pat
             process.wait()
 
 
+@pytest.mark.slow
 def test_a_folder_is_held_until_the_last_of_its_processes_is_gone(tmp_path: Path) -> None:
     process, folder = holder(tmp_path, "forks")
     make_old(folder)

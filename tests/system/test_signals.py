@@ -69,6 +69,7 @@ def test_a_signal_that_a_wrapper_hands_on_is_the_same_one(capfd: pytest.CaptureF
     assert capfd.readouterr().err.count("press Ctrl-C again to quit immediately") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_ends_the_process_at_once(number: int) -> None:
     process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -124,6 +125,7 @@ with handle_signals():
 """
 
 
+@pytest.mark.slow
 def test_a_second_signal_is_handled_while_the_main_thread_is_in_c() -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
