@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import shlex
+import signal
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
@@ -216,3 +217,30 @@ def test_the_batch_script_asks_for_usr1_and_requeues_for_it_alone() -> None:
 def test_the_page_names_every_file() -> None:
     text = PAGE.read_text()
     assert [path.name for path in sorted(FOLDER.iterdir()) if path != PAGE and path.name not in text] == []
+
+
+STUB = """#!/bin/bash
+echo "$(basename "$0") $*" >> "$CALLS"
+if [ "$(basename "$0") $1" = "python -" ]; then cat > /dev/null; echo starting; sleep 0.5; fi
+"""
+
+
+@pytest.mark.parametrize(("sent", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_a_signal_while_the_nodes_start_ends_the_job_before_a_run(
+    tmp_path: Path, sent: signal.Signals, requeued: bool
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "srun", "scontrol", "scancel"):
+        (tmp_path / "bin" / name).write_text(STUB)
+        (tmp_path / "bin" / name).chmod(0o755)
+    calls = tmp_path / "calls"
+    slurm = {"SLURM_SUBMIT_DIR": "/", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NUM_NODES": "2"}
+    variables = {"PATH": "/usr/bin:/bin", "VENV": str(tmp_path), "HEAD": "127.0.0.1", "CALLS": str(calls), **slurm}
+    job = subprocess.Popen(["bash", str(SCRIPT), "e.yaml"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE)
+    with job:
+        assert job.stdout and job.stdout.readline() == b"starting\n"
+        job.send_signal(sent)
+        assert job.wait(20) == 130
+    called = calls.read_text().splitlines()
+    assert not any(line.startswith("python -u") for line in called)
+    assert ("scontrol requeue 7" in called) == requeued
