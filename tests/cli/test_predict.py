@@ -68,8 +68,8 @@ def test_what_is_no_table_of_links_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_without_recorded_exchanges_is_one_line(tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
-    code, output = run_command("predict", str(example), "--devices", "8")
+    old = Path(__file__).parents[1] / "run_folder_v2"
+    code, output = run_command("predict", str(old), "--devices", "8")
     assert code == 2
     assert output.count("\n") == 1 and "recorded no exchanges, from which steps are predicted" in output
 
