@@ -31,6 +31,8 @@ from harness.report.row import Row, number, rows_of
 from harness.report.tables.text import decimal, plural
 
 CLOCKS = (("samples", "training samples"), ("train_s", "training time (s)"))
+MARGIN = 0.05
+"""Beyond the lowest and the highest value of a linear axis, as a share of what is between them."""
 TRIAL = ["trial_id", "attempt"]
 accuracy = decimal("{:.1f} %", 100)
 
@@ -85,11 +87,14 @@ def _draw(axes: Axes, curves: pd.DataFrame, part: pd.DataFrame, last: pd.DataFra
 
 
 def _set_values(axes: Axes, curves: pd.DataFrame, value: str) -> None:
-    """Set the axis of a quantity, the same against both clocks: a loss logarithmic if it is positive, accuracy in %."""
+    """Set the axis of a quantity, the same in all its panels: a loss logarithmic if it is positive, accuracy in %."""
     known = curves[value].dropna().astype(float)
     finite = known[np.isfinite(known)]
     if value == "val_accuracy" or finite.empty or finite.min() <= 0:
         linear_values(axes, "y", percent=value == "val_accuracy")
+        if len(finite):
+            margin = MARGIN * (finite.max() - finite.min()) or MARGIN
+            axes.set_ylim(finite.min() - margin, finite.max() + margin)
     else:
         log_values(axes, "y", log_limits([*finite], []))
 
