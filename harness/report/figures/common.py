@@ -181,7 +181,7 @@ def _labels_of(axes: Axes) -> list[tuple[float, str]]:
     return [(float(label.get_position()[1]), label.get_text()) for label in axes.get_yticklabels()]
 
 
-def add_title(axes: Axes, name: str, place: Literal["center", "right"] = "center") -> None:
+def add_title(axes: Axes, name: str, place: Literal["left", "center", "right"] = "center") -> None:
     """Set the title of a panel; ``right``: it extends over the labels of bars."""
     # a name with dollars is no formula; a fixed y is not searched for
     axes.set_title(textwrap.fill(name, TITLE_WIDTH), loc=place, y=1.0, parse_math=False)
