@@ -46,10 +46,10 @@ def _strategies() -> Iterator[Row]:
 
 
 def _checks() -> Iterator[Row]:
-    from harness.plan.checks.catalogue import CHECKS
+    from harness.config.doctor_checks import LOOKS_AT
 
     yield "check of the doctor", "what it looks at"
-    yield from CHECKS.items()
+    yield from LOOKS_AT.items()
 
 
 LISTS: Mapping[str, Callable[[], Iterator[Row]]] = {

@@ -1,38 +1,121 @@
-"""The doctor's checks by the names of their files, as ``allow`` names them, each with the names of its findings."""
+"""The doctor's checks, a row each, known without importing torch. ``allow`` names the files of those of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from harness.errors import nearest
 
-FINDINGS_OF: Mapping[str, str] = {
-    "transfer": "batch transfer",
-    "devices": "device placement",
-    "randomness": "randomness",
-    "loss_parameters": "parameter updates",
-    "state": "state in forward",
-    "shapes": "output shapes",
-    "data": "data sharding",
-    "validation": "validation set",
-    "memory": "memory",
-    "batches": "batch divisibility",
-    "copies": "GPU copies",
-    "loss_weight": "loss weight",
-    "padding": "padding",
-    "wrapper": "wrapper use",
-    "parameters": "parameter updates",
-    "train_mode": "train mode",
-    "rank_state": "state in forward",
-    "memory_growth": "memory growth",
-    "slow_rank": "slow rank",
-    "threads": "threads",
-    "divergence": "divergence",
-    "gradients": "gradient scaling",
-    "loader": "loader throughput",
-    "collectives": "collectives",
+
+class DoctorCheck(NamedTuple):
+    """A check that ranks make.
+
+    ``place``: its constant in a file of harness/doctor; ``name``: unique; ``shared``: the name of its findings, if it
+    is that of another check's.
+    """
+
+    place: str
+    name: str
+    looks_at: str
+    shared: str = ""
+
+    @property
+    def file(self) -> str:
+        return self.place.partition(".")[0]
+
+    @property
+    def findings(self) -> str:
+        """The name of its findings."""
+        return self.shared or self.name
+
+
+DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
+    DoctorCheck(
+        "transfer.CHECK",
+        "batch transfer",
+        "a batch of the workload's own type can be moved to a device, with all of its tensors",
+    ),
+    DoctorCheck("devices.CHECK", "device placement", "every tensor of the forward pass is on the device of the input"),
+    DoctorCheck("randomness.CHECK", "randomness", "equal initial parameters on all ranks"),
+    DoctorCheck(
+        "loss_parameters.CHECK",
+        "loss parameters",
+        "every nn.Parameter that the loss depends on belongs to the model",
+        "parameter updates",
+    ),
+    DoctorCheck(
+        "state.CHECK",
+        "state in forward",
+        "values that a forward pass writes into its module, which DataParallel's replicas lose",
+    ),
+    DoctorCheck("shapes.CHECK", "output shapes", "the outputs of DataParallel's replicas can be gathered"),
+    DoctorCheck("data.CHECK", "data sharding", "the same data on every rank, and no second sharding in the data set"),
+    DoctorCheck(
+        "validation.CHECK", "validation set", "a validation set that is not empty, and no part of the training set"
+    ),
+    DoctorCheck("memory.CHECK", "memory", "the estimated peak against the memory of a device and of a node"),
+    DoctorCheck(
+        "batches.CHECK",
+        "batch divisibility",
+        "the samples of each device in every global batch, and in the last one of an epoch",
+    ),
+    DoctorCheck(
+        "copies.CHECK", "GPU copies", "copies between GPUs, directly and through the host, are identical bit for bit"
+    ),
+    # judged after the real steps:
+    DoctorCheck(
+        "loss_weight.CHECK",
+        "loss weight",
+        "the weight that loss() returns is the number of the batch's samples or tokens",
+    ),
+    DoctorCheck(
+        "padding.CHECK", "padding", "the share of real tokens in padded batches, and padding that is counted as tokens"
+    ),
+    DoctorCheck("wrapper.CHECK", "wrapper use", "on several devices every step calls the strategy's wrapper"),
+    DoctorCheck(
+        "parameters.CHECK",
+        "parameter updates",
+        "after a few steps every trainable parameter has changed, and equally on every rank",
+    ),
+    DoctorCheck(
+        "train_mode.CHECK",
+        "train mode",
+        "training steps in train mode, with more than one sample a device for batch statistics",
+    ),
+    DoctorCheck(
+        "rank_state.CHECK",
+        "state on ranks",
+        "what forward remembers of its own batches, which other ranks do not",
+        "state in forward",
+    ),
+    DoctorCheck("memory_growth.CHECK", "memory growth", "what the steps keep, step by step"),
+    DoctorCheck("slow_rank.CHECK", "slow rank", "the same step on each rank, without the others"),
+    DoctorCheck("randomness.STREAMS", "random streams", "different dropout masks on different ranks", "randomness"),
+    DoctorCheck("threads.CHECK", "threads", "computing threads and loader workers of a node against its processors"),
+    DoctorCheck("divergence.CHECK", "divergence", "losses of the first steps that are not finite, or that grow"),
+    DoctorCheck(
+        "gradients.CHECK",
+        "gradient scaling",
+        "the gradient of a strategy against that of one device at the same global batch",
+    ),
+    DoctorCheck("loader.CHECK", "loader throughput", "samples/s of the loader alone against those of the model alone"),
+    DoctorCheck(
+        "collectives.CHECK",
+        "collectives",
+        "results of all-reduce and broadcast, and their speed at the sizes of the model",
+    ),
+)
+"""In the order in which they are observed and judged."""
+WITHOUT_RANKS: Mapping[str, str] = {
+    "links": "the links between the GPUs of each node, their NUMA nodes, and the IOMMU",
+    "network": "the interface of each node's ranks and its speed, shared memory, limits, niceness",
+    "versions": "the same packages, driver and device libraries on every node",
 }
-"""A test compares the names with the files of harness/doctor."""
+"""Checks of harness/plan/checks that need no rank, with what each looks at."""
+LOOKS_AT: Mapping[str, str] = {**{check.name: check.looks_at for check in DOCTOR_CHECKS}, **WITHOUT_RANKS}
+FINDINGS_OF: Mapping[str, str] = {check.file: check.findings for check in DOCTOR_CHECKS}
+"""The name of the findings of each file."""
 
 
 def check_allowed(value: object) -> object:

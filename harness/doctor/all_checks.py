@@ -1,62 +1,24 @@
-"""Every check of the doctor, in the order in which they are observed and judged."""
+"""Every check of the doctor that ranks make, from the table of config/doctor_checks.py."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-from harness.doctor import (
-    batches,
-    collectives,
-    copies,
-    data,
-    devices,
-    divergence,
-    gradients,
-    loader,
-    loss_parameters,
-    loss_weight,
-    memory,
-    memory_growth,
-    padding,
-    parameters,
-    randomness,
-    rank_state,
-    shapes,
-    slow_rank,
-    state,
-    threads,
-    train_mode,
-    transfer,
-    validation,
-    wrapper,
-)
+from harness.config.doctor_checks import DOCTOR_CHECKS, DoctorCheck
 from harness.doctor.check import Check
 
-CHECKS: tuple[Check[Any], ...] = (
-    transfer.CHECK,
-    devices.CHECK,
-    randomness.CHECK,
-    loss_parameters.CHECK,
-    state.CHECK,
-    shapes.CHECK,
-    data.CHECK,
-    validation.CHECK,
-    memory.CHECK,
-    batches.CHECK,
-    copies.CHECK,
-    # judged after the real steps:
-    loss_weight.CHECK,
-    padding.CHECK,
-    wrapper.CHECK,
-    parameters.CHECK,
-    train_mode.CHECK,
-    rank_state.CHECK,
-    memory_growth.CHECK,
-    slow_rank.CHECK,
-    randomness.STREAMS,
-    threads.CHECK,
-    divergence.CHECK,
-    gradients.CHECK,
-    loader.CHECK,
-    collectives.CHECK,
-)
+
+def load(row: DoctorCheck) -> Check[Any]:
+    """Return the check of a row; raise ImportError if its file names it otherwise."""
+    found: Check[Any] = getattr(import_module(f"harness.doctor.{row.file}"), row.place.partition(".")[2])
+    if found.name != row.name:
+        raise ImportError(
+            f"harness/config/doctor_checks.py: {row.place} is named {row.name!r}; "
+            f"in harness/doctor/{row.file}.py it is {found.name!r}"
+        )
+    return found
+
+
+CHECKS: tuple[Check[Any], ...] = tuple(map(load, DOCTOR_CHECKS))
+"""In the order of the table, in which they are observed and judged."""

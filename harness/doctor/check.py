@@ -63,6 +63,10 @@ class Check(Generic[T]):
     """Given the earlier findings, returns True if this check would only repeat them; it is then left out."""
     figures: Callable[[Sequence[T], Case], Mapping[str, str]] | None = None
     """Measurements in words, by title; reported also if the check is redundant."""
+    about: tuple[str, ...] = ()
+    """The methods of the workload, or ``forward`` of its model, that its findings are about."""
+    clue: str = ""
+    """What a line of these methods that causes findings looks like, as a pattern."""
 
     @property
     def after_steps(self) -> bool:

@@ -233,4 +233,4 @@ def _samplers(thing: object, depth: int, seen: set[int] | None = None) -> Iterat
             yield from _samplers(value, depth - 1, seen)
 
 
-CHECK = Check(NAME, observe, judge)
+CHECK = Check(NAME, observe, judge, about=("datasets",), clue=r"DistributedSampler|get_rank|get_world_size|seed\(")

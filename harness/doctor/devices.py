@@ -150,4 +150,4 @@ def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
             hook.remove()
 
 
-CHECK = Check(NAME, observe, judge)
+CHECK = Check(NAME, observe, judge, about=("forward",), clue=r"\.cuda\(|cuda:|device=")

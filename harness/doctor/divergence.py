@@ -57,4 +57,4 @@ def _format_losses(losses: Sequence[float]) -> str:
     return ", ".join(f"{loss:.3g}" for loss in losses)
 
 
-CHECK = Check(NAME, None, judge, redundant=any_error)
+CHECK = Check(NAME, None, judge, redundant=any_error, about=("loss", "forward"))

@@ -162,4 +162,13 @@ def _redundant(findings: Sequence[Finding]) -> bool:
     return any_error([finding for finding in findings if finding.check != divergence.NAME])
 
 
-CHECK = Check(NAME, observe, judge, needs_peers=True, redundant=_redundant, needs_whole_model=True)
+CHECK = Check(
+    NAME,
+    observe,
+    judge,
+    needs_peers=True,
+    redundant=_redundant,
+    needs_whole_model=True,
+    about=("loss", "forward"),
+    clue=r"get_world_size|WORLD_SIZE",
+)

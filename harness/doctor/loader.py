@@ -127,4 +127,4 @@ def _redundant(findings: Sequence[Finding]) -> bool:
     return any(finding.severity != "note" for finding in findings)
 
 
-CHECK = Check(NAME, observe, judge, needs_steps=True, redundant=_redundant, figures=figures)
+CHECK = Check(NAME, observe, judge, needs_steps=True, redundant=_redundant, figures=figures, about=("datasets",))

@@ -54,4 +54,4 @@ def _of_tokens(weight: float, samples: int, rank: int) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(NAME, None, judge)
+CHECK = Check(NAME, None, judge, about=("loss",), clue=r"return ")

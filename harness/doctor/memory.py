@@ -208,4 +208,4 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-CHECK = Check(memory.NAME, observe, judge, stops=True)
+CHECK = Check(memory.NAME, observe, judge, stops=True, about=("forward",))

@@ -30,4 +30,4 @@ def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
     return []
 
 
-CHECK = Check(NAME, None, judge)
+CHECK = Check(NAME, None, judge, about=("loss", "forward"), clue=r"\.append\(|\+= |\.extend\(")

@@ -50,4 +50,4 @@ def figures(seen: Sequence[Steps], case: Case) -> Mapping[str, str]:
     return {"real tokens in a padded batch": f"{100 * sum(shares) / len(shares):.0f} %"} if shares else {}
 
 
-CHECK = Check(NAME, None, judge, figures=figures)
+CHECK = Check(NAME, None, judge, figures=figures, about=("loss",), clue=r"ignore_index|cross_entropy|nll_loss")

@@ -101,4 +101,11 @@ def _only_biases(seen: Sequence[Steps]) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(NAME, None, judge, redundant=lambda findings: any(finding.check == wrapper.NAME for finding in findings))
+CHECK = Check(
+    NAME,
+    None,
+    judge,
+    redundant=lambda findings: any(finding.check == wrapper.NAME for finding in findings),
+    about=("forward", "loss"),
+    clue=r"\.data\.|\.(add|sub|mul|div|copy|lerp)_\(|deepcopy\(|requires_grad",
+)

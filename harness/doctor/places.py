@@ -8,48 +8,18 @@ from inspect import getsourcelines, unwrap
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.config.doctor_checks import DOCTOR_CHECKS
+from harness.doctor.all_checks import CHECKS
 from harness.doctor.builds import FewBuilds
 from harness.doctor.check import is_the_users
 from harness.train.workloads import Workload
 
 ABOUT: Mapping[str, tuple[str, ...]] = {
-    "batch transfer": ("datasets",),
-    "device placement": ("forward",),
-    "randomness": ("build_model",),
-    "parameter updates": ("forward", "loss"),
-    "state in forward": ("forward",),
-    "output shapes": ("forward",),
-    "data sharding": ("datasets",),
-    "validation set": ("datasets",),
-    "memory": ("forward",),
-    "loss weight": ("loss",),
-    "padding": ("loss",),
-    "slow rank": ("loss", "forward"),
-    "wrapper use": ("loss",),
-    "train mode": ("loss", "forward"),
-    "memory growth": ("loss", "forward"),
-    "threads": ("build_model",),
-    "divergence": ("loss", "forward"),
-    "gradient scaling": ("loss", "forward"),
-    "loader throughput": ("datasets",),
+    row.findings: check.about for row, check in zip(DOCTOR_CHECKS, CHECKS, strict=True) if check.about
 }
 """The name of a check's findings -> the methods of the workload, or of its model, to look at first."""
-
-
 CLUES: Mapping[str, str] = {
-    "device placement": r"\.cuda\(|cuda:|device=",
-    "randomness": r"seed\(",
-    "parameter updates": r"\.data\.|\.(add|sub|mul|div|copy|lerp)_\(|deepcopy\(|requires_grad",
-    "state in forward": r"self\.[\w.]+ [-+*/]?= |self\.[\w.]+\.(append|update|add_|mul_|copy_|lerp_)\(",
-    "data sharding": r"DistributedSampler|get_rank|get_world_size|seed\(",
-    "loss weight": r"return ",
-    "padding": r"ignore_index|cross_entropy|nll_loss",
-    "slow rank": r"get_rank|RANK",
-    "wrapper use": r"DataParallel\(|self\.\w+\(",
-    "train mode": r"\.eval\(|\.train\(",
-    "memory growth": r"\.append\(|\+= |\.extend\(",
-    "threads": r"Thread\(|Process\(|Popen\(|Pool|set_num_threads",
-    "gradient scaling": r"get_world_size|WORLD_SIZE",
+    row.findings: check.clue for row, check in zip(DOCTOR_CHECKS, CHECKS, strict=True) if check.clue
 }
 """The name of a check's findings -> a pattern of the line that causes them: the place if one line alone matches."""
 

@@ -59,5 +59,5 @@ def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
     ]
 
 
-CHECK = Check(NAME, observe, judge)
+CHECK = Check(NAME, observe, judge, about=("build_model",), clue=r"seed\(")
 STREAMS = Check("random streams", None, judge_streams)

@@ -123,4 +123,4 @@ def _shapes(outputs: object) -> Shapes:
     return [tuple(leaf.shape) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-CHECK = Check(NAME, observe, judge, stops=True, needs_whole_model=True)
+CHECK = Check(NAME, observe, judge, stops=True, needs_whole_model=True, about=("forward",))

@@ -59,4 +59,6 @@ def _slow(seconds: Sequence[float]) -> list[int]:
     return [rank for rank, own in enumerate(seconds) if own > max(SLOW * fastest, fastest + LEAST_S)]
 
 
-CHECK = Check(NAME, observe, judge, needs_peers=True, redundant=any_error)
+CHECK = Check(
+    NAME, observe, judge, needs_peers=True, redundant=any_error, about=("loss", "forward"), clue=r"get_rank|RANK"
+)

@@ -91,4 +91,11 @@ def _same(before: object, after: object) -> bool:
     return isinstance(before, simple) and isinstance(after, simple) and before == after
 
 
-CHECK = Check(NAME, observe, judge, needs_whole_model=True)
+CHECK = Check(
+    NAME,
+    observe,
+    judge,
+    needs_whole_model=True,
+    about=("forward",),
+    clue=r"self\.[\w.]+ [-+*/]?= |self\.[\w.]+\.(append|update|add_|mul_|copy_|lerp_)\(",
+)

@@ -106,4 +106,11 @@ def _oversubscribed(seen: Sequence[Threads], case: Case) -> list[Finding]:
     ]
 
 
-CHECK = Check(NAME, observe, judge, needs_peers=True)
+CHECK = Check(
+    NAME,
+    observe,
+    judge,
+    needs_peers=True,
+    about=("build_model",),
+    clue=r"Thread\(|Process\(|Popen\(|Pool|set_num_threads",
+)

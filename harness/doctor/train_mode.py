@@ -40,4 +40,4 @@ def _one_sample(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(NAME, None, judge)
+CHECK = Check(NAME, None, judge, about=("loss", "forward"), clue=r"\.eval\(|\.train\(")

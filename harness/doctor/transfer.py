@@ -88,4 +88,4 @@ def _tensors(thing: object, name: str, depth: int) -> Iterator[tuple[str, Tensor
         yield from _tensors(value, inner, depth - 1)
 
 
-CHECK = Check(NAME, observe, judge)
+CHECK = Check(NAME, observe, judge, about=("datasets",))

@@ -102,4 +102,4 @@ def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
     ]
 
 
-CHECK = Check(NAME, observe, judge)
+CHECK = Check(NAME, observe, judge, about=("datasets",))

@@ -40,4 +40,4 @@ def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
     ]
 
 
-CHECK = Check(NAME, None, judge)
+CHECK = Check(NAME, None, judge, about=("loss",), clue=r"DataParallel\(|self\.\w+\(")

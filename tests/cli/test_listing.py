@@ -8,8 +8,8 @@ from typer.testing import CliRunner, Result
 from harness.cli.commands import app
 from harness.cli.listing import LISTS
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.config.doctor_checks import LOOKS_AT
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.plan.checks.catalogue import CHECKS
 
 
 def names(what: str) -> Result:
@@ -22,7 +22,7 @@ def names(what: str) -> Result:
         ("workloads", [*BUILTIN_WORKLOADS, "package.module:ClassName", "cifar10"]),
         ("models", [*BUILTIN_WORKLOADS, "resnet8", "resnet152", "gpt2"]),
         ("strategies", [*BUILTIN_TRAITS, "bucket_cap_mb", *(traits.summary for traits in BUILTIN_TRAITS.values())]),
-        ("checks", [*CHECKS]),
+        ("checks", [*LOOKS_AT]),
     ],
 )
 def test_every_name_is_listed(what: str, expected: list[str]) -> None:

@@ -10,12 +10,22 @@ from typing import Any
 
 import pytest
 
-from harness.config.doctor_checks import FINDINGS_OF
-from harness.doctor import copies, divergence, gradients, loader, loss_parameters, memory, parameters, shapes, wrapper
+from harness.config.doctor_checks import DOCTOR_CHECKS, WITHOUT_RANKS, DoctorCheck
+from harness.doctor import (
+    all_checks,
+    copies,
+    divergence,
+    gradients,
+    loader,
+    loss_parameters,
+    memory,
+    parameters,
+    shapes,
+    wrapper,
+)
 from harness.doctor.all_checks import CHECKS
 from harness.doctor.check import Check
-from harness.plan.checks import batches, catalogue, links, network, versions
-from harness.plan.checks import memory as memory_of_a_plan
+from harness.plan.checks import links, network, versions
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import Severity
 from tests.doctor.faulty import FAULTS
@@ -29,9 +39,8 @@ def functions(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
-def test_the_names_that_are_known_without_torch_are_those_of_the_checks() -> None:
-    without_ranks = {batches.NAME, links.NAME, memory_of_a_plan.NAME, network.NAME, versions.NAME}
-    assert set(catalogue.CHECKS) == {check.name for check in CHECKS} | without_ranks
+def test_the_checks_that_need_no_rank_are_named() -> None:
+    assert set(WITHOUT_RANKS) == {links.NAME, network.NAME, versions.NAME}
 
 
 WRITTEN = sorted(path.stem for path in FOLDER.glob("*.py") if functions(path) & {"observe", "judge"})
@@ -43,30 +52,27 @@ def test_every_module_that_observes_or_judges_has_a_check_and_it_is_in_the_list(
     own = [key for key, value in vars(module).items() if isinstance(value, Check)]
     assert own, f"harness/doctor/{name}.py observes or judges, and has no Check"
     for key in own:
-        assert getattr(module, key) in CHECKS, f"harness/doctor/all_checks.py: CHECKS lacks {name}.{key}"
+        assert getattr(module, key) in CHECKS, f"harness/config/doctor_checks.py: DOCTOR_CHECKS lacks {name}.{key}"
 
 
 OF_NO_FAULTY_WORKLOAD = {"batch divisibility", "GPU copies"}
 """Checks that no workload can fail: test_examine.py has their cases."""
-REPORTS_AS = {
-    "loss parameters": "parameter updates",
-    "random streams": "randomness",
-    "state on ranks": "state in forward",
-}
-"""Checks whose findings have another check's name."""
 
 
-@pytest.mark.parametrize("name", [check.name for check in CHECKS if check.name not in OF_NO_FAULTY_WORKLOAD])
-def test_every_check_has_a_faulty_workload_that_it_must_find(name: str) -> None:
-    assert REPORTS_AS.get(name, name) in FAULTS, "tests/doctor/faulty.py: FAULTS has no workload for it"
+@pytest.mark.parametrize("row", [row for row in DOCTOR_CHECKS if row.name not in OF_NO_FAULTY_WORKLOAD], ids=str)
+def test_every_check_has_a_faulty_workload_that_it_must_find(row: DoctorCheck) -> None:
+    assert row.findings in FAULTS, f"tests/doctor/faulty.py: FAULTS has no workload for {row.name}"
 
 
-def test_the_files_that_allow_names_are_those_of_the_checks() -> None:
-    modules: dict[str, set[str]] = {}
-    for check in CHECKS:
-        modules.setdefault(check.judge.__module__.rpartition(".")[2], set()).add(REPORTS_AS.get(check.name, check.name))
-    assert {name: {findings} for name, findings in FINDINGS_OF.items()} == modules
-    assert list(FINDINGS_OF) == list(modules)
+def test_a_row_is_of_the_file_that_judges() -> None:
+    judges = [check.judge.__module__.rpartition(".")[2] for check in CHECKS]
+    assert judges == [row.file for row in DOCTOR_CHECKS]
+
+
+def test_a_row_with_another_name_than_its_file_is_named() -> None:
+    row = DOCTOR_CHECKS[0]._replace(name="moves")
+    with pytest.raises(ImportError, match=r"doctor_checks.py: transfer.CHECK is named 'moves'; in .*transfer.py"):
+        all_checks.load(row)
 
 
 def test_no_two_checks_have_one_name() -> None:

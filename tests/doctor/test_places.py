@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from harness.config.doctor_checks import LOOKS_AT
 from harness.doctor.builds import FewBuilds
 from harness.doctor.examine import examine
 from harness.doctor.places import ABOUT, CLUES, Method, methods_of, place_of
 from harness.doctor.subject import Subject
-from harness.plan.checks import catalogue
 from harness.train import workloads
 from harness.train.ranks import Ranks
 from tests.doctor import faulty_steps
@@ -100,8 +100,8 @@ def test_without_a_single_line_the_place_is_that_of_each_method() -> None:
     assert place_of("links", {"loss": loss}) == ""
 
 
-def test_every_check_is_in_the_catalogue() -> None:
-    assert set(CLUES) <= set(ABOUT) <= set(catalogue.CHECKS)
+def test_places_are_those_of_findings() -> None:
+    assert set(CLUES) <= set(ABOUT) <= set(LOOKS_AT)
     assert {method for methods in ABOUT.values() for method in methods} == {
         "build_model",
         "datasets",
