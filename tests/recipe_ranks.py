@@ -10,12 +10,13 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
 from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import batches, epoch_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
-from tests.equivalence import BATCH, CPU, EPOCHS, SAMPLES, SEED, Regression
+from tests.equivalence import BATCH, CPU, EPOCHS, SAMPLES, SEED, SEVERAL, Regression
 
 RECIPES: dict[str, dict[str, Any]] = {
     "accumulated": {"accumulation": 3},
@@ -92,7 +93,7 @@ def go_on(folder: Path, source: str, strategy: str, rank: int, world_size: int, 
 def results(rank: int, world_size: int, checkpoints: Path) -> dict[tuple[str, int, str, str], Any]:
     """Every strategy of this world size with each recipe, and going on from each checkpoint that is there."""
     found: dict[tuple[str, int, str, str], Any] = {}
-    strategies = ["ddp", "fsdp"] if world_size > 1 else ["single", "dp", "ddp", "fsdp"]
+    strategies = SEVERAL if world_size > 1 else [*BUILTIN_TRAITS]
     placed = [(s, devices) for s in strategies for devices in ([1, 2, 3] if s == "dp" else [world_size])]
     for strategy, devices in placed:
         for unit, recipe in product(("samples", "tokens"), RECIPES):

@@ -123,6 +123,7 @@ def test_a_trial_whose_communication_cannot_be_disabled_has_a_reason(monkeypatch
 
 
 @pytest.mark.usefixtures("no_group")
+@pytest.mark.slow
 def test_on_one_device_ddp_has_a_window_without_exchange_too() -> None:
     stepper = stepper_for(replace(CELL, strategy="ddp"))
     speed = measure_throughput(stepper, FAST)

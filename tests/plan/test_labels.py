@@ -172,6 +172,7 @@ def counted_cells(plan: Plan) -> list[Cell]:
     return list(dict.fromkeys(trial.cell for trial in trials if trial.kind != "diagnostic"))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=30,
     derandomize=True,

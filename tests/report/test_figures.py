@@ -236,6 +236,11 @@ def test_colour_means_strategy_in_every_figure() -> None:
     assert [*COLOURS][:count] == [*MARKERS][:count] == list(BUILTIN_TRAITS)
 
 
+def test_no_two_strategies_have_one_marker() -> None:
+    markers = [traits.marker for traits in BUILTIN_TRAITS.values()]
+    assert len({*markers}) == len(markers), "harness/config/strategy_traits.py: BUILTIN_TRAITS"
+
+
 def test_a_strategy_of_the_users_own_has_a_colour_and_a_marker_of_a_reserve() -> None:
     looks = ByStrategy({"ddp": "D"}, ("v", "P"))
     assert [looks[name] for name in ("mine:A", "ddp", "mine:B", "mine:A")] == ["v", "D", "P", "v"]

@@ -300,6 +300,7 @@ def test_the_report_shows_configuration_measurements_and_failures(written: RunFo
         assert words in text, words
 
 
+@pytest.mark.slow
 def test_the_report_can_be_rebuilt_repeatedly(run_folder: RunFolder) -> None:
     write_report(run_folder.path)
     first = (run_folder.path / "tables" / "scaling.csv").read_text()

@@ -80,7 +80,7 @@ PARTS = ("sk-", "a", "a:", "http://", "://a:b", "password=", "eyJaaaaaaaaa.", "-
 def test_a_long_message_costs_no_more_than_its_length(part: str) -> None:
     """A pattern that looks back and forth over it would take minutes."""
     start = time.process_time()
-    sanitize.redact_text(part * (200_000 // len(part)))
+    sanitize.redact_text(part * (100_000 // len(part)))
     assert time.process_time() - start < 5.0
 
 

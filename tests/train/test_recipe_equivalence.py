@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.equivalence import SEVERAL
 from tests.recipe_ranks import OPTIMIZERS, RECIPES
 
 pytestmark = pytest.mark.slow
@@ -13,7 +14,7 @@ BOUND = 1e-5
 Results = dict[tuple[str, int, str, str], list[float]]
 
 
-PLACED = [(strategy, devices) for strategy in ("dp", "ddp", "fsdp") for devices in (1, 2, 3)]
+PLACED = [(strategy, devices) for strategy in ("dp", *SEVERAL) for devices in (1, 2, 3)]
 
 
 def difference(
@@ -40,7 +41,7 @@ def test_clipping_changed_the_training(trained: Results) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", SEVERAL)
 def test_gradients_are_reduced_once_a_step_with_any_accumulation(
     trained: Results, strategy: str, world_size: int
 ) -> None:
@@ -50,9 +51,10 @@ def test_gradients_are_reduced_once_a_step_with_any_accumulation(
 
 def test_a_checkpoint_of_any_strategy_goes_on_under_any(trained: Results) -> None:
     across = [(key[0], key[1], key[3]) for key in trained if key[3].startswith("from ")]
-    kept = {f"from {name}-{optimizer}" for name in ("single1", "dp2", "ddp2", "fsdp2") for optimizer in OPTIMIZERS}
+    sources = ("single1", "dp2", *(f"{strategy}2" for strategy in SEVERAL))
+    kept = {f"from {name}-{optimizer}" for name in sources for optimizer in OPTIMIZERS}
     assert {(strategy, source) for strategy, _, source in across} >= {
-        (strategy, source) for strategy in ("ddp", "fsdp") for source in kept
+        (strategy, source) for strategy in SEVERAL for source in kept
     } | {(strategy, source) for strategy in ("single", "dp") for source in kept}
     uninterrupted = {"SGD": "", "AdamW": "AdamW"}
     far = {

@@ -11,7 +11,7 @@ import pytest
 
 import harness
 from harness.config.experiment import Experiment, parse_experiment
-from harness.config.strategy_traits import NoOptions
+from harness.config.strategy_traits import BUILTIN_TRAITS, NoOptions
 from harness.errors import Collected, ExperimentError, WorkloadError
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan, make_plan
@@ -89,7 +89,7 @@ def test_an_invalid_strategy_class_is_one_error(name: str, problem: str) -> None
 def test_no_user_code_refuses_it(experiment: Experiment) -> None:
     with pytest.raises(ExperimentError) as caught:
         check_no_user_code(experiment, Path("f.yaml"))
-    allowed = "--no-user-code allows built-in strategies only: single, dp, ddp, fsdp"
+    allowed = f"--no-user-code allows built-in strategies only: {', '.join(BUILTIN_TRAITS)}"
     assert caught.value.problems == (f"grid.strategy: got {ZERO1!r}; {allowed}",)
 
 
