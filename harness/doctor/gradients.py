@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor import divergence
-from harness.doctor.check import Case, Check, any_error
+from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.process_group import group_of_one
 from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing
@@ -39,6 +39,8 @@ class Products:
     """Some rank drew random numbers."""
     batch: int = 0
     """Samples of the global batch."""
+    failed: str = ""
+    """The error of the pass on one device."""
 
 
 def observe(subject: Subject) -> Products:
@@ -53,13 +55,15 @@ def observe(subject: Subject) -> Products:
     frozen = Frozen(subject.workload, whole)
     gradients, drew = _gradients(subject.training(frozen), subject.stream(1)[0])
     noisy = any(subject.ranks.gather(drew))
-    if not subject.ranks.first:
-        return Products()
     try:
-        with group_of_one():
+        with group_of_one(subject.device):
+            if not subject.ranks.first:
+                return Products()
             expected, _ = _gradients(subject.single_device_training(frozen), subject.stream(1, whole=True)[0])
     except (torch.OutOfMemoryError, SkipTrial):  # the global batch does not fit on one device: no comparison
         return Products()
+    except Exception as error:  # steps on all ranks have succeeded, so it may be the pass on one device itself
+        return Products(failed=describe_error(error))
     subject.advance()
     products: dict[str, tuple[float, float, float]] = {}
     for name, one in expected.items():
@@ -87,6 +91,10 @@ def _at_one_devices_batch(subject: Subject) -> Cell:
 def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
     cell = case.cell
     products = seen[0].products
+    if seen[0].failed:
+        means = "steps run on all ranks, but not the same batch on one device: gradients are not compared"
+        advice = "nothing to do if the trials run; a loss that keeps the number of ranks, or a group, has no such pass"
+        return [Finding(NAME, "note", seen[0].failed, means, advice)]
     if not products:
         return []
     cross, one, own = (sum(values[i] for values in products.values()) for i in range(3))

@@ -22,7 +22,6 @@ from harness.doctor.process_group import group_of_one
 from harness.doctor.step_memory import StepMemory
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.window import synchronize
-from harness.plan.trial import SkipTrial
 from harness.system.process import no_garbage_collection
 from harness.train.digests import value_digest
 from harness.train.loader import Share
@@ -175,10 +174,12 @@ def _taken(
 
 def add_single_device_losses(subject: Subject, seen: Steps) -> None:
     """Train on the same global batches on one device of rank 0, and add the losses to ``seen``."""
-    if not subject.ranks.first or (subject.ranks.world_size == 1 and subject.replicas == 1):
+    if subject.ranks.world_size == 1 and subject.replicas == 1:
         return
     try:
-        with group_of_one():
+        with group_of_one(subject.device):
+            if not subject.ranks.first:
+                return
             training = subject.single_device_training()
             training.set_first_rate()
             training.expect_few_steps()
@@ -186,7 +187,7 @@ def add_single_device_losses(subject: Subject, seen: Steps) -> None:
                 loss, weight = training.step(batch, share)
                 seen.single_device_losses.append(float(loss) / max(float(weight), 1.0))
                 subject.advance()
-    except (torch.OutOfMemoryError, SkipTrial):  # the global batch does not fit on one device: no comparison
+    except Exception:  # the global batch does not fit on one device, or the loss needs its peers: no comparison
         seen.single_device_losses.clear()
 
 

@@ -62,8 +62,7 @@ def explain(
         windows, facts = _without_exchange(cell, stepper, speed.window_steps, detailed=detailed)
     elif cell.traits.replicates and cell.devices > 1:
         facts = measure_replicas(stepper, speed.window_steps)
-    if stepper.ranks.first:
-        facts = {**facts, **_arithmetic(cell, stepper, workload, cache)}
+    facts = {**facts, **_arithmetic(cell, stepper, workload, cache)}
     # without those windows nothing is predicted
     recorded = record_exchanges(stepper, cell) if exchanges and windows else ()
     return Explanation(tuple(windows), facts, recorded)
@@ -103,17 +102,20 @@ def _peak(device: torch.device, precision: str) -> float | None:
 
 
 def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Hashable, Any]) -> TrialFacts:
-    """Return the model's FLOPs and the device's peak, each measured once a process for a model and a precision."""
+    """Return the model's FLOPs and the device's peak, each measured once a process for a model and a precision.
+
+    All ranks count, since loss() may have collectives; the peak is that of a device while the others are idle.
+    """
     device = stepper.ranks.devices[0]
     model = ("flops", cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
     if model not in cache:
         batch = first_samples(stepper.one_batch(), FLOPS_SAMPLES)
         cache[model] = count_flops(workload, batch, device, without_memory=cell.traits.shards_parameters)
     peak = ("peak", cell.precision)
-    if peak not in cache:
+    if peak not in cache and stepper.ranks.first:
         cache[peak] = _peak(device, cell.precision)
     return {
         "flops_per_unit": cache[model].per_unit,
         "flops_reason": cache[model].reason,
-        "measured_peak_flops_per_s": cache[peak],
+        "measured_peak_flops_per_s": cache.get(peak),
     }

@@ -53,8 +53,9 @@ def count_flops(workload: Workload, batch: object, device: torch.device, *, with
     (Chowdhery et al. 2022, appendix B, arXiv 2204.02311). ``batch``: on the device; at least two samples, else
     batch normalisation may fail. Random generators and grad mode are restored. An exception of the workload, out of
     memory included, becomes the reason; KeyboardInterrupt and SystemExit pass. Work outside torch's operators,
-    such as a Triton kernel started by hand, is not counted. ``without_memory``: count on parameters that have shapes
-    but no memory, for a model that may not fit on the device; what reads a value that depends on them is the reason.
+    such as a Triton kernel started by hand, is not counted. All ranks call it, since loss() may have collectives.
+    ``without_memory``: count on parameters that have shapes but no memory, for a model that may not fit on the device;
+    what reads a value that depends on them is the reason.
     """
     with _leaving_no_trace(device):
         try:
@@ -99,8 +100,6 @@ def _count(workload: Workload, batch: object, device: torch.device, without_memo
         if reason := too_large(model, device):
             return Flops(None, reason)
         model = model.to(device)
-    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-        return Flops(None, "SyncBatchNorm waits for all ranks, and one alone counts")
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # some batches run step by step, in products that are counted; others of the same model do not
         return Flops(None, "a recurrent layer, whose kernel depends on the batch and may have no formula")

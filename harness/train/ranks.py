@@ -9,6 +9,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+# its functions keep the default group of the time of their import: after the ranks have connected, that would be the
+# group of all of them, even in a pass on one device
+import torch.distributed.nn.functional
+
 T = TypeVar("T")
 
 

@@ -105,7 +105,7 @@ def _scratch() -> Scratch:
 
 def _prepare() -> Registration:
     """Import torch on a rank, before it connects, and return its registration."""
-    import torch  # noqa: F401  # takes seconds, which do not count as connecting
+    import harness.train.ranks  # noqa: F401  # takes seconds, which do not count as connecting
 
     lead_a_process_group()
     return register()

@@ -1,0 +1,65 @@
+"""A group of one rank beside those of all, on two real ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from harness.doctor.process_group import OtherRanksNeeded, group_of_one
+from tests.worlds import fork_ranks
+
+pytestmark = pytest.mark.slow
+
+
+def refused(group: dist.ProcessGroup, everyone: dist.ProcessGroup) -> list[str]:
+    """The collectives over several ranks that raise in place of waiting."""
+    ones = torch.ones(2)
+    attempts = {
+        "own": lambda: dist.all_reduce(ones, group=group),
+        "all": lambda: dist.barrier(group=everyone),
+        "functional": lambda: functional.all_reduce(ones, "sum", group),
+    }
+    found = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except OtherRanksNeeded:
+            found.append(name)
+    return found
+
+
+def alone_and_together(rank: int, world_size: int, out: Path) -> None:
+    everyone = dist.group.WORLD
+    group = dist.new_group(list(range(world_size)))
+    assert isinstance(group, dist.ProcessGroup) and isinstance(everyone, dist.ProcessGroup)
+    seen: dict[str, object] = {}
+    with group_of_one(torch.device("cpu")):
+        if rank == 0:  # the other rank is not here
+            total = torch.ones(3)
+            dist.all_reduce(total)
+            from torch.distributed.nn.functional import all_gather
+
+            seen = {"size": dist.get_world_size(), "sum": total.tolist(), "gathered": len(all_gather(total))}
+            seen["refused"] = refused(group, everyone)
+    later = dist.new_group(list(range(world_size)))  # hangs if the ranks count their groups otherwise
+    number = torch.tensor(float(rank + 1))
+    dist.all_reduce(number, group=later)
+    if rank == 0:
+        out.write_text(json.dumps({**seen, "after": number.item(), "then": dist.get_world_size()}))
+
+
+def test_a_pass_on_one_rank_finds_one_rank_and_waits_for_nobody(tmp_path: Path) -> None:
+    seen = json.loads(fork_ranks(alone_and_together, 2, tmp_path, within_s=60.0).read_text())
+    assert seen == {
+        "size": 1,
+        "sum": [1.0, 1.0, 1.0],
+        "gathered": 1,
+        "refused": ["own", "all", "functional"],
+        "after": 3.0,
+        "then": 2,
+    }
