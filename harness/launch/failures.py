@@ -76,12 +76,18 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
     return replace(row, facts=facts, detail=detail)
 
 
+def despite(failure: TrialResult, measured: TrialResult | None) -> TrialResult:
+    """Return a trial's measurement, if it was complete before the failure, which then costs its explanation alone."""
+    if measured is None or measured.trial_id != failure.trial_id:
+        return failure
+    reason = f"{failure.outcome} after the measurement: {failure.reason}"
+    return replace(measured, detail=failure.detail, facts={**measured.facts, "explain_error": reason})
+
+
 def last_line(printed: str) -> str:
     """Return the innermost line of the user's code in the output of Python's fault handler; empty if there is none."""
     _, found, after = printed.rpartition(FATAL)
-    frames = [Frame(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(after)] if found else []
-    own = (f for f in frames if LIBRARY not in f.file and not f.file.startswith((f"{PACKAGE}/", "<")))
-    return str(next(own, ""))
+    return str(in_users_code(_frames(after) if found else []) or "")
 
 
 def _ended_otherwise(reason: str, printed: str) -> bool:
@@ -209,6 +215,10 @@ def _is_collateral(failure: TrialResult, *, certain: bool) -> bool:
     return collective and (certain or any(sign in text for sign in COLLATERAL))
 
 
+def _frames(text: str) -> list[Frame]:
+    return [Frame(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(text)]
+
+
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py")
@@ -231,10 +241,16 @@ class Frame(NamedTuple):
         return f"{self.name} ({self.file.rsplit('/', 1)[-1]}:{self.line})"
 
 
+def in_users_code(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame that is neither a library's nor the harness's; None if there is none."""
+    not_own = (*WAITING, LIBRARY, "/site-packages/", f"{PACKAGE}/")
+    return next((f for f in frames if f.file[:1] != "<" and not any(part in f.file for part in not_own)), None)
+
+
 def training_thread(stack: str) -> list[Frame]:
     """Return the frames of the training thread, innermost first; empty if it is not among the threads."""
     for thread in _THREAD.split("\n" + stack):
-        frames = [Frame(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(thread)]
+        frames = _frames(thread)
         if any(frame.name == TRAINS for frame in frames):
             return frames
     return []
@@ -246,9 +262,8 @@ def waiting_places(stacks: Mapping[int, str]) -> str:
     for rank, stack in sorted(stacks.items()):
         frames = training_thread(stack)
         if frames and any(part in frames[0].file for part in WAITING):
-            callers = [frame for frame in frames if not any(part in frame.file for part in (*WAITING, LIBRARY))]
-            own = [frame for frame in callers if not frame.file.startswith(f"{PACKAGE}/")]
-            places.setdefault(str((own or callers or frames)[0]), []).append(rank)
+            callers = (frame for frame in frames if not any(part in frame.file for part in (*WAITING, LIBRARY)))
+            places.setdefault(str(in_users_code(frames) or next(callers, frames[0])), []).append(rank)
     each = [f"rank {', '.join(map(str, ranks))} in {place}" for place, ranks in list(places.items())[:3]]
     return f"waiting for other ranks: {'; '.join(each)}" if each else ""
 
@@ -256,12 +271,12 @@ def waiting_places(stacks: Mapping[int, str]) -> str:
 def held_up_by(stacks: Mapping[int, str]) -> tuple[int, Frame | None] | None:
     """Return the first rank that does not wait for the others, and its frame; None if there is no such rank.
 
-    The frame is not one of a library, but of the library's caller.
+    The frame is the innermost one of the user's code; without one, that of the harness.
     """
     threads = {rank: training_thread(stack) for rank, stack in sorted(stacks.items())}
     for rank, frames in threads.items():
         if frames and not any(part in frames[0].file for part in WAITING):
-            own = (frame for frame in frames if LIBRARY not in frame.file or OURS in frame.file)
-            return rank, next(own, frames[0])
+            ours = (frame for frame in frames if OURS in frame.file)
+            return rank, in_users_code(frames) or next(ours, frames[0])
     without_stack = [rank for rank, frames in threads.items() if not frames]
     return (without_stack[0], None) if without_stack and len(without_stack) < len(threads) else None

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from harness.config.experiment import Experiment
-from harness.launch.protocol import Job, Message, TrialStarted
+from harness.launch.protocol import Job, Measured, Message, TrialStarted
 from harness.launch.rank import devices_of
 from harness.launch.worker import TrialFailed, run_group
 from harness.plan.trial import TrialResult, WorkerGroup
@@ -38,6 +38,8 @@ class InlineLauncher:
         def send(message: Message) -> bool:
             if isinstance(message, TrialStarted) and deadline is not None and time.time() >= deadline:
                 return False
+            if isinstance(message, Measured):  # what ends this process ends the run too
+                return True
             messages.append(self._mark(message) if isinstance(message, TrialResult) else message)
             return True
 

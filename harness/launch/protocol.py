@@ -29,7 +29,14 @@ class TrialStarted:
     trial_id: str
 
 
-Message = GroupStarted | TrialStarted | TrialResult
+@dataclass(frozen=True)
+class Measured:
+    """A trial's result without its explanation, which follows: it counts if the explanation ends the group."""
+
+    result: TrialResult
+
+
+Message = GroupStarted | TrialStarted | Measured | TrialResult
 
 
 @dataclass(frozen=True)

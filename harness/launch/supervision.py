@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from harness.launch.protocol import GroupStarted, Message, TrialStarted
+from harness.launch.protocol import GroupStarted, Measured, Message, TrialStarted
 from harness.launch.startup import Received, Registration, ResourcesRequested, StartupTimer
 from harness.launch.watchdog import Ending, Verdict, Watchdog
 from harness.plan.trial import TrialResult
@@ -48,6 +48,8 @@ class GroupEnd:
     failures: tuple[TrialResult, ...]
     """Not yielded: the cause may be a failure of a peer, which is only known when all processes have ended."""
     current: str | None
+    measured: TrialResult | None = None
+    """The measurement of the current trial, if it was complete."""
 
 
 def supervise(
@@ -55,31 +57,31 @@ def supervise(
 ) -> Generator[Message, None, GroupEnd]:
     """Yield the messages of a group whose last trial is ``last``, until it has ended or had to be ended; return how.
 
-    Failures are not among them. Closing the generator ends the group.
+    Failures and measurements without their explanation are not among them. Closing the generator ends the group.
     """
     finished, failures = list[TrialResult](), list[TrialResult]()
     current: str | None = None
+    measured: TrialResult | None = None
     timeout_s = TAKE_S
     try:
         while True:
             ended = group.ended  # before the last look, so that no message sent until then is missed
-            for message in group.take(0.0 if ended else timeout_s):
-                watchdog.record_progress()
+            for message in _messages(group.take(0.0 if ended else timeout_s), watchdog, timer):
                 match message:
-                    case Registration() | ResourcesRequested():
-                        _record_start(message, watchdog, timer)
-                        continue
                     case GroupStarted():
                         message = replace(message, parts=timer.parts(time.time()))
                     case TrialStarted():
                         current = message.trial_id
+                    case Measured():
+                        measured = message.result
+                        continue
                     case TrialResult():
                         timeout_s = ENDING_S if message.trial_id == last or message.ends_group else timeout_s
                         watchdog.record_result(message)
                         (failures if message.ends_group else finished).append(message)
                         if message.ends_group:
                             continue
-                        current = None
+                        current = measured = None
                 yield message
                 watchdog.record_progress()  # what the driver did meanwhile is no time without a step
             verdict = Verdict(Ending.BY_ITSELF) if ended else watchdog.poll()
@@ -89,10 +91,16 @@ def supervise(
             group.kill()
     finally:
         group.release()
-    return GroupEnd(verdict, tuple(finished), tuple(failures), current)
+    return GroupEnd(verdict, tuple(finished), tuple(failures), current, measured)
 
 
-def _record_start(event: Registration | ResourcesRequested, watchdog: Watchdog, timer: StartupTimer) -> None:
-    if isinstance(event, Registration):
-        watchdog.add(event)
-    timer.record(event, time.time())
+def _messages(received: Sequence[Received], watchdog: Watchdog, timer: StartupTimer) -> Iterator[Message]:
+    """Yield the messages of the trials; record those of the start."""
+    for message in received:
+        watchdog.record_progress()
+        if isinstance(message, Registration):
+            watchdog.add(message)
+        if isinstance(message, Registration | ResourcesRequested):
+            timer.record(message, time.time())
+        else:
+            yield message

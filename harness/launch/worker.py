@@ -17,7 +17,7 @@ import torch
 
 from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
-from harness.launch.protocol import GroupStarted, Job, Message, TrialStarted
+from harness.launch.protocol import GroupStarted, Job, Measured, Message, TrialStarted
 from harness.measure import environment, memory, scenarios, topology
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
@@ -75,14 +75,14 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -
                 return
             if job.version and trial is job.group.trials[0]:
                 job.version.check()
-            result = _run_trial(context)
+            result = _run_trial(context, send, link)
         except SkipTrial as skip:
             result = skipped(trial, skip.reason)
         except BaseException as error:
             send(failure(trial.id, ranks.rank, error))
             raise TrialFailed(f"{trial.id} on rank {ranks.rank}: {type(error).__name__}") from None
         if ranks.first:
-            send(replace(result, facts={**result.facts, "link": link}))
+            send(result)
         if context.device_failed:  # the next trial would fail in its place: fresh processes run the rest
             return
         _release()
@@ -188,13 +188,23 @@ def _link(environments: Sequence[NodeEnvironment]) -> str | None:
     return topology.format_links(found)
 
 
-def _run_trial(context: TrialContext) -> TrialResult:
+def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResult:
     started_at, start = time.time(), time.perf_counter()
     ranks = context.ranks
     _check_placement(context.trial, ranks)
-    result = run_scenario(context)
-    rows = ranks.gather(_rank_row(ranks, context.rank_facts))
-    return with_times(result, context, started_at, time.perf_counter() - start, rows)
+
+    def complete(result: TrialResult) -> TrialResult:
+        rows = ranks.gather(_rank_row(ranks, context.rank_facts))
+        result = replace(result, facts={**result.facts, "link": link})
+        return with_times(result, context, started_at, time.perf_counter() - start, rows)
+
+    def keep(result: TrialResult) -> None:
+        measured = complete(result)
+        if ranks.first:
+            send(Measured(measured))
+
+    context.keep = keep
+    return complete(run_scenario(context))
 
 
 def run_scenario(context: TrialContext) -> TrialResult:

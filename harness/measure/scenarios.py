@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 
 from harness.config.experiment import Experiment
-from harness.config.sections import Throughput
 from harness.measure import memory
 from harness.measure.collectives import measure_collectives
 from harness.measure.convergence import Epochs
@@ -21,7 +20,16 @@ from harness.measure.epoch_data import EpochData
 from harness.measure.equivalence import measure_by_precision
 from harness.measure.explain import Explanation, explain
 from harness.measure.loss_scale import ScaleDiverged
-from harness.measure.stepper import StepColumns, Stepper, TimedWindow, columns_of, joined, step_columns, window_rows
+from harness.measure.stepper import (
+    Stepper,
+    TimedWindow,
+    columns_of,
+    joined,
+    of_all_ranks,
+    of_rank,
+    step_columns,
+    window_rows,
+)
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
 from harness.plan.rows import RankFacts, RankRow, TrialFacts
 from harness.plan.trial import Trial, TrialResult
@@ -43,6 +51,8 @@ class TrialContext:
     ranks: Ranks
     advance: Callable[[], None]
     cache: dict[Hashable, Any]
+    keep: Callable[[TrialResult], None] = lambda result: None
+    """Sends a result that counts if what follows ends the group; all ranks call it."""
     parts: dict[str, float] = field(default_factory=dict)
     rank_facts: RankFacts = field(default_factory=RankFacts)
     device_failed: bool = False
@@ -111,11 +121,21 @@ def throughput(context: TrialContext) -> TrialResult:
     except ScaleDiverged as error:
         return _unscaled(context, setup, str(error), stepper.spent_s)
     context.rank_facts |= {**setup.memory(context.ranks), **speed.load}
-    steps = step_columns(context.ranks.rank, speed.windows)  # before an error of the device may make them unreadable
-    explanation = _explanation(context, settings, stepper, speed, setup.workload)
-    windows = (*speed.windows, *explanation.windows)
-    context.parts |= _seconds_by_part(windows)
-    return _throughput_result(context, setup, speed, windows, steps, explanation, stepper.spent_s)
+    context.parts |= _seconds_by_part(speed.windows)
+    measured = _measured(context, setup, speed, stepper.spent_s)
+    if not settings.explain:
+        return _with_facts(measured, {"flops_reason": "throughput.explain is off"})
+    if context.trial.purpose == "twin":  # which repeats another trial
+        return measured
+    context.keep(measured)
+    explanation = _explanation(context, stepper, speed, setup.workload)
+    windows = context.ranks.gather(of_rank(context.ranks.rank, explanation.windows, first=len(speed.windows)))
+    return replace(
+        _with_facts(measured, explanation.facts),
+        steps_s=stepper.spent_s,
+        windows=(*measured.windows, *of_all_ranks(windows)),
+        exchanges=explanation.exchanges,
+    )
 
 
 def profile(context: TrialContext) -> TrialResult:
@@ -148,13 +168,8 @@ def _stepper(context: TrialContext, setup: Setup) -> Stepper:
 
 
 def _explanation(
-    context: TrialContext, settings: Throughput, stepper: Stepper, speed: ThroughputMeasurement, workload: Workload
+    context: TrialContext, stepper: Stepper, speed: ThroughputMeasurement, workload: Workload
 ) -> Explanation:
-    """Explain the trial if its experiment asks for that; a twin, which repeats another trial, is never explained."""
-    if not settings.explain:
-        return Explanation(facts={"flops_reason": "throughput.explain is off"})
-    if context.trial.purpose == "twin":
-        return Explanation()
     before = stepper.spent_s
     try:
         with context.part("explain"):
@@ -199,20 +214,12 @@ def _unscaled(context: TrialContext, setup: Setup, reason: str, steps_s: float) 
     )
 
 
-def _throughput_result(
-    context: TrialContext,
-    setup: Setup,
-    speed: ThroughputMeasurement,
-    windows: Sequence[TimedWindow],
-    steps: StepColumns,
-    explanation: Explanation,
-    steps_s: float,
-) -> TrialResult:
-    """Assemble the result of all ranks' windows and steps."""
+def _measured(context: TrialContext, setup: Setup, speed: ThroughputMeasurement, steps_s: float) -> TrialResult:
+    """Assemble the result of all ranks' windows and steps, without their explanation."""
     ranks, training = context.ranks, setup.training
-    facts = {"steady": speed.steady, **training.facts, **speed.facts, **explanation.facts}
-    gathered = ranks.gather((window_rows(ranks.rank, windows), steps))
-    diverged = earliest(first_in(of_rank["loss"], rank) for rank, (_, of_rank) in enumerate(gathered))
+    facts: TrialFacts = {"steady": speed.steady, **training.facts, **speed.facts}
+    gathered = ranks.gather((window_rows(ranks.rank, speed.windows), step_columns(ranks.rank, speed.windows)))
+    diverged = earliest(first_in(steps["loss"], rank) for rank, (_, steps) in enumerate(gathered))
     return TrialResult(
         context.trial.id,
         **outcome_columns(diverged or (None if speed.finite else Divergence(0)), facts),
@@ -220,9 +227,12 @@ def _throughput_result(
         parameters=training.parameters,
         steps_s=steps_s,
         windows=tuple(row for rows, _ in gathered for row in rows),
-        steps=joined([of_rank for _, of_rank in gathered]),
-        exchanges=explanation.exchanges,
+        steps=joined([steps for _, steps in gathered]),
     )
+
+
+def _with_facts(result: TrialResult, facts: TrialFacts) -> TrialResult:
+    return replace(result, facts={**result.facts, **facts})
 
 
 def convergence(context: TrialContext) -> TrialResult:

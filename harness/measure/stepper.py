@@ -131,8 +131,8 @@ STEPPED = ("warmup", "timed")
 """The windows whose single steps are recorded."""
 
 
-def window_rows(rank: int, windows: Sequence[TimedWindow]) -> list[WindowRow]:
-    """Return one row per window of one rank, with the seconds of each phase."""
+def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> list[WindowRow]:
+    """Return one row per window of one rank, numbered from ``first``, with the seconds of each phase."""
     return [
         {
             "rank": rank,
@@ -143,7 +143,34 @@ def window_rows(rank: int, windows: Sequence[TimedWindow]) -> list[WindowRow]:
             "weight": timed_window.weight,
             **_phase_seconds(timed_window.window),
         }
-        for index, timed_window in enumerate(windows)
+        for index, timed_window in enumerate(windows, first)
+    ]
+
+
+OfRank = tuple[list[WindowRow], list[npt.NDArray[np.float64]]]
+
+
+def of_rank(rank: int, windows: Sequence[TimedWindow], first: int) -> OfRank:
+    """Return one rank's windows as rows and, of each, the seconds of its steps, without a wait by the same clock."""
+    seconds = [
+        np.asarray(each.window.step_s) - (0.0 if each.window.host_phases else np.asarray(each.window.wait_s))
+        for each in windows
+    ]
+    return window_rows(rank, windows, first), seconds
+
+
+def of_all_ranks(ranks: Sequence[OfRank]) -> list[WindowRow]:
+    """Return the rows of all ranks; those without exchange with what the ranks lose by being slow in turn.
+
+    A step that exchanges gradients takes as long as on its slowest rank, which changes from step to step: the sum of
+    the steps' maxima over ranks exceeds the largest sum of a rank.
+    """
+    steps = zip(*(seconds for _, seconds in ranks), strict=True)
+    in_turn_s = [float(np.max(each, axis=0).sum() - np.sum(each, axis=1).max()) for each in map(np.stack, steps)]
+    return [
+        {**row, "in_turn_s": lost_s} if row["window_kind"] == "alone" else row
+        for rows, _ in ranks
+        for row, lost_s in zip(rows, in_turn_s, strict=True)
     ]
 
 

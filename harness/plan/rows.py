@@ -77,7 +77,7 @@ class PhaseSeconds(TypedDict, total=False):
 
 
 class WindowRow(PhaseSeconds):
-    """One window of one rank."""
+    """One window of one rank. ``in_turn_s``: of windows without exchange, the same on every rank."""
 
     rank: int
     window: int
@@ -85,6 +85,7 @@ class WindowRow(PhaseSeconds):
     duration_s: float
     steps: int
     weight: float
+    in_turn_s: NotRequired[float]
 
 
 class RankFacts(TypedDict, total=False):

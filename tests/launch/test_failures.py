@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from harness.doctor.examine import DoctorReport, DoctorTrialFailed
 from harness.launch.failures import (
     PACKAGE,
     blamed,
+    despite,
     ended_by_themselves,
     explained,
     from_hang,
@@ -253,6 +255,46 @@ def test_ranks_that_all_wait_are_named_with_the_place_in_the_users_code() -> Non
     assert row.reason.endswith(
         "waiting for other ranks: rank 0 in loss (mine.py:12); rank 1, 2 in _backward (training.py:160)"
     )
+
+
+FROM_RUNPY = IN_LOSS + '  File "<frozen runpy>", line 88 in _run_code\n'
+IN_LOADER = f"""Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/selectors.py", line 4 in select
+  File "/opt/env/site-packages/mylib/io.py", line 5 in read
+  File "/home/me/data.py", line 7 in __getitem__
+  File "{PACKAGE}/train/loader.py", line 30 in batches
+  File "{PACKAGE}/launch/worker.py", line 70 in run_group
+  File "<frozen runpy>", line 88 in _run_code
+"""
+IN_OURS = f"""Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/selectors.py", line 4 in select
+  File "{PACKAGE}/measure/links.py", line 30 in observe
+  File "{PACKAGE}/launch/worker.py", line 70 in run_group
+  File "<frozen runpy>", line 88 in _run_code
+"""
+
+
+@pytest.mark.parametrize(
+    ("stacks", "reason"),
+    [
+        ({0: FROM_RUNPY, 1: IN_LOADER}, "; rank 1 in __getitem__ (data.py:7)"),
+        ({0: FROM_RUNPY, 1: FROM_RUNPY}, "; waiting for other ranks: rank 0, 1 in loss (mine.py:12)"),
+        ({0: FROM_RUNPY, 1: IN_OURS}, "; rank 1 in observe (links.py:30)"),
+    ],
+)
+def test_a_place_is_the_innermost_frame_of_the_users_code(stacks: dict[int, str], reason: str) -> None:
+    (row,) = from_hang(["t"], stacks)
+    assert row.reason.endswith(reason)
+
+
+def test_a_failure_after_a_measurement_costs_its_explanation_alone() -> None:
+    failed = TrialResult("t", "lost", "rank 1 died", error_rank=1, detail="trace")
+    measured = TrialResult("t", "ok", facts={"steady": True}, steps={"step_s": [0.1]})
+    kept = despite(failed, measured)
+    assert (kept.outcome, kept.error_rank, kept.steps) == ("ok", None, measured.steps)
+    assert kept.facts == {"steady": True, "explain_error": "lost after the measurement: rank 1 died"}
+    assert kept.detail == "trace"
+    assert despite(failed, None) is despite(failed, replace(measured, trial_id="earlier")) is failed
 
 
 def test_a_process_that_crashed_is_named_with_its_last_line_of_the_users_code() -> None:

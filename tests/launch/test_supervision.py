@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from harness.launch.protocol import GroupStarted, Message, TrialStarted
+from harness.launch.protocol import GroupStarted, Measured, Message, TrialStarted
 from harness.launch.startup import Registration, StartupTimer
 from harness.launch.supervision import ENDING_S, TAKE_S, GroupEnd, Received, supervise
 from harness.launch.watchdog import Ending, Verdict, Watchdog
@@ -70,6 +70,15 @@ def test_messages_come_in_order_and_registrations_stay_inside() -> None:
     assert rest == [TrialStarted("a"), done, TrialStarted("b")]
     assert end == GroupEnd(Verdict(Ending.BY_ITSELF), (done,), (), "b")
     assert script.events == ["release"]
+
+
+def test_a_measurement_is_kept_until_its_trial_has_its_result() -> None:
+    measured = TrialResult("b", "ok", parts={"timed": 1.0})
+    first: list[Received] = [TrialStarted("a"), Measured(replace(measured, trial_id="a")), TrialResult("a", "ok")]
+    messages, end = supervised(Script([first, [TrialStarted("b")]]), watchdog())
+    assert messages == [TrialStarted("a"), TrialResult("a", "ok"), TrialStarted("b")] and end.measured is None
+    messages, end = supervised(Script([first, [TrialStarted("b"), Measured(measured), FAILURE]]), watchdog(grace_s=0.0))
+    assert end.measured is measured and end.failures == (FAILURE,) and Measured(measured) not in messages
 
 
 def test_after_the_last_result_the_poll_interval_is_short() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.measure.stepper import Stepper
+from harness.measure.stepper import Stepper, TimedWindow, of_all_ranks, of_rank
+from harness.measure.window import Window
 from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -47,3 +48,36 @@ def test_with_accumulation_every_step_takes_its_own_micro_batches(data: str | No
     window = stepper.window("timed", 2)
     assert workload.sizes == [BATCH // PARTS] * 3 * PARTS
     assert window.weight == 2 * BATCH and window.window.steps == 2
+
+
+def alone(step_s: list[float], *, wait_s: float = 0.0, on_gpu: bool = False) -> TimedWindow:
+    host = {"wait": 1.0} if on_gpu else {}
+    waits = [wait_s] * len(step_s)
+    return TimedWindow("alone", Window(sum(step_s), step_s, waits, [], [], {}, host), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "in_turn_s"),
+    [
+        (([1.0, 9.0, 1.0], [9.0, 1.0, 1.0]), 19.0 - 11.0),  # slow in turn
+        (([1.0, 1.0, 1.0], [9.0, 9.0, 9.0]), 0.0),  # one is always the slower
+        (([2.0, 2.0, 2.0], [2.0, 2.0, 2.0]), 0.0),
+        (([1.0, 5.0], [1.0, 1.0], [5.0, 1.0]), 10.0 - 6.0),
+    ],
+)
+def test_ranks_that_are_slow_in_turn_lose_more_than_the_slowest_of_them(
+    ranks: tuple[list[float], ...], in_turn_s: float
+) -> None:
+    sent = [of_rank(rank, [alone(seconds)], 7) for rank, seconds in enumerate(ranks)]
+    rows = of_all_ranks(sent)
+    assert [(row["rank"], row["window"]) for row in rows] == [(rank, 7) for rank in range(len(ranks))]
+    assert [row["in_turn_s"] for row in rows] == pytest.approx([in_turn_s] * len(ranks))
+
+
+def test_the_wait_for_data_is_no_work_of_a_rank_and_other_windows_have_no_slowest() -> None:
+    waiting = [of_rank(rank, [alone(seconds, wait_s=1.0)], 0) for rank, seconds in enumerate(([2.0, 4.0], [4.0, 2.0]))]
+    assert of_all_ranks(waiting)[0]["in_turn_s"] == pytest.approx(6.0 - 4.0)
+    on_gpu = of_rank(0, [alone([2.0, 4.0], wait_s=9.0, on_gpu=True)], 0)  # its clock is the host's, not the stream's
+    assert on_gpu[1][0].tolist() == [2.0, 4.0]
+    together = TimedWindow("together", alone([1.0]).window, 1.0)
+    assert "in_turn_s" not in of_all_ranks([of_rank(0, [together], 0)])[0] and of_all_ranks([of_rank(0, [], 0)]) == []

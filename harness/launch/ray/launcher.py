@@ -18,6 +18,7 @@ from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
 from harness.launch.failures import (
     blamed,
+    despite,
     ended_by_themselves,
     explained,
     from_hang,
@@ -99,7 +100,8 @@ class RayLauncher:
         watchdog = Watchdog(partial(ask_agents, self.cluster), self.experiment.limits.trial, grace_s=GRACE_S)
         timer = StartupTimer(time.time(), "controller")
         end = yield from supervise(RayGroup(self.cluster, fit, watchdog), watchdog, timer, group.trials[-1].id)
-        yield from (explained(row, watchdog) for row in _failed_trials(group, end, fit.error, watchdog))
+        failed = _failed_trials(group, end, fit.error, watchdog)
+        yield from (despite(explained(row, watchdog), end.measured) for row in failed)
 
     def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
         version = self.versions.get(group.variant)

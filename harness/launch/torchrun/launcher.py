@@ -11,7 +11,7 @@ from typing import Any
 from harness.config.experiment import Experiment
 from harness.doctor.gate import SkipRule, skip_reason, skip_rules
 from harness.launch.agent import NodeAgent
-from harness.launch.failures import explained, from_exit, from_hang, primary
+from harness.launch.failures import despite, explained, from_exit, from_hang, primary
 from harness.launch.protocol import GroupStarted, Job, Message
 from harness.launch.startup import Received, Registration, StartupTimer
 from harness.launch.supervision import GroupEnd, supervise
@@ -68,7 +68,7 @@ class TorchrunLauncher:
             if not end.finished and not processes.mailbox.refused:
                 if end.verdict.ending is Ending.BY_ITSELF:  # else the time of the end is not known
                     watchdog.record_failure()
-                yield explained(_failure(trial.id, end, watchdog, processes), watchdog)
+                yield despite(explained(_failure(trial.id, end, watchdog, processes), watchdog), end.measured)
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,12 @@ WINDOWS = Table(
         _c("duration_s", "Float64", "time between the two device synchronizations", "s"),
         _c("steps", "Int64", "number of optimizer steps"),
         _c("weight", "Float64", "number of samples or tokens that this rank trained on"),
+        _c(
+            "in_turn_s",
+            "Float64",
+            "without exchange: sum over steps of the slowest rank's time, less the largest sum of a rank",
+            "s",
+        ),
         *PHASE_COLUMNS,
         *HOST_PHASE_COLUMNS,
     ),

@@ -1,0 +1,67 @@
+"""Workloads whose loss has collectives of its own, and ones that fail only while a trial is explained."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.equivalence import Regression
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+class Collectives(Regression):
+    """``kind``: contrastive (a differentiable all-gather), logged (.item() of an all-reduce), kept (as many values as
+    the ranks that were there at the start), grouped (a group of its own), or none.
+    """
+
+    def __init__(self, kind: str = "none") -> None:
+        super().__init__("samples")
+        self.kind, self.kept = kind, world_size()
+        self.group = dist.new_group(list(range(self.kept))) if kind == "grouped" and self.kept > 1 else None
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        total, weight = super().loss(model, batch)
+        ranks = self.kept if self.kind in ("kept", "grouped") else world_size()
+        if ranks > 1:
+            self.exchange(total, ranks)
+        return total, weight
+
+    def exchange(self, total: Tensor, ranks: int) -> None:
+        mean = total.detach().clone()
+        if self.kind == "contrastive":
+            from torch.distributed.nn import functional
+
+            assert len(functional.all_gather(total)) == ranks
+        elif self.kind == "logged":
+            dist.all_reduce(mean)
+            assert mean.item() >= 0
+        elif self.kind == "kept":
+            dist.all_gather([torch.zeros(()) for _ in range(ranks)], mean)
+        elif self.group is not None:
+            dist.all_reduce(mean, group=self.group)
+
+
+class FailsWhenExplained(Regression):
+    """Fails on rank 1 if the model is in no wrapper, as only the count of FLOPs has it here."""
+
+    def __init__(self, how: str = "raises") -> None:
+        super().__init__("samples")
+        self.how = how
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        if not isinstance(model, nn.parallel.DistributedDataParallel) and world_size() > 1 and dist.get_rank() == 1:
+            if self.how == "dies":
+                os._exit(9)
+            if self.how == "hangs":
+                time.sleep(600)
+        if not isinstance(model, nn.parallel.DistributedDataParallel) and world_size() > 1:
+            dist.barrier()  # rank 0 waits
+        return super().loss(model, batch)

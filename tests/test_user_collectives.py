@@ -1,0 +1,120 @@
+"""Collectives in the user's own loss: measured and explained; what fails in an explanation costs no measurement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.experiment import Experiment, parse_experiment
+from harness.launch.ray import cluster
+from harness.launch.torchrun.launcher import TorchrunLauncher
+from harness.launch.worker import run_scenario
+from harness.measure.scenarios import TrialContext
+from harness.plan.placement import Placement
+from harness.plan.planner import make_plan
+from harness.plan.trial import Trial, TrialResult, WorkerGroup
+from harness.train.ranks import Ranks
+from tests.conftest import laptop
+from tests.worlds import ROOT, fork_ranks
+
+pytestmark = pytest.mark.slow
+QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0, "explain": True}
+
+
+def run(make_experiment: Callable[..., Experiment], how: str) -> TrialResult:
+    """The result of the trial of ddp on two ranks, one of which fails while it is explained."""
+    experiment = make_experiment(
+        {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8},
+        workload="tests.collective_workload:FailsWhenExplained",
+        workload_options={"how": how},
+        launcher="torchrun",
+        throughput=QUICK,
+        optimizer={"name": "SGD", "lr": 0.01},
+        limits={"trial": 15.0},
+    )
+    plan = make_plan(experiment, cluster.local_inventory())
+    asked = [t for group in plan.groups for t in group.trials if t.cell.devices == 2 and not t.purpose]
+    if not asked:
+        pytest.skip("needs two cores")
+    group = WorkerGroup("b0-g0", 0, Placement(1, 2, 1), "cpu", False, (asked[0],), "torchrun")
+    messages = TorchrunLauncher(experiment, 1, str(ROOT)).launch(group, deadline=None)
+    (result,) = (message for message in messages if isinstance(message, TrialResult))
+    return result
+
+
+def trial_of(purpose: str, trials: Sequence[Trial]) -> Trial:
+    return next(trial for trial in trials if trial.purpose == purpose)
+
+
+KINDS = ("contrastive", "logged", "kept", "grouped", "none")
+
+
+def measure_each(rank: int, world_size: int, out: Path) -> None:
+    """Measures and examines a cell of each kind, on all ranks."""
+    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+    grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 4}
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        content = {
+            "name": "t",
+            "grid": grid,
+            "workload": "tests.collective_workload:Collectives",
+            "workload_options": {"kind": kind},
+            "throughput": QUICK,
+            "optimizer": {"name": "SGD", "lr": 0.01},
+        }
+        experiment = parse_experiment(content, source="test.yaml")
+        planned = [t for t in make_plan(experiment, laptop()).trials if t.cell.devices == 2]
+        cache: dict[Hashable, Any] = {}
+        timed, examined = (
+            run_scenario(
+                TrialContext(next(t for t in planned if t.purpose == p), experiment, ranks, lambda: None, cache)
+            )
+            for p in ("", "doctor")
+        )
+        found[kind] = {
+            "kinds": [window["window_kind"] for window in timed.windows],
+            "in_turn_s": [window.get("in_turn_s") for window in timed.windows if window["window_kind"] == "alone"],
+            "facts": {name: timed.facts.get(name) for name in ("flops_per_unit", "explain_error")},
+            "findings": [(one["check"], one["severity"], one["seen"]) for one in examined.facts["findings"]],
+        }
+    if rank == 0:
+        out.write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(fork_ranks(measure_each, 2, tmp_path_factory.mktemp("ranks")).read_text())
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_with_collectives_is_examined_measured_and_explained(measured: dict[str, Any], kind: str) -> None:
+    seen = measured[kind]
+    assert {"timed", "alone", "together"} <= set(seen["kinds"]) and None not in seen["in_turn_s"]
+    assert seen["facts"]["explain_error"] is None and seen["facts"]["flops_per_unit"] > 0
+    assert "error" not in {severity for _, severity, _ in seen["findings"]}
+    notes = [text for check, severity, text in seen["findings"] if (check, severity) == ("gradient scaling", "note")]
+    # only what keeps the number of its ranks, or a group of them, has no pass on one device
+    assert ["RuntimeError" in text or "OtherRanksNeeded" in text for text in notes] == (
+        [True] if kind in ("kept", "grouped") else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("hangs", "timeout after the measurement: no step"),
+        ("dies", "lost after the measurement: the process of rank 1"),
+    ],
+)
+def test_an_explanation_that_ends_the_group_costs_itself_alone(make_experiment: Any, how: str, reason: str) -> None:
+    result = run(make_experiment, how)
+    assert result.outcome == "ok" and result.facts["explain_error"].startswith(reason), result.facts
+    assert {window["window_kind"] for window in result.windows} >= {"timed"} and len(result.steps["step_s"])
+    assert len(result.ranks) == 2 and result.trial_s
