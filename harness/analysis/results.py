@@ -15,6 +15,7 @@ from harness.analysis.convergence import convergence
 from harness.analysis.device_memory import device_memory
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
+from harness.analysis.exchange_time import exchange_times
 from harness.analysis.faulty import with_faulty
 from harness.analysis.findings import findings, static_findings
 from harness.analysis.gpus import gpus
@@ -219,7 +220,9 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "verdict": _verdict,
     "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants), r.experiment.placements),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
-    "waterfall": lambda r: waterfall(r.trials, r.windows, r.scaling, r.pilot),
+    "waterfall": lambda r: waterfall(
+        r.trials, r.windows, r.scaling, r.pilot, exchange_times(r.exchanges, r.collectives)
+    ),
     "prediction": _prediction,
     "phases": lambda r: phases(r.trials, r.windows, r.pilot),
     "host_phases": lambda r: host_phases(r.trials, r.windows),

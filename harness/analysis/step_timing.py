@@ -22,6 +22,7 @@ WINDOW_COLUMNS = (
     "wait_s",
     "idle_s",
     "host_wait_s",
+    "in_turn_s",
 )
 
 
@@ -42,13 +43,14 @@ class StepWindow:
 class Timing:
     """Seconds a step of one trial: of the slowest rank, and its wait for data.
 
-    Without the wait: ``alone_s`` by rank without gradient exchange, ``together_s`` of the slowest rank with it; None
-    for a strategy whose exchange cannot be taken out.
+    Without the wait: ``alone_s`` by rank without gradient exchange, ``slowest_s`` of each step's slowest rank without
+    it, ``together_s`` of the slowest rank with it; None for a strategy whose exchange cannot be taken out.
     """
 
     step_mean_s: float
     wait_s: float
     alone_s: Mapping[int, float]
+    slowest_s: float | None
     together_s: float | None
 
     @property
@@ -80,8 +82,24 @@ def _timing(rows: Rows) -> Timing | None:
         step_mean_s=sum(window.duration_s for window in timed) / sum(window.steps for window in timed),
         wait_s=wait_s,
         alone_s={rank: _net_step_s(windows, wait_s) for rank, windows in alone.items()},
+        slowest_s=_slowest_s(rows, wait_s),
         together_s=_net_step_s(together, wait_s) if together else None,
     )
+
+
+def _slowest_s(rows: Rows, usual_wait_s: float) -> float | None:
+    """Return the seconds a step of the slowest rank of each step, without exchange; None without such windows."""
+    by_window: dict[int, list[Row]] = {}
+    for row in rows:
+        if row["window_kind"] == "alone":
+            by_window.setdefault(int(row["window"]), []).append(row)
+    total_s = steps = 0.0
+    for ranks in by_window.values():
+        own_s = max(_net_step_s([_merged([row])], usual_wait_s) for row in ranks)
+        in_turn_s = ranks[0]["in_turn_s"]
+        total_s += own_s * ranks[0]["steps"] + (in_turn_s if _known(in_turn_s) else 0.0)
+        steps += ranks[0]["steps"]
+    return total_s / steps if steps else None
 
 
 def _windows_of_all_ranks(rows: Rows, kind: str) -> list[StepWindow]:

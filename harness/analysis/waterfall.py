@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
+from types import MappingProxyType
 
 import pandas as pd
 
 from harness.analysis.common import Row, by_cell, measured, order
+from harness.analysis.exchange_time import Needed
 from harness.analysis.ratios import same_hardware
 from harness.analysis.stats import ENDS, mean_interval
 from harness.analysis.step_timing import Timing, timings
@@ -30,6 +32,10 @@ PARTS = (
 """In the order in which they are taken from the ideal; a strategy has those that apply to it."""
 OF_REPLICAS = {"threads": "dp_threads_s", "side by side": "dp_side_by_side_s"}
 """The parts that a trial of replicas in one process measures itself, and their columns."""
+MOST_TIMES = 3.0
+"""A part that takes more than this many times what its exchange needs at the measured speed is something else."""
+MOST_REST = 0.20
+"""The largest share of the step, lost or saved, that parts may leave unexplained; beyond it they are withheld."""
 MOST_CORRECTION = 0.25
 """The largest factor, beside 1, by which parts are scaled to the efficiency: near 1, it may follow from noise alone."""
 
@@ -48,9 +54,9 @@ class StepLoss:
                             |--------| wrapper
         |== usual rank, without exchange ==|
                                      |-----| side by side
-        |== slowest rank, without exchange ====|
+        |== slowest rank of each step, without exchange
                                            |---| slowest rank
-        |== slowest rank, with exchange ==============|
+        |== step with exchange =======================|
                                                |------| exposed communication
         |== measured step, with its wait ========================|
                                                       |----| waiting for data
@@ -86,13 +92,18 @@ Profiles = Mapping[tuple[str, int], Row]
 
 
 def waterfall(
-    trials: pd.DataFrame, windows: pd.DataFrame, scaling: pd.DataFrame, pilot: int | None = None
+    trials: pd.DataFrame,
+    windows: pd.DataFrame,
+    scaling: pd.DataFrame,
+    pilot: int | None = None,
+    needed: Needed = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Return one row a part of a cell on several devices: its share of the step, over blocks.
 
     The share of the ideal is the cell's efficiency E in ``scaling``, with its interval; the parts, the rest among
     them, have the share 1 - E in proportion to their mean seconds. ``pilot``: the number of blocks that a rule
-    decided from.
+    decided from. ``needed``: what the exchanges of a step need; a part of over MOST_TIMES that is in the rest. A cell
+    whose rest exceeds MOST_REST has no other part. ``reason`` in its row says so.
     """
     known, profiles = _measured(trials, windows), _profiles(trials)
     ratios = {row["cell_id"]: row for row in records(scaling) if row["base_strategy"] == BASE_STRATEGY}
@@ -105,7 +116,7 @@ def waterfall(
         losses = {block: loss for block, loss in by_block if loss}  # the last invocation of a block counts
         losses = {block: loss for block, loss in losses.items() if loss.is_explained} or losses
         if losses:
-            rows += _rows(ratio, _with_common_parts(losses), pilot)
+            rows += _checked_rows(ratio, _with_common_parts(losses), pilot, needed)
     return WATERFALL.frame(sorted(rows, key=lambda row: (*order(row), row["position"])))
 
 
@@ -147,7 +158,8 @@ def _parts_by_ranks(row: Row, timing: Timing, alone: Timing, wrapped: Timing | N
     traits = BUILTIN_TRAITS.get(row["strategy"])
     if wrapped is not None and timing.together_s is not None:
         own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # older runs have no such window on one device
-        exposed = {"exposed communication": timing.together_s - max(timing.alone_s.values())}
+        slowest_s = timing.slowest_s or own_s
+        exposed = {"exposed communication": timing.together_s - slowest_s}
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s), **exposed}
     if traits and traits.explained_by == "removal":
         return None
@@ -163,11 +175,12 @@ def _parts_by_ranks(row: Row, timing: Timing, alone: Timing, wrapped: Timing | N
 def _over_ranks(timing: Timing, own_s: float) -> dict[str, float]:
     """Return the parts from a step on one device to that of the slowest of several ranks, all without exchange.
 
-    Of two ranks the faster is the usual one: with the median half of a slow rank's cost would fall on both.
+    Of two ranks the faster is the usual one: with the median half of a slow rank's cost would fall on both. The slowest
+    one is that of each step: ranks that are slow in turn wait for each other too.
     """
     alone_s = list(timing.alone_s.values())
     usual = min(alone_s) if len(alone_s) == 2 else median(alone_s)
-    return {"side by side": usual - own_s, "slowest rank": max(alone_s) - usual}
+    return {"side by side": usual - own_s, "slowest rank": (timing.slowest_s or usual) - usual}
 
 
 def _profiled_parts(strategy: str, profile: Row | None) -> dict[str, float] | None:
@@ -185,6 +198,27 @@ def _with_common_parts(losses: Mapping[int, StepLoss]) -> dict[int, StepLoss]:
     """Return the blocks with the same parts: a part that a block lacks goes to the rest of every other."""
     common = set.intersection(*(set(loss.parts) for loss in losses.values()))
     return {block: loss.keep(common) for block, loss in losses.items()}
+
+
+def _checked_rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None, needed: Needed) -> list[Row]:
+    """Return the rows of one cell, without the parts that the measured speed of its exchange contradicts."""
+    reasons: list[str] = []
+    names = [*next(iter(losses.values())).parts]
+    for part in list(names):
+        time = needed.get((ratio["cell_id"], part))
+        part_s = mean(loss.parts[part] for loss in losses.values())
+        if time and part_s > MOST_TIMES * time.seconds:
+            names.remove(part)
+            reasons.append(
+                f"{part} would be {1000 * part_s:.3g} ms of a step, but its {time.size_bytes:,} bytes take "
+                f"{1000 * time.seconds:.3g} ms at the measured latency and bandwidth"
+            )
+    rows = _rows(ratio, {block: loss.keep(names) for block, loss in losses.items()}, pilot)
+    rest = float(rows[-1]["share"])
+    if abs(rest) > MOST_REST and names:
+        reasons.append(f"the measured parts leave {rest:.0%} of the step unexplained, and are not shown")
+        rows = _rows(ratio, {block: loss.keep(()) for block, loss in losses.items()}, pilot)
+    return [*rows[:-1], {**rows[-1], "reason": "; ".join(reasons) or None}]
 
 
 def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list[Row]:

@@ -239,6 +239,12 @@ def options_of(axes: Mapping[str, object]) -> Mapping[str, object]:
     return options
 
 
+def backend_of(axes: Mapping[str, object]) -> str:
+    """Return the backend that exchanges tensors between the ranks of a cell, given its columns: nccl or gloo."""
+    asked = options_of(axes).get(f"{axes['strategy']}.backend")
+    return "nccl" if axes["device"] == "cuda" and asked != "gloo" and not axes["oversubscribed"] else "gloo"
+
+
 def _shared_options(axes: Mapping[str, object]) -> Mapping[str, object]:
     """Return every option but the strategy's own."""
     return {name: value for name, value in options_of(axes).items() if not is_own_option(axes, name)}

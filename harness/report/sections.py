@@ -206,7 +206,12 @@ DETAILS = (
         "its efficiency.",
         folded="All parts of all cells",
     ),
-    Section("Efficiency loss not explained", "unexplained", lambda results: unexplained_table(results.trials), level=3),
+    Section(
+        "Efficiency loss not explained",
+        "unexplained",
+        lambda results: unexplained_table(results.trials, results.waterfall),
+        level=3,
+    ),
     Section(
         "Communication of ddp",
         "communication",

@@ -11,7 +11,9 @@ import pytest
 from harness.analysis import phases as phase_tables
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
+from harness.analysis.exchange_time import ExchangeTime, exchange_times
 from harness.analysis.waterfall import waterfall
+from harness.record.schema import COLLECTIVES, EXCHANGES
 from tests.records import line, steps_of
 
 STEPS = 10
@@ -159,10 +161,10 @@ def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
 
 def test_strong_scaling_names_the_smaller_batch() -> None:
     strong = {"scaling": "strong", "global_batch_size": 20}
-    two = [window("timed", rank, 2, 0.070) for rank in (0, 1)]
+    two = [{**window("timed", rank, 2, 0.070), "weight": 50.0} for rank in (0, 1)]
     seen = {"fsdp_all_gather_exposed_s": 0.004, "fsdp_reduce_scatter_exposed_s": 0.001}
     lines = [
-        trial("single", [window("timed", 0, 2, 0.100)], **strong, per_device_batch_size=20, alone_id="single"),
+        trial("single", [window("timed", 0, 2, 0.1)], **strong, per_device_batch_size=20, alone_id="single"),
         trial(
             "small",
             [window("timed", 0, 2, 0.060)],
@@ -242,7 +244,7 @@ def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
         trial("single", [window("timed", 0, 2, 0.100)], alone_id="single"),
         trial(
             "dp2",
-            [window("timed", 0, 2, 0.140)],
+            [{**window("timed", 0, 2, 0.140), "weight": 200.0}],
             strategy="dp",
             devices=2,
             global_batch_size=20,
@@ -278,9 +280,11 @@ def test_without_any_profile_the_other_parts_are_shown_and_the_collectives_are_i
     """As in a run that is older than the trials of profiles, or in a container that forbids CUPTI."""
     old = fsdp_study(0, profiled=False)
     old[2]["facts"] = {"steady": True, "fsdp_all_gather_s": 0.02}  # its total, which is no loss
+    for rank in (0, 1):
+        old[2]["windows"][rank]["duration_s"] -= STEPS * 0.030
     rows = waterfall_of(old).set_index("part")
     assert "all-gather" not in rows.index and rows.loc["wrapper", "part_s"] == pytest.approx(0.004)
-    assert rows.loc["rest", "part_s"] == pytest.approx(0.047)
+    assert rows.loc["rest", "part_s"] == pytest.approx(0.017)
 
 
 def test_a_profile_of_another_invocation_or_launcher_counts() -> None:
@@ -445,3 +449,75 @@ def test_the_wait_is_that_of_the_rank_that_waited_longest() -> None:
             one["duration_s"] += 1e-6  # chance makes it the slowest
     seconds = waterfall_of(lines).set_index("part")["part_s"]
     assert seconds["waiting for data"] == pytest.approx(0.010, abs=1e-6)
+
+
+def in_turn(study_of: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    """Return the study with ranks whose slowest steps, without exchange, alternate: each step loses this many more."""
+    for one in study_of[2]["windows"]:
+        if one["window_kind"] == "alone":
+            one["in_turn_s"] = STEPS * seconds
+    return study_of
+
+
+def test_ranks_that_are_slow_in_turn_wait_for_the_slowest_one_of_each_step() -> None:
+    usual = waterfall_of(study()).set_index("part")["part_s"]
+    seconds = waterfall_of(in_turn(study(), 0.025)).set_index("part")["part_s"]
+    assert seconds["slowest rank"] == pytest.approx(usual["slowest rank"] + 0.025)
+    assert seconds["exposed communication"] == pytest.approx(usual["exposed communication"] - 0.025)
+    assert seconds.drop(["slowest rank", "exposed communication"]).to_dict() == pytest.approx(
+        usual.drop(["slowest rank", "exposed communication"]).to_dict()
+    )
+
+
+def needs(seconds: float, part: str = "exposed communication") -> dict[tuple[str, str], ExchangeTime]:
+    return {("ddp2", part): ExchangeTime(340_008, seconds)}
+
+
+def checked(lines: list[dict[str, Any]], needed: dict[tuple[str, str], ExchangeTime]) -> pd.DataFrame:
+    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=[()] * len(lines))
+    return waterfall(trials, trial_tables.windows(lines), ratios.scaling(trials), None, needed).set_index("part")
+
+
+def test_a_part_of_over_three_times_its_exchange_is_not_explained_with_both_figures() -> None:
+    rows = checked(study(), needs(0.0099))  # 30 ms of exposed communication
+    assert "exposed communication" not in rows.index and rows.loc["rest", "part_s"] == pytest.approx(0.030)
+    assert rows.loc["rest", "reason"] == (
+        "exposed communication would be 30 ms of a step, but its 340,008 bytes take 9.9 ms at the measured latency and "
+        "bandwidth"
+    )
+    assert rows["share"].sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("needed", [needs(0.0101), needs(0.030), {}, needs(0.001, "all-gather")])
+def test_a_part_that_its_exchange_may_take_keeps_its_name(needed: dict[tuple[str, str], ExchangeTime]) -> None:
+    rows = checked(study(), needed)
+    assert rows.loc["exposed communication", "part_s"] == pytest.approx(0.030)
+    assert pd.isna(rows.loc["rest", "reason"])
+
+
+@pytest.mark.parametrize(("more_s", "withheld"), [(0.030, False), (0.045, True)])
+def test_parts_that_leave_more_than_a_fifth_unexplained_are_withheld(more_s: float, withheld: bool) -> None:
+    lines = study()
+    for one in lines[2]["windows"]:
+        one["duration_s"] += STEPS * more_s * (one["window_kind"] == "timed")
+    rows = checked(lines, {})
+    assert (list(rows.index) == ["ideal", "rest"]) == withheld
+    assert rows["share"].sum() == pytest.approx(1.0)
+    if withheld:
+        assert rows.loc["rest", "share"] == pytest.approx(1 - rows.loc["ideal", "share"])
+        assert rows.loc["rest", "reason"] == "the measured parts leave 22% of the step unexplained, and are not shown"
+
+
+def test_the_time_of_an_exchange_is_that_of_its_measured_collectives() -> None:
+    placement = {"backend": "gloo", "devices": 2, "nodes": 1, "operation": "all_reduce"}
+    measured = [{**placement, "size_bytes": 10**n, "time_s": 10 ** (n - 9)} for n in (4, 6)]
+    other = [{**placement, **change, "size_bytes": 10**5, "time_s": 9.0} for change in ({"devices": 4}, {"nodes": 2})]
+    cell = {"cell_id": "c", "strategy": "ddp", "device": "cpu", "devices": 2, "nodes": 1}
+    sizes = (10**4, 10**5, 10**7, 100)
+    exchanges = [{**cell, "operation": "all_reduce", "size_bytes": size} for size in sizes]
+    found = exchange_times(EXCHANGES.frame(exchanges), COLLECTIVES.frame([*measured, *other]))
+    # between two sizes in proportion, beyond the largest too; a small one takes the latency
+    assert found[("c", "exposed communication")] == (sum(sizes), pytest.approx(1e-5 + 1e-4 + 1e-2 + 1e-5))
+    assert exchange_times(EXCHANGES.frame(exchanges), COLLECTIVES.frame(other)) == {}
+    on_gpus = [{**row, "device": "cuda"} for row in exchanges]
+    assert exchange_times(EXCHANGES.frame(on_gpus), COLLECTIVES.frame(measured)) == {}

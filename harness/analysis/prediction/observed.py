@@ -14,7 +14,7 @@ from harness.analysis.prediction.replay import Exchange
 from harness.analysis.prediction.ring import Array
 from harness.analysis.step_timing import Timing, timings
 from harness.analysis.steps import StepTimes
-from harness.plan.comparison import options_of
+from harness.plan.comparison import backend_of, options_of
 from harness.plan.link_rows import LinkTier
 from harness.record.frames import records
 
@@ -94,9 +94,8 @@ class Family:
 
     @property
     def backend(self) -> str:
-        """The backend of the ranks' collectives, which have a device each."""
-        asked = options_of(self.row).get(f"{self.row['strategy']}.backend")
-        return "nccl" if self.row["device"] == "cuda" and asked != "gloo" else "gloo"
+        """The backend of the ranks' collectives."""
+        return backend_of(self.row)
 
     @property
     def has_loader_workers(self) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from harness.analysis.exchange_time import seconds_of
 from harness.plan.exchange_rows import Collective
 
 Array = npt.NDArray[np.float64]
@@ -135,15 +136,10 @@ def _cost(vector: Array, hidden: float) -> RingCost:
 
 
 def _miss(operation: Collective, cost: RingCost, known: Sequence[Timed], sizes: Sequence[int]) -> float:
-    """Return the largest relative difference, over numbers of ranks, of all exchanges of a step together.
-
-    The measured time of a size lies between those of its neighbours, on logarithmic axes.
-    """
+    """Return the largest relative difference, over numbers of ranks, of all exchanges of a step together."""
     misses = []
     for ranks in {t.ranks for t in known}:
-        measured = sorted((t.size_bytes, t.seconds) for t in known if t.ranks == ranks)
-        at, seconds = np.log(np.array(measured)).T
-        expected = np.exp(np.interp(np.log(sizes), at, seconds)) * np.maximum(1.0, np.array(sizes) / measured[-1][0])
+        expected = seconds_of(sizes, [(t.size_bytes, t.seconds) for t in known if t.ranks == ranks])
         fitted = sum(sum(cost.parts(operation, size, ranks)) for size in sizes)
         misses.append(abs(fitted / float(expected.sum()) - 1))
     return max(misses)

@@ -69,4 +69,5 @@ def _cause(cell_id: str, part: str, evidence: str, row: Row) -> Statement:
         high=row["high"],
         n=row["blocks"],
         subject=part,
+        reasons=(row["reason"],) if part == "rest" and row["reason"] else (),
     )

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
+from harness.analysis.waterfall import MOST_REST
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, draw_interval, linear_values
@@ -45,6 +46,11 @@ def efficiency_waterfall(results: Results) -> Drawing:
     rows = results.waterfall
     if rows.empty:
         return Drawing(title, "Left out: no cell on several devices has the trials that explain it.", None)
+    withheld = rows.groupby("cell_id")["part"].transform("nunique") == len(("ideal", "rest"))
+    apart, rows = rows[withheld], rows[~withheld]
+    left_out = _withheld(apart)
+    if rows.empty:
+        return Drawing(title, f"Left out:{left_out}", None)
     cells = _by_importance(rows, results.verdict)
     names = [row for row in ROWS if row in {*map(_row_of, rows["part"])}]
     starts = range(0, len(cells), MOST_CELLS)[:MOST_FIGURES]
@@ -54,9 +60,19 @@ def efficiency_waterfall(results: Results) -> Drawing:
         f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.no_interval(rows)}, "
         f"{captions.count(rows)}, an arrow at ends beyond the axis. Side by side: the same step on all devices "
         f"at once, nothing exchanged. {_communication(rows)}{_graph_search(rows)}{captions.set_apart(rows)}"
-        f"{_choice(len(cells))}"
+        f"{_choice(len(cells))}{left_out}"
     )
     return Drawing(title, caption, figures[0], figures[1:])
+
+
+def _withheld(rows: pd.DataFrame) -> str:
+    """Return a sentence on the cells whose parts are not shown."""
+    labels = [str(label) for label in rows["label"].drop_duplicates()]
+    more = f" and {len(labels) - MOST_CELLS} more" if len(labels) > MOST_CELLS else ""
+    named = ", ".join(labels[:MOST_CELLS]) + more
+    return (
+        f" Withheld, since their parts leave over {MOST_REST:.0%} of the step unexplained: {named}." if labels else ""
+    )
 
 
 def _by_importance(rows: pd.DataFrame, verdict: pd.DataFrame) -> list[pd.DataFrame]:

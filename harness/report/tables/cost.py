@@ -79,14 +79,16 @@ def _interval(row: Row) -> str:
     return f"n = {row['blocks']}: {share(row['least'])} to {share(row['most'])} %" if number(row["blocks"]) > 1 else "-"
 
 
-def unexplained_table(trials: pd.DataFrame) -> TextTable:
-    """Return the cells whose efficiency loss could not be explained, each with the reason."""
+def unexplained_table(trials: pd.DataFrame, waterfall: pd.DataFrame) -> TextTable:
+    """Return the cells whose efficiency loss could not be explained, or not by all parts, each with the reason."""
     columns: tuple[Column, ...] = (
         ("cell", "label", words),
-        ("reason", "explain_error", words),
+        ("reason", "reason", words),
     )
-    bad = trials[trials["explain_error"].notna() & (trials["outcome"] == "ok")]
-    return make_table(columns, rows_of(bad.drop_duplicates("cell_id")))
+    bad = trials[trials["explain_error"].notna() & (trials["outcome"] == "ok")].drop_duplicates("cell_id")
+    failed = bad[["label"]].assign(reason=bad["explain_error"])
+    unknown = waterfall.loc[waterfall["reason"].notna(), ["label", "reason"]]
+    return make_table(columns, rows_of(pd.concat([failed, unknown])))
 
 
 def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
