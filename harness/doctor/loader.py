@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.doctor.check import Case, Check
+from harness.doctor.process import processors
 from harness.doctor.subject import Subject
 from harness.plan.cell import int_option
 from harness.plan.checks.finding import Finding
@@ -26,10 +27,14 @@ LEAST, MOST_SAMPLES = 3, 64
 
 @dataclass(frozen=True)
 class Rate:
-    """Seconds a sample of all ranks' loaders. ``complete``: False if time was up, so that they are an upper bound."""
+    """Seconds a sample of all ranks' loaders. ``complete``: False if time was up, so that they are an upper bound.
+
+    ``processors``: those of the node that this process may use, for each of the node's devices.
+    """
 
     sample_s: float
     complete: bool = True
+    processors: int = 1
 
 
 def observe(subject: Subject) -> Rate | None:
@@ -48,7 +53,7 @@ def observe(subject: Subject) -> Rate | None:
     )
     workers = int_option(cell.loader, "workers", 0) * subject.replicas
     batch_s, complete = time_batches(fetch, workers, int_option(cell.loader, "prefetch_factor", 2))
-    return Rate(batch_s / batch, complete)
+    return Rate(batch_s / batch, complete, processors() // (cell.devices // cell.nodes))
 
 
 def time_batches(
@@ -89,16 +94,13 @@ def judge(seen: Sequence[Rate | None], case: Case) -> list[Finding]:
     if not slowest.complete:
         means = f"perhaps loader-bound: no steady rate of the loader within {LIMIT_S:.0f} s"
         return [Finding(NAME, "note", rates, means, "compare with a cell of data: synthetic_device")]
-    return [
-        Finding(
-            NAME,
-            "warning",
-            rates,
-            "loader-bound: the measured throughput and scaling are those of the loader",
-            f"set loader.workers to {math.ceil(max(1, workers) * loader / model)} if each device has as many free "
-            "cores, make samples cheaper, or measure with data: synthetic_device",
-        )
-    ]
+    needed = math.ceil(max(1, workers) * loader / model)
+    if needed <= slowest.processors:
+        first = f"set loader.workers to {needed}, make samples cheaper"
+    else:
+        first = f"make samples cheaper ({needed} workers a device, for which it has {slowest.processors} processors)"
+    means = "loader-bound: the measured throughput and scaling are those of the loader"
+    return [Finding(NAME, "warning", rates, means, f"{first}, or measure with data: synthetic_device")]
 
 
 def figures(seen: Sequence[Rate | None], case: Case) -> dict[str, str]:

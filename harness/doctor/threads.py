@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from harness.doctor.check import Case, Check
-from harness.doctor.process import ProcessState
+from harness.doctor.process import ProcessState, processors
 from harness.doctor.subject import Subject
 from harness.plan.cell import int_option
 from harness.plan.checks.finding import Finding, join_names
@@ -34,12 +33,11 @@ class Threads:
 
 def observe(subject: Subject) -> Threads:
     """Count the threads after model and steps, which may have changed their number."""
-    process, now = psutil.Process(), ProcessState.now()
+    now = ProcessState.now()
     earlier = subject.process or now
-    allowed = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None
     return Threads(
         threads=torch.get_num_threads() * (subject.replicas if subject.device.type == "cpu" else 1),
-        processors=len(allowed) if allowed else psutil.cpu_count() or 1,
+        processors=processors(),
         node=subject.ranks.node_rank,
         before=earlier.threads,
         now=now.threads,

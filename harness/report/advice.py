@@ -30,9 +30,12 @@ MICRO_BATCHES = 4
 ACCUMULATION = Option("training.accumulation", (1, MICRO_BATCHES))
 COMPILE = Option("compile", (False, True))
 LOADER = Option("loader.workers", (0, 2, 4))
+FIRST_BUCKET_BYTES, GRADIENT_BYTES = 2**20, 4
+"""ddp's first bucket, which any size of buckets leaves, and the gradient of a parameter in it."""
+COMPRESSION = Option("ddp.comm_hook", ("none", "bf16_compress"))
 ADVICE: Mapping[str, tuple[Option, ...]] = {
     "waiting for data": (LOADER,),
-    "exposed communication": (BUCKETS, ACCUMULATION, Option("ddp.comm_hook", ("none", "bf16_compress"))),
+    "exposed communication": (BUCKETS, ACCUMULATION, COMPRESSION),
     "wrapper": (COMPILE, ACCUMULATION),
     "all-gather": (Option("fsdp.reshard_after_forward", (True, False)), ACCUMULATION),
     "reduce-scatter": (ACCUMULATION,),
@@ -46,19 +49,37 @@ MACHINE = {
     "slowest rank": "One rank is slower than the others: tables/ranks.csv and harness doctor say which.",
 }
 """By part, what follows from the machine rather than from an option."""
+SLOW_IN_TURN = "The ranks are slow in turn, as if the work of a batch varies, or something interrupts single steps."
+"""In place of the slowest rank, if no rank is slower than the others on the whole."""
 
 
-def options_to_try(part: str, row: Row, experiment: Experiment) -> list[Option]:
-    """Return what may reduce a part of a cell's step, without the axes that the file already varies."""
+def options_to_try(part: str, row: Row, experiment: Experiment, cores: int | None = None) -> list[Option]:
+    """Return what may reduce a part of a cell's step, without the axes that the file already varies.
+
+    Without what the cell excludes: sizes of buckets, or compression, of a gradient that the first bucket holds, and
+    more loader workers than the ``cores`` of a node.
+    """
     varied = set(varied_options(experiment))
     for axis in ("compile", "strategy"):
         if any(len(getattr(grid, axis)) > 1 for grid in _grids(experiment)):
             varied.add(axis)
-    return [option for option in ADVICE.get(part, ()) if option.axis not in varied and _applies(option, row)]
+    offered = (_within(cores, option, row) for option in ADVICE.get(part, ()) if option.axis not in varied)
+    return [option for option in offered if len(option.values) > 1 and _applies(option, row)]
+
+
+def _within(cores: int | None, option: Option, row: Row) -> Option:
+    """Return the option with no more loader workers a device than the node has cores for each."""
+    if option is not LOADER or cores is None:
+        return option
+    most = cores // (int(number(row["devices"])) // int(number(row["nodes"])))
+    return Option(option.axis, tuple(dict.fromkeys(min(int(number(workers)), most) for workers in option.values)))
 
 
 def _applies(option: Option, row: Row) -> bool:
     """Return whether the cell's strategy and batch have the option."""
+    gradient_bytes = None if is_missing(row.get("parameters")) else GRADIENT_BYTES * number(row["parameters"])
+    if option in (BUCKETS, COMPRESSION) and gradient_bytes and gradient_bytes <= FIRST_BUCKET_BYTES:
+        return False
     section = option.axis.partition(".")[0]
     traits, options = BUILTIN_TRAITS.get(str(row["strategy"])), row.get("options")
     if option is ACCUMULATION:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.analysis.verdict.causes import CLEAR, DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
-from harness.report.advice import MACHINE, Option, options_to_try
-from harness.report.row import Row, Scalar, is_missing, number, rows_of
+from harness.report.advice import MACHINE, SLOW_IN_TURN, Option, options_to_try
+from harness.report.row import Row, Scalar, is_missing, number, rows_of, texts
 from harness.report.sentence import Context, Sentence
 from harness.report.tables.text import percent, plural, with_ends
 
@@ -72,9 +72,9 @@ def causes_of(row: Row, context: Context) -> list[Row]:
 
 
 def _listed(row: Row, context: Context, *, is_first: bool) -> str:
-    return (
-        f"{_share(row)}{' of the step:' if is_first else ''} {name_of(str(row['subject']))}{_of_the_base(row, context)}"
-    )
+    because = f" ({'; '.join(texts(row['reasons']))})" if texts(row["reasons"]) else ""
+    share = f"{_share(row)}{' of the step:' if is_first else ''}"
+    return f"{share} {name_of(str(row['subject']))}{because}{_of_the_base(row, context)}"
 
 
 def _share(row: Row) -> str:
@@ -124,7 +124,9 @@ def _advice(causes: Sequence[Row], context: Context) -> str:
     row = target(causes)
     if row is None:
         certain = [str(one["subject"]) for one in causes if one["code"] == CLEAR]
-        return next((MACHINE[part] for part in certain if part in MACHINE), "")
+        part = next((part for part in certain if part in MACHINE), "")
+        in_turn = part == "slowest rank" and not context.has_doubt("slow rank", causes[0]["cell_id"])
+        return SLOW_IN_TURN if in_turn else MACHINE.get(part, "")
     lines = "; ".join(map(str, options_of(row, context)))
     return f"Against {name_of(str(row['subject']))}, try {lines}." if lines else ""
 
@@ -132,7 +134,11 @@ def _advice(causes: Sequence[Row], context: Context) -> str:
 def options_of(row: Row, context: Context) -> list[Option]:
     """Return the options that may reduce a cause, without those that the file varies already."""
     cell = context.cells.get(str(row["cell_id"]))
-    return options_to_try(str(row["subject"]), cell, context.results.experiment) if cell else []
+    if cell is None:
+        return []
+    nodes = [node for group in context.results.environment.get("groups", []) for node in group["nodes"]]
+    cores = min((node["cores"] for node in nodes if node["cores"]), default=None)
+    return options_to_try(str(row["subject"]), cell, context.results.experiment, cores)
 
 
 def smaller_causes(causes: Sequence[Row], context: Context) -> Iterator[str]:

@@ -79,7 +79,7 @@ def next_step(statements: Sequence[Row], context: Context) -> NextStep:
     elif blocks and number(blocks["n"]) <= MOST_BLOCKS:
         step = _more_blocks(blocks, proposal, context)
     elif blocks:
-        step = _longer_windows(results)
+        step = _longer_windows(proposal, context)
     elif _target_missed(statements):
         step = _more_epochs(results)
     else:
@@ -172,14 +172,15 @@ def _more_blocks(row: Row, proposal: Proposal | None, context: Context) -> NextS
     return _run_file(f"{why}; a rule sets their number, so that it takes a new run:", file, results)
 
 
-def _longer_windows(results: Results) -> NextStep:
+def _longer_windows(proposal: Proposal | None, context: Context) -> NextStep:
+    results = context.results
     settings = results.experiment.throughput
     longer = LONGER * ((settings and settings.window_seconds) or SHORTEST)
     file = _changed(results, "With longer windows.", {"throughput": {"window_seconds": longer}})
-    why = (
-        "The noise of this run hides what an option could change. Close other programs, then measure again with "
-        f"throughput.window_seconds: {longer:g}, all else as here:"
-    )
+    again = "Close other programs, then measure again" if context.has_doubt("foreign load") else "Measure again"
+    hidden = "The noise of this run hides what an option could change."
+    wide = hidden if proposal else "The intervals of this run are too wide for a decision."
+    why = f"{wide} {again} with throughput.window_seconds: {longer:g}, all else as here:"
     return _run_file(why, file, results)
 
 

@@ -76,6 +76,22 @@ def test_an_axis_that_the_file_varies_is_not_proposed_again(content: dict[str, A
     assert BUCKETS not in options_to_try("exposed communication", CELL, experiment(**content))
 
 
+@pytest.mark.parametrize(("parameters", "offered"), [(19_000, False), (262_144, False), (262_145, True), (None, True)])
+def test_buckets_and_compression_are_not_for_a_gradient_that_the_first_bucket_holds(
+    parameters: int | None, offered: bool
+) -> None:
+    found = options_to_try("exposed communication", {**CELL, "parameters": parameters}, experiment())
+    assert [option.axis for option in found if option.axis.startswith("ddp.")] == (
+        ["ddp.bucket_cap_mb", "ddp.comm_hook"] if offered else []
+    )
+
+
+@pytest.mark.parametrize(("cores", "values"), [(1, None), (2, (0, 1)), (4, (0, 2)), (6, (0, 2, 3)), (64, (0, 2, 4))])
+def test_a_node_has_cores_for_the_loader_workers_of_its_devices(cores: int, values: tuple[int, ...] | None) -> None:
+    found = options_to_try("waiting for data", CELL, experiment(), cores)
+    assert [option.values for option in found] == ([values] if values else [])
+
+
 def test_an_option_reads_as_a_line_of_the_file() -> None:
     assert str(BUCKETS) == "ddp.bucket_cap_mb: [1, 25, 100]"
     assert str(Option("ddp.comm_hook", ("none", "bf16_compress"))) == "ddp.comm_hook: [none, bf16_compress]"

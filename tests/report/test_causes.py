@@ -9,7 +9,7 @@ from harness.report.advice import ADVICE
 from harness.report.causes import NAMES
 from harness.report.tables.text import NO_BREAK
 from tests.report.test_decision import RATIO
-from tests.report.test_verdict import sentences_on, verdict_of
+from tests.report.test_verdict import CELL, sentences_on, verdict_of
 
 DDP = "ddp.bucket_cap_mb: [1, 25, 100]; training.accumulation: [1, 4]; ddp.comm_hook: [none, bf16_compress]"
 
@@ -93,6 +93,21 @@ def test_what_no_option_changes_says_so_or_gives_way_to_what_one_may() -> None:
         "bandwidth, caches or power; no option changes that."
     )
     assert "Against exposed communication, try" in text_of(shared, cause("exposed communication", 0.1, 0.05))
+
+
+def test_ranks_that_are_slow_in_turn_are_no_slow_rank() -> None:
+    slowest = cause("slowest rank", 0.3, 0.2)
+    trial = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "ok"}
+    for doubts, words in (((), "slow in turn"), (("wide spread",), "slow in turn"), (("slow rank 1",), "One rank is")):
+        (sentence,) = sentences_on("loss", slowest, trials=[{**trial, "doubts": doubts}])
+        assert words in sentence.text
+
+
+def test_what_is_not_explained_says_why() -> None:
+    rest = cause("rest", 0.91, 0.9, reasons=("exposed communication would be 31 ms",))
+    assert text_of(rest).startswith(
+        "91 % (90 to 92 %) of the step: not explained (exposed communication would be 31 ms"
+    )
 
 
 def test_the_same_advice_is_given_once() -> None:

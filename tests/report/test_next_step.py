@@ -87,11 +87,19 @@ def test_noise_that_blocks_do_not_narrow_takes_longer_windows(seconds: float, lo
     given = {"experiment": {"throughput": {"window_seconds": seconds}}}
     statements = (FASTEST, EXCHANGE, {**NOISY, "n": 857})
     why, command = said(*statements, **given)
-    assert why.startswith("The noise of this run hides what an option could change. Close other programs")
+    assert why.startswith("The noise of this run hides what an option could change. Measure again with")
     content = yaml.safe_load(verdict_of(*statements, **given).next_file)
     assert content["throughput"]["window_seconds"] == longer and command.endswith("/next.yaml")
     assert parse_experiment(content, source="next")
     assert not any("--add-blocks" in line for line in verdict_of(*statements, **given).others)
+
+
+def test_other_programs_are_closed_if_a_trial_saw_them_and_noise_hides_an_option_if_there_is_one() -> None:
+    statements = (FASTEST, cause("rest", 0.9, 0.8), {**NOISY, "n": 857})
+    assert said(*statements)[0].startswith("The intervals of this run are too wide for a decision. Measure again with")
+    trial = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "ok"}
+    for doubts, again in ((("foreign load",), "Close other programs, then measure"), (("wide spread",), "Measure")):
+        assert f"decision. {again} again" in said(*statements, trials=[{**trial, "doubts": doubts}])[0]
 
 
 def test_a_target_that_no_training_reached_takes_more_epochs() -> None:
