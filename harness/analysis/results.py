@@ -191,7 +191,7 @@ def _prediction(results: Results) -> pd.DataFrame:
 def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return the predictions of a run: of its larger sizes from smaller ones, and of those ``asked``.
 
-    ``links``: the collectives of another measurement, for tiers that the run did not measure.
+    ``links``: the collectives of another measurement, for placements and sizes that the run did not measure.
     """
     excluded = {row["cell_id"]: str(row["excluded"]) for row in records(results.scaling) if row["excluded"] is not None}
     found = families(results.trials, results.windows, results.lines, results.step_times)

@@ -24,7 +24,7 @@ LinksOf = Annotated[
     typer.Option(
         "--links",
         metavar="FOLDER_OR_FILE",
-        help="Collectives of another placement: the run folder of harness doctor FILE --links, or its "
+        help="Collectives of a further measurement: the run folder of harness doctor FILE --links, or its "
         "tables/collectives.csv.",
     ),
 ]

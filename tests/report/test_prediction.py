@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,11 +12,12 @@ import pytest
 
 from harness.analysis.prediction import Asked, Links, predictions
 from harness.analysis.prediction.observed import Size
+from harness.analysis.prediction.replay import Exchange
 from harness.analysis.results import Results
 from harness.report.figures.common import style
 from harness.report.figures.prediction import predicted_steps, write_prediction
 from harness.report.tables.prediction import measured_alone, prediction_table, prediction_words, refusals
-from tests.analysis.prediction.world import collectives, family, observed, step_s
+from tests.analysis.prediction.world import EXCHANGES, collectives, family, observed, step_s
 
 
 def table(asked: Asked | None = None, **changed: Any) -> pd.DataFrame:
@@ -50,6 +52,21 @@ def test_what_is_refused_is_a_sentence_with_the_sizes() -> None:
     assert sentence.startswith("Not predicted: ddp · resnet8 on 64 devices on 64 nodes: more than 8 times the largest")
     (sentence,) = refusals(table(strategy="dp"))
     assert "8 devices on 8 nodes, 64 devices on 64 nodes: dp is not predicted" in sentence
+
+
+def test_a_reason_that_several_cells_share_is_one_sentence() -> None:
+    one_node = {size: observed(size) for size in (Size(1, 1), Size(2, 1))}
+    gathered = tuple(Exchange("all_gather", each.size_bytes, 0.0, 0.0) for each in EXCHANGES)
+    of = [
+        family({size: replace(seen, row={**seen.row, "family_id": label, "setting": label}) for size, seen in cells})
+        for label, cells in (("resnet8", one_node.items()), ("resnet14", one_node.items()))
+    ] + [family({size: observed(size, strategy="fsdp", family_id="c") for size in one_node}, exchanges=gathered)]
+    inside = collectives(ranks=(2,), tier="inside a node", nodes=1)
+    (sentence,) = refusals(predictions(of, Links(inside), {}, Asked(devices=(8, 16), nodes=(4, 8))))
+    named = (
+        "Not predicted: ddp · resnet8; ddp · resnet14; fsdp · resnet8 on 8 devices on 4 nodes, 16 devices on 8 nodes: "
+    )
+    assert sentence.startswith(f"{named}not every collective of its step was measured between nodes (gloo)")
 
 
 def test_the_words_say_how_good_held_out_sizes_were() -> None:

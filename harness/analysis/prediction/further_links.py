@@ -1,4 +1,4 @@
-"""Collectives of another measurement: of ``harness doctor FILE --links``, for a tier that a run did not measure."""
+"""Collectives of another measurement: of ``harness doctor FILE --links``, for placements and sizes that a run lacks."""
 
 from __future__ import annotations
 

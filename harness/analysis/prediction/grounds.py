@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.analysis.prediction.observed import Family, Size
-from harness.analysis.prediction.ring import RingFit
+from harness.analysis.prediction.ring import BEYOND, LEAST_POINTS, RingFit, Timed, near_times
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.exchange_rows import Collective
+from harness.plan.link_rows import LinkTier
 
 FARTHEST = 8
 """Sizes beyond the largest measured one times this are predicted only with ``--far``."""
 MOST_MISS = 0.2
 """The largest relative difference of a fit to a measured collective, and of a prediction to a held-out size."""
+
+NO_OWN = "no step without exchange was measured; set throughput.explain: true"
 
 
 def refusal_of_family(family: Family) -> str | None:
@@ -35,7 +38,7 @@ def refusal_of_family(family: Family) -> str | None:
             "mesh, static_graph, or torch.compile of fsdp"
         )
     if not any(seen.own_s for size, seen in family.sizes.items() if size.devices > 1):
-        return "no step without exchange was measured; set throughput.explain: true"
+        return NO_OWN
     return None
 
 
@@ -47,15 +50,16 @@ def refusal_of_sizes(fitted: Sequence[Size]) -> str | None:
     return None
 
 
-def refusal_of_parts(fitted: Sequence[Size]) -> str | None:
-    """Return why these sizes, those of the smaller ones whose parts are all known, predict none; None if they do."""
+def refusal_of_parts(fitted: Sequence[Size], unknown: Mapping[Size, str]) -> str | None:
+    """Return why the smaller sizes whose parts are all known predict none; None if they do.
+
+    ``unknown``: the other smaller sizes, with the reason.
+    """
     if len({size.devices for size in fitted}) > 1:
         return None
     known = ", ".join(map(str, fitted)) or "none"
-    return (
-        "needs two numbers of devices with steps without exchange and collectives that a ring fits, of those measured: "
-        f"{known}; set throughput.explain: true, and measure placements of one tier"
-    )
+    lacking = "; ".join(f"of {size.words}, {reason}" for size, reason in unknown.items())
+    return f"needs two numbers of devices whose parts are known, which are: {known}; {lacking}"
 
 
 def refusal_of_distance(size: Size, fitted: Sequence[Size], *, far: bool) -> str | None:
@@ -69,22 +73,37 @@ def refusal_of_distance(size: Size, fitted: Sequence[Size], *, far: bool) -> str
     )
 
 
-def refusal_of_links(size: Size, needed: Sequence[Collective], fits: Mapping[Collective, RingFit]) -> str | None:
-    """Return why the collectives of its tier give no times; None if they do."""
-    for operation in needed:
-        name = operation.replace("_", "-")
-        if operation not in fits:
-            fewer = ", or, if one node has that many devices, say so with --nodes" if size.nodes > 1 else ""
+def refusal_of_links(tier: LinkTier, fits: Mapping[Collective, RingFit | str]) -> str | None:
+    """Return why the collectives of a tier give no times; None if they do."""
+    for operation, fit in fits.items():
+        if isinstance(fit, str):
+            return fit
+        if fit.miss > MOST_MISS:
             return (
-                f"{name} {size.tier} was not measured at the sizes that are exchanged; measure a placement "
-                f"{size.tier}, or give --links (the run folder of harness doctor FILE --links){fewer}"
-            )
-        if fits[operation].miss > MOST_MISS:
-            return (
-                f"the time of {name} {size.tier} is not that of a ring: the fit misses the measured one by "
-                f"{fits[operation].miss:.0%}; measure placements nearer to the asked one"
+                f"the time of {operation.replace('_', '-')} {tier} is not that of a ring: the fit misses the measured "
+                f"one by {fit.miss:.0%}; measure placements nearer to the asked one"
             )
     return None
+
+
+def reason_of_links(
+    operation: Collective, tier: LinkTier, where: str, known: Sequence[Timed], sizes: Sequence[int]
+) -> str:
+    """Return why the ``known`` times of a collective have no fit at the exchanged ``sizes`` (bytes)."""
+    further = "give --links (the run folder of harness doctor FILE --links)"
+    if not known:
+        nodes = ", or, if one node has that many devices, say so with --nodes" * (tier == "between nodes")
+        return (
+            f"not every collective of its step was measured {where}; measure a placement {tier}, with "
+            f"throughput.links_seconds above 0, or {further}{nodes}"
+        )
+    near, largest = near_times(known, sizes), max(t.size_bytes for t in known)
+    exchanged = " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))
+    found = f"{len(near)} of the {LEAST_POINTS} times that a fit needs within a factor of {BEYOND:g} of the exchanged "
+    found += f"{exchanged} bytes were measured"
+    if len(near) >= LEAST_POINTS:
+        found = f"measured up to {largest:,} bytes, of {exchanged} that are exchanged"
+    return f"{operation.replace('_', '-')} {where}: {found}; raise throughput.links_seconds, or {further}"
 
 
 def refusal_by_grade(error: float | None, size: Size) -> str | None:

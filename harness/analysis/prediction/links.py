@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from harness.analysis.prediction.grounds import reason_of_links
 from harness.analysis.prediction.observed import Size
 from harness.analysis.prediction.ring import RingFit, Timed, fit_ring
 from harness.plan.exchange_rows import Collective
@@ -18,12 +19,14 @@ from harness.record.frames import records
 SEED = 0
 Measured = Mapping[tuple[str, Collective, LinkTier], Sequence[tuple[Size, Timed]]]
 """Times with the size of their placement, by backend, collective and tier."""
-Fits = Mapping[Collective, RingFit]
+Fits = Mapping[Collective, RingFit | str]
+"""The fit of each collective, or why there is none."""
+SAME = ["backend", "operation", "tier", "devices", "nodes", "size_bytes"]
 
 
 @dataclass(frozen=True)
 class Links:
-    """The measured collectives of the run itself, and further ones of placements that the run did not measure."""
+    """The measured collectives of the run itself, and further ones of placements and sizes that it did not measure."""
 
     own: pd.DataFrame
     further: pd.DataFrame | None = None
@@ -32,12 +35,10 @@ class Links:
 
     @cached_property
     def _timed(self) -> Measured:
-        own = timed_collectives(self.own)
-        further = {} if self.further is None else timed_collectives(self.further)
-        return {
-            key: [*own.get(key, ()), *(each for each in further.get(key, ()) if each[0] not in self._placements)]
-            for key in {**own, **further}
-        }
+        if self.further is None:
+            return timed_collectives(self.own)
+        own, further = (pd.MultiIndex.from_frame(frame[SAME]) for frame in (self.own, self.further))
+        return timed_collectives(pd.concat([self.own, self.further[~further.isin(own)]]))
 
     @cached_property
     def _placements(self) -> set[Size]:
@@ -47,7 +48,7 @@ class Links:
     def fits(
         self, backend: str, tier: LinkTier, needed: Mapping[Collective, Sequence[int]], most_devices: int, draws: int
     ) -> Fits:
-        """Return the fit of each collective that was measured; ``needed``: the sizes in bytes that are exchanged.
+        """Return the fit of each collective, or why there is none; ``needed``: the sizes in bytes that are exchanged.
 
         ``most_devices``: of larger placements of the run nothing is known; further ones were measured apart from it.
         """
@@ -60,15 +61,13 @@ class Links:
         self, backend: str, tier: LinkTier, needed: Mapping[Collective, Sequence[int]], most_devices: int, draws: int
     ) -> Fits:
         generator = np.random.default_rng(SEED)
-        fits: dict[Collective, RingFit] = {}
+        fits: dict[Collective, RingFit | str] = {}
         for operation, sizes in needed.items():
-            known = [
-                timed
-                for size, timed in self._timed.get((backend, operation, tier), ())
-                if size.devices <= most_devices or size not in self._placements
-            ]
-            if fit := fit_ring(operation, known, sizes, generator, draws):
-                fits[operation] = fit
+            measured = self._timed.get((backend, operation, tier), ())
+            known = [t for size, t in measured if size.devices <= most_devices or size not in self._placements]
+            where = f"{tier} ({backend}" + f", up to {most_devices} devices" * (len(known) < len(measured)) + ")"
+            fit = fit_ring(operation, known, sizes, generator, draws)
+            fits[operation] = fit or reason_of_links(operation, tier, where, known, sizes)
         return fits
 
 

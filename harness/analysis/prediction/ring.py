@@ -81,7 +81,7 @@ def fit_ring(
     from its steps, the start is 0.
     """
     known = [t for t in measured if t.ranks > 1]
-    near = [t for t in known if min(sizes) / BEYOND <= t.size_bytes <= max(sizes) * BEYOND]
+    near = near_times(known, sizes)
     if len(near) < LEAST_POINTS or max(t.size_bytes for t in near) * BEYOND < max(sizes):
         return None
     weights = np.array([1.0 if t in near else FAR_WEIGHT for t in known])
@@ -90,6 +90,14 @@ def fit_ring(
     best = _cost(vector, hidden)
     others = generator.multivariate_normal(vector, covariance, size=draws, method="eigh")
     return RingFit(best, tuple(_cost(other, hidden) for other in others), _miss(operation, best, near, sizes))
+
+
+def near_times(measured: Sequence[Timed], sizes: Sequence[int]) -> list[Timed]:
+    """Return the times around the exchanged ``sizes``; of exchanges below all that was measured, the smallest ones."""
+    if not measured:
+        return []
+    largest = max(*sizes, 2 * min(t.size_bytes for t in measured))
+    return [t for t in measured if min(sizes) / BEYOND <= t.size_bytes <= largest * BEYOND]
 
 
 def _fit(

@@ -11,6 +11,7 @@ import pandas as pd
 from harness.analysis.common import Row, claim_tags
 from harness.analysis.prediction.grounds import (
     FARTHEST,
+    NO_OWN,
     refusal_by_grade,
     refusal_of_distance,
     refusal_of_family,
@@ -74,10 +75,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Ground:
-    """What a size is predicted from: smaller sizes, and the fits of their collectives by tier."""
+    """What a size is predicted from: smaller sizes, and the fits of their collectives by tier.
+
+    ``unknown``: the smaller sizes whose parts are not all known, with the reason.
+    """
 
     fitted: Sequence[Size]
     fits: Mapping[LinkTier, Fits]
+    unknown: Mapping[Size, str]
 
 
 @dataclass(frozen=True)
@@ -142,13 +147,10 @@ class _FamilyTable:
         needed = self._needed()
         tiers = dict.fromkeys([size.tier, *(each.tier for each in smaller if each.devices > 1)])
         fits = {tier: self.links.fits(self.family.backend, tier, needed, largest, DRAWS) for tier in tiers}
-        fitted = [
-            each
-            for each in smaller
-            if self.family.sizes[each].own_s
-            and (each.devices == 1 or not refusal_of_links(each, [*needed], fits[each.tier]))
-        ]
-        return _Ground(fitted, fits)
+        unknown = {each: refusal_of_links(each.tier, fits[each.tier]) for each in smaller if each.devices > 1}
+        unknown |= {each: NO_OWN for each in smaller if not self.family.sizes[each].own_s}
+        reasons = {each: reason for each, reason in unknown.items() if reason}
+        return _Ground([each for each in smaller if each not in reasons], fits, reasons)
 
     def _refusal(self, size: Size, smaller: Sequence[Size], ground: _Ground) -> str | None:
         """Return why this size is not predicted; None if it is."""
@@ -156,8 +158,8 @@ class _FamilyTable:
             return f"the global batch of {self.family.row['global_batch_size']} does not divide by {size.devices}"
         return (
             refusal_of_sizes(smaller)
-            or refusal_of_links(size, [*self._needed()], ground.fits[size.tier])
-            or refusal_of_parts(ground.fitted)
+            or refusal_of_links(size.tier, ground.fits[size.tier])
+            or refusal_of_parts(ground.fitted, ground.unknown)
             or refusal_of_distance(size, ground.fitted, far=self.asked.far)
         )
 
@@ -165,7 +167,11 @@ class _FamilyTable:
         batch = self._batch(size)
         sizes = [self.family.sizes[each] for each in ground.fitted]
         lanes = LANES.get(self.family.backend, 1)
-        predicted = Model(self.family, sizes, ground.fits, lanes, np.random.default_rng(SEED)).predict(size, batch)
+        fits = {
+            tier: {operation: fit for operation, fit in of.items() if not isinstance(fit, str)}
+            for tier, of in ground.fits.items()
+        }
+        predicted = Model(self.family, sizes, fits, lanes, np.random.default_rng(SEED)).predict(size, batch)
         seen = self.family.sizes.get(size)
         return {
             **_columns(predicted),

@@ -60,12 +60,15 @@ def prediction_words(prediction: pd.DataFrame) -> str:
 
 
 def refusals(prediction: pd.DataFrame) -> list[str]:
-    """Return a sentence for each reason, with the sizes that are not predicted for it."""
+    """Return a sentence for each reason, with the cells and sizes that are not predicted for it."""
     sizes: dict[tuple[str, str], list[str]] = {}
     for row in rows_of(prediction):
         if not is_missing(row["refusal"]):
             sizes.setdefault((family_label(row), str(row["refusal"])), []).append(_size(row).words)
-    return [f"Not predicted: {name} on {', '.join(of)}: {reason}." for (name, reason), of in sizes.items()]
+    names: dict[tuple[str, str], list[str]] = {}
+    for (name, reason), of in sizes.items():
+        names.setdefault((", ".join(of), reason), []).append(name)
+    return [f"Not predicted: {'; '.join(alike)} on {of}: {reason}." for (of, reason), alike in names.items()]
 
 
 def measured_alone(prediction: pd.DataFrame, devices: Sequence[int]) -> list[str]:

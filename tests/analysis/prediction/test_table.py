@@ -235,7 +235,7 @@ def test_a_tier_that_was_not_measured_is_refused_until_its_links_are_given() -> 
     one_node = family({Size(n, 1): observed(Size(n, 1)) for n in (1, 2, 4)})
     inside = collectives(tier="inside a node", nodes=1)
     refused = asked_row(one_node, ASKED, Links(inside))
-    assert "all-reduce between nodes was not measured" in refused["refusal"]
+    assert "not every collective of its step was measured between nodes (gloo)" in refused["refusal"]
     assert "harness doctor FILE --links" in refused["refusal"] and refused["refusal"].endswith("say so with --nodes")
     given = asked_row(one_node, ASKED, Links(inside, collectives(ranks=(2, 4, 8))))
     assert given["step_s"] == pytest.approx(step_s(16), rel=0.05)
@@ -253,12 +253,84 @@ def test_links_are_joined_to_those_of_the_run_in_the_same_tier() -> None:
     assert cost(further[further["devices"] == 2]) == cost(None)  # the run's own measurement of a placement counts
 
 
+def measured_sizes(*powers: int, **given: Any) -> pd.DataFrame:
+    """The collectives of these sizes, powers of two, of 2 ranks."""
+    of_all = collectives(ranks=(2,), **given)
+    return of_all[of_all["size_bytes"].isin([2**power for power in powers])]
+
+
+SLOW_LINK = measured_sizes(*range(10, 20))
+"""Sizes that a slow link left: of those within a factor of 4 of 524,288 and 1,048,576 bytes 3."""
+
+
+@pytest.mark.parametrize(
+    ("own", "exchanged", "reason"),
+    [
+        (SLOW_LINK, (2**19, 2**20), ": 3 of the 4 times that a fit needs within a factor of 4 of the exchanged "
+         "524,288 to 1,048,576 bytes were measured; raise throughput.links_seconds, or give --links"),
+        (SLOW_LINK, (2**20,), ": 2 of the 4 times that a fit needs within a factor of 4 of the exchanged 1,048,576 b"),
+        (SLOW_LINK, (2**25,), ": 0 of the 4 times that a fit needs"),
+        (SLOW_LINK, (2**12, 2**22), ": measured up to 524,288 bytes, of 4,096 to 4,194,304 that are exchanged; raise"),
+        (SLOW_LINK[:0], (2**20,), "not every collective of its step was measured between nodes (gloo); measure a"),
+    ],
+    ids=["three sizes", "two", "none of that size", "largest missing", "none at all"],
+)  # fmt: skip
+def test_too_few_measured_sizes_are_counted_and_further_links_of_the_same_placement_help(
+    own: pd.DataFrame, exchanged: tuple[int, ...], reason: str
+) -> None:
+    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2))}
+    of = family(sizes, exchanges=tuple(Exchange("all_reduce", size, 0.05, 0.1) for size in exchanged))
+    asked = Asked(devices=(4,), nodes=(4,))
+    refusal = asked_row(of, asked, Links(own))["refusal"]
+    assert reason in refusal and (own.empty or "all-reduce between nodes (gloo): " in refusal)
+    given = asked_row(of, asked, Links(own, measured_sizes(*range(10, 28), powers=range(10, 28))))
+    assert pd.isna(given["refusal"]) and given["step_s"] > OWN_S
+
+
+def test_enough_measured_sizes_are_predicted_and_further_ones_change_nothing_that_the_run_measured() -> None:
+    own = measured_sizes(*range(12, 22))
+    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2))}
+    asked = Asked(devices=(4,), nodes=(4,))
+    found = asked_row(family(sizes), asked, Links(own))
+    assert pd.isna(found["refusal"])
+    slower = own.assign(time_s=5 * own["time_s"])
+    assert asked_row(family(sizes), asked, Links(own, slower))["step_s"] == found["step_s"]
+
+
+def test_an_exchange_below_the_smallest_measured_size_takes_its_time() -> None:
+    of = family(
+        {size: observed(size) for size in (Size(1, 1), Size(2, 2))}, exchanges=(Exchange("all_reduce", 200, 0.1, 0.1),)
+    )
+    found = asked_row(of, Asked(devices=(4,), nodes=(4,)), Links(measured_sizes(*range(12, 23))))
+    assert pd.isna(found["refusal"])
+
+
+def test_a_size_that_is_held_out_is_not_said_to_lack_its_own_links() -> None:
+    """The run measured collectives between nodes on 4 devices alone, from which 4 devices are not predicted."""
+    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 1), Size(4, 2))}
+    inside = collectives(ranks=(2,), tier="inside a node", nodes=1)
+    links = pd.concat([inside, collectives(ranks=(4,), nodes=2)])
+    (found,) = [row for row in rows(family(sizes), ASKED, Links(links)) if row["kind"] == "held out"]
+    assert "was measured between nodes (gloo, up to 2 devices); measure a placement" in found["refusal"]
+
+
+def test_a_smaller_size_whose_links_are_few_is_named_with_its_own_remedy() -> None:
+    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 1))}
+    inside = SLOW_LINK.assign(tier="inside a node", nodes=1)
+    found = asked_row(family(sizes), ASKED, Links(pd.concat([inside, collectives()])))
+    assert (
+        "whose parts are known, which are: 1; of 2 devices, all-reduce inside a node (gloo): 3 of the 4"
+        in found["refusal"]
+    )
+    assert "raise throughput.links_seconds" in found["refusal"] and "explain" not in found["refusal"]
+
+
 def test_collectives_of_another_backend_are_left_out() -> None:
     others = collectives(backend="nccl", cost=RingCost(1e-6, 1e-6, 1e12, 0.0))
     both = asked_row(family(), ASKED, Links(pd.concat([others, collectives()])))
     assert both["step_s"] == asked_row(family())["step_s"]
     on_gpus = changed(device="cuda")
-    assert "was not measured" in asked_row(on_gpus, ASKED, Links(collectives()))["refusal"]
+    assert "was measured between nodes (nccl); measure" in asked_row(on_gpus, ASKED, Links(collectives()))["refusal"]
     asked_for = changed(device="cuda", options={"loader.workers": 0, "ddp.backend": "gloo"})
     assert asked_row(asked_for)["step_s"] == both["step_s"]
 

@@ -68,8 +68,10 @@ def family(sizes: Mapping[Size, Observed] | None = None, **changed: Any) -> Fami
     return Family(known, **given)
 
 
-def collectives(ranks: Sequence[int] = (2, 4), cost: RingCost = COST, **changed: Any) -> pd.DataFrame:
-    """The table of measured all-reduces, of a rank a node."""
+def collectives(
+    ranks: Sequence[int] = (2, 4), cost: RingCost = COST, powers: Sequence[int] = range(12, 23), **changed: Any
+) -> pd.DataFrame:
+    """The table of measured collectives of sizes that are powers of two, of a rank a node."""
     return COLLECTIVES.frame(
         {
             "devices": n,
@@ -84,5 +86,5 @@ def collectives(ranks: Sequence[int] = (2, 4), cost: RingCost = COST, **changed:
         }
         for n in ranks
         for operation in ("all_reduce", "all_gather", "reduce_scatter")
-        for power in range(12, 23)
+        for power in powers
     )
