@@ -2,7 +2,8 @@
 
 The blocks of one run share its processes' luck, its hour and its machine's state: they are no replicates of a run. The
 standard deviation s between runs comes from earlier runs, or is stated. The difference of two runs' logarithms has the
-standard error s sqrt(2).
+standard error s sqrt(2). A stated s is not trusted below the standard deviation between the blocks of a run: runs share
+less than the blocks of one do, and whether the mean over blocks varies less than a block is not known.
 """
 
 from __future__ import annotations
@@ -42,20 +43,27 @@ class RunNoise:
     """The standard deviation of a logarithm between runs.
 
     ``freedom``: its degrees of freedom, and ``runs``: the number of earlier runs; None if it was stated.
+    ``within``: the noise that both runs show themselves; a claim needs to hold by that too.
     """
 
     sd: float
     freedom: int | None = None
     runs: int | None = None
+    within: RunNoise | None = None
 
     def interval(self, ratio: float) -> tuple[float, float]:
         """Return the 95 % confidence interval of the ratio of two runs: t(k - 1) s sqrt(2) on the logarithm."""
-        half = half_width(self.sd * math.sqrt(2), self.freedom)
+        half = max(half_width(each.sd * math.sqrt(2), each.freedom) for each in self.both)
         return ratio * math.exp(-half), ratio * math.exp(half)
 
     def p_value(self, ratio: float, threshold: float = 1.0) -> float:
         """Return the two-sided p-value of the ratio of two runs being ``threshold``."""
-        return p_value(math.log(ratio / threshold), self.sd * math.sqrt(2), self.freedom)
+        return max(p_value(math.log(ratio / threshold), each.sd * math.sqrt(2), each.freedom) for each in self.both)
+
+    @property
+    def both(self) -> tuple[RunNoise, ...]:
+        """This noise, and that within the runs if it is known."""
+        return (self, self.within) if self.within else (self,)
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,13 @@ def noise_between(
     sd, freedom = pooled_deviation([[*sample.values()] for sample in enough])
     runs = len(set().union(*enough))
     return RunNoise(sd, min(freedom, runs - 1), runs), ""
+
+
+def noise_within(*runs: Sequence[float]) -> RunNoise | None:
+    """Return the noise between the blocks of a run, pooled over the given values of runs; None without two blocks."""
+    if max(map(len, runs)) < 2:
+        return None
+    return RunNoise(*pooled_deviation([[math.log(value) for value in values] for values in runs]))
 
 
 def _kind(cell: RunCell, measure: Measure) -> tuple[str, Conditions | None, str | None]:

@@ -18,6 +18,7 @@ from harness.analysis.run_noise import (
     Measure,
     RunNoise,
     noise_between,
+    noise_within,
     speedups,
     throughputs,
 )
@@ -80,7 +81,7 @@ class RunRatio:
 
     @property
     def noise_sd(self) -> float | None:
-        return self.noise.sd if self.noise else None
+        return max(each.sd for each in self.noise.both) if self.noise else None
 
     @property
     def noise_runs(self) -> int | None:
@@ -159,7 +160,9 @@ def match(first: Side, later: Side, question: Question, history: History | None,
 
 
 def _pair(letter: str, first: RunCell, later: RunCell, question: Question, earlier: Sequence[EarlierRun]) -> Pair:
-    stated = None if question.run_noise is None else RunNoise(question.run_noise)
+    stated = None
+    if question.run_noise is not None:
+        stated = RunNoise(question.run_noise, within=noise_within(first.throughputs, later.throughputs))
     throughput = _ratio(first, later, earlier, throughputs, stated)
     speedup = None
     if first.base and later.base and key_of(first.base, question) == key_of(later.base, question):

@@ -37,7 +37,11 @@ FailIf = Annotated[
 ]
 Noise = Annotated[
     str | None,
-    typer.Option("--run-noise", metavar="SHARE", help="Standard deviation of throughput between runs: 5% or 0.05."),
+    typer.Option(
+        "--run-noise",
+        metavar="SHARE",
+        help="Standard deviation of throughput between runs: 5% or 0.05. Not trusted below that of a run's blocks.",
+    ),
 ]
 HistoryFolder = Annotated[
     Path | None,

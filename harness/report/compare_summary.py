@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import pandas as pd
+
 from harness.analysis.common import is_no_claim
 from harness.analysis.compare import FASTER, SLOWER, WITHIN_NOISE, Comparison
 from harness.analysis.gate import FAILS, PASSES, UNDECIDED
@@ -14,7 +16,7 @@ from harness.report.tables.text import plural, words
 
 NAMED = 6
 """The most cells, or facts, that a sentence names."""
-KEEP_RUNS = "Two runs alone decide nothing: keep at least 3 earlier runs in the results folder, or give --run-noise 5%."
+KEEP_RUNS = "Two runs alone decide nothing: keep at least 3 earlier runs in the results folder, or state --run-noise."
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -62,14 +64,20 @@ def _noise(comparison: Comparison) -> Iterator[str]:
     cells, question = comparison.cells, comparison.question
     known = cells[cells["run_noise"].notna()]
     if question.run_noise is not None:
-        yield f"Run noise: {100 * question.run_noise:g} %, as stated with --run-noise; intervals are normal."
+        stated = f"{100 * question.run_noise:g} %"
+        yield f"Run noise: {stated}, as stated with --run-noise; intervals are normal, or t by the blocks if wider."
+        more = cells[cells["change"].notna() & (cells["run_noise"] > question.run_noise)]
+        if len(more):
+            yield (
+                f"In {len(more)} of {plural(len(cells), 'cell')} the blocks of a run themselves spread by "
+                f"{_percents(more['run_noise'])}, which contradicts {stated}: that spread is used there."
+            )
     elif len(known):
-        low, high = (percent_text(value) for value in (known["run_noise"].min(), known["run_noise"].max()))
         few, many = int(known["earlier_runs"].min()), int(known["earlier_runs"].max())
         count = str(few) if few == many else f"{few} to {many}"
         assert comparison.history is not None
         yield (
-            f"Run noise: {low if low == high else f'{low} to {high}'} between runs (standard deviation of a cell's "
+            f"Run noise: {_percents(known['run_noise'])} between runs (standard deviation of a cell's "
             f"throughput over {count} earlier runs below {comparison.history.folder})."
         )
     without = [row for row in rows_of(cells[cells["change"].isna()]) if not is_no_claim(row)]
@@ -81,9 +89,9 @@ def _noise(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def percent_text(value: float) -> str:
-    """Return '1.2 %'."""
-    return f"{100 * value:.2g} %"
+def _percents(values: pd.Series[float]) -> str:
+    """Return '1.2 %', or '1.2 % to 3 %'."""
+    return " to ".join(dict.fromkeys(f"{100 * value:.2g} %" for value in (values.min(), values.max())))
 
 
 def _gate(comparison: Comparison) -> Iterator[str]:

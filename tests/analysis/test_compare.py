@@ -129,6 +129,60 @@ def test_a_stated_run_noise_has_the_normal_quantile(runs: dict[str, Path]) -> No
     assert pd.isna(row["speedup_low"]) and row["speedup_ratio"] == pytest.approx(0.8)
 
 
+def spread(*logs: float, factor: float = 1.0) -> Callable[[Cell, int], float]:
+    """Speeds of which those of ddp on two devices differ between blocks by these logarithms."""
+
+    def speed(cell: Cell, block: int) -> float:
+        of_block = math.exp(logs[block % len(logs)]) if (cell.strategy, cell.devices) == ("ddp", 2) else 1.0
+        return rate(factor)(cell, 0) * of_block
+
+    return speed
+
+
+@pytest.mark.parametrize(
+    ("logs", "later", "shown"),
+    [
+        ((0.2, 0.0, -0.2), 0.673, 0.2),
+        ((0.0, 0.5, 0.1), 0.6, None),
+        ((-0.3, 0.3, 0.0), 1.4, 0.3),
+    ],
+    ids=["identical code", "one block far off", "faster"],
+)
+def test_a_stated_run_noise_below_the_spread_of_the_runs_is_contradicted_and_not_used(
+    make_experiment: Make, tmp_path: Path, logs: tuple[float, ...], later: float, shown: float | None
+) -> None:
+    made = make_experiment(GRID, throughput={"blocks": 3})
+    paths = [make_run(tmp_path, made, spread(*logs, factor=x), started_at=1.7e9 + x) for x in (1.0, later)]
+    comparison = compared(*paths, run_noise=0.05, conditions=("throughput < 0.95",))
+    rows = by_cell(comparison)
+    row = rows["ddp", 2]
+    assert row["change"] == "within noise" and row["low"] < 1 < row["high"] and row["run_noise"] > 0.15
+    if shown:
+        assert row["run_noise"] == pytest.approx(shown)
+        assert math.log(row["high"] / row["ratio"]) == pytest.approx(2.776445 * shown * math.sqrt(2), rel=1e-5)
+    verdicts = dict(zip(comparison.gate["cell_id"], comparison.gate["verdict"], strict=True))
+    assert verdicts[row["cell_id"]] == "undecided"
+    assert rows["single", 1]["run_noise"] == 0.05 and rows["single", 1]["change"] != "within noise"  # its blocks agree
+    text = " ".join(sentences(comparison))
+    assert "In 1 of 3 cells the blocks of a run themselves spread by" in text and "which contradicts 5 %" in text
+
+
+def test_a_stated_run_noise_above_the_spread_of_the_runs_is_used_and_a_change_beyond_a_larger_one_is_found(
+    make_experiment: Make, tmp_path: Path
+) -> None:
+    made = make_experiment(GRID, throughput={"blocks": 3})
+    quiet = [make_run(tmp_path, made, spread(0.03, 0.0, -0.03, factor=x), started_at=1.7e9 + x) for x in (1.0, 0.8)]
+    comparison = compared(*quiet, run_noise=0.05)
+    row = by_cell(comparison)["ddp", 2]
+    assert row["run_noise"] == 0.05 and row["change"] == "slower"
+    assert math.log(row["high"] / row["ratio"]) == pytest.approx(1.959964 * 0.05 * math.sqrt(2), rel=1e-5)
+    assert "contradicts" not in " ".join(sentences(comparison))
+    changed = math.exp(-5 * 0.2 * math.sqrt(2))  # five times the noise of a difference
+    loud = [make_run(tmp_path, made, spread(0.2, 0.0, -0.2, factor=x), started_at=1.8e9 + x) for x in (1.0, changed)]
+    row = by_cell(compared(*loud, run_noise=0.05))["ddp", 2]
+    assert row["change"] == "slower" and row["run_noise"] == pytest.approx(0.2)
+
+
 def test_speedups_are_paired_inside_each_run_and_have_a_noise_of_their_own(runs: dict[str, Path]) -> None:
     comparison = compared(runs["first"], runs["slower"], conditions=("speedup < 0.95",))
     rows = by_cell(comparison)

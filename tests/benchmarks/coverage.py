@@ -6,6 +6,9 @@ each measurement has noise. The interval is that of harness.analysis.stats, fixe
 Each comparison of two runs has k earlier runs. A run has a speed of its own that its cells share, and each cell of a
 run has noise. Nothing has changed: a claim on any cell is a false alarm. Were each of them tested at 5 % without
 Holm's adjustment, or were the blocks of both runs taken as replicates, there would be more.
+
+Each comparison with a stated run noise is of two runs whose spread is some times that noise. Their blocks show it: the
+means of runs differ as much as single blocks of a run, or as means of independent blocks do.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.analysis.gate import ALPHA
-from harness.analysis.run_noise import RunNoise
+from harness.analysis.run_noise import RunNoise, noise_within
 from harness.analysis.stats import holm, paired_ratio, pooled_deviation, ratio_p_value, stein_blocks
 
 TRUTH = 1.7
@@ -116,6 +119,37 @@ def false_alarms(earlier: int, cells: int, *, draws: int = DRAWS, seed: int = 1)
     return adjusted, unadjusted, by_blocks
 
 
+STATED = 0.05
+"""A stated standard deviation between runs."""
+
+
+def stated_claims(
+    times: float, blocks: int, cells: int, *, shared: bool, planted: float = 0.0, draws: int = DRAWS, seed: int = 1
+) -> tuple[float, float]:
+    """The parts of comparisons in which a cell is claimed: as compare does, and by the stated noise alone.
+
+    ``times``: the spread over STATED. ``shared``: whether the blocks of a run share so much that its mean varies as a
+    single block. ``planted``: a change of the first cell alone, in spreads; then claims of that cell are counted.
+    """
+    random = np.random.default_rng([seed, int(100 * times), blocks, cells, shared])
+    spread = times * STATED
+    of_run = spread * math.sqrt(1 - 1 / blocks) if shared else 0.0
+    found = []
+    for _ in range(draws):
+        logs = of_run * random.standard_normal((2, cells, 1)) + spread * random.standard_normal((2, cells, blocks))
+        logs[1, 0] -= planted * spread
+        p_values: list[list[float]] = [[], []]
+        for cell in range(cells):
+            first, later = np.exp(logs[:, cell]).tolist()
+            ratio = math.exp(logs[1, cell].mean() - logs[0, cell].mean())
+            for each, within in zip(p_values, (noise_within(first, later), None), strict=True):
+                each.append(RunNoise(STATED, within=within).p_value(ratio))
+        adjusted = [holm(each) for each in p_values]
+        found.append([(each[0] if planted else min(each)) <= ALPHA for each in adjusted])
+    as_compare_does, by_stated = np.array(found).mean(axis=0).tolist()
+    return as_compare_does, by_stated
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS)
@@ -132,7 +166,22 @@ def main() -> None:
     for earlier, cells in product(EARLIER_RUNS, CELLS):
         rates = false_alarms(earlier, cells, draws=draws)
         alarms.add_row(str(earlier), str(cells), *(f"{100 * rate:.1f} %" for rate in rates))
-    Console().print(table, alarms)
+    stated = Table(title=f"Part of {draws} comparisons with a stated run noise of 5 % in which a cell is claimed")
+    for title in (
+        "spread of runs",
+        "blocks",
+        "cells",
+        "no change",
+        "by the stated noise alone",
+        "changed by 5 spreads",
+    ):
+        stated.add_column(title)
+    for times, blocks, cells in product((1.5, 4.0), (2, 3, 5), CELLS):
+        both = stated_claims(times, blocks, cells, shared=True, draws=draws)
+        changed, _ = stated_claims(times, blocks, cells, shared=True, planted=5, draws=draws)
+        rates = (f"{100 * rate:.1f} %" for rate in (*both, changed))
+        stated.add_row(f"{100 * times * STATED:.1f} %", str(blocks), str(cells), *rates)
+    Console().print(table, alarms, stated)
 
 
 if __name__ == "__main__":

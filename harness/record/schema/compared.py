@@ -42,7 +42,11 @@ COMPARISON = Table(
         _c("ratio", "Float64", "throughput in the later run over that in the first"),
         _c("low", "Float64", "lower end of the ratio's 95 % confidence interval over runs; `<NA>` without run noise"),
         _c("high", "Float64", "upper end of the ratio's 95 % confidence interval over runs; `<NA>` without run noise"),
-        _c("run_noise", "Float64", "standard deviation of the logarithm of throughput between runs"),
+        _c(
+            "run_noise",
+            "Float64",
+            "standard deviation of log throughput between runs; if stated, at least that of blocks",
+        ),
         _c("earlier_runs", "Int64", "number of earlier runs that run_noise is estimated from; `<NA>` if it was given"),
         _c("p_adjusted", "Float64", "p-value of a ratio of 1, two-sided, Holm-adjusted over all rows"),
         _c(

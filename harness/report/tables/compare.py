@@ -30,8 +30,10 @@ NO_CLAIM, NOT_DECIDED = "no claim", "undecided"
 METHOD = (
     "Ratio of throughputs, later run over first. Blocks inside a run are no replicates of the run: on the logarithm, "
     "the half-width of the 95 % interval is t(k - 1) s sqrt(2), with s the standard deviation of the cell's log "
-    "throughput between k earlier runs in the same environment, or the stated one. A change is claimed if 1 is "
-    "rejected at 5 % after Holm's adjustment over all rows. Speedups are paired by block inside each run."
+    "throughput between k earlier runs in the same environment. A stated s has the normal quantile; if s between the "
+    "blocks inside both runs gives a wider interval, that is taken: what runs differ by beyond it, earlier runs alone "
+    "show. A change is claimed if 1 is rejected at 5 % after Holm's adjustment over all rows. Speedups are paired by "
+    "block inside each run."
 )
 
 GATE_METHOD = (
