@@ -58,18 +58,23 @@ def write_history(folder: Path, wanted: str | Mapping[str, PlainValue] | None, o
     labels = Labels(rows_of(chosen))
     groups = [(rows_of(group[:1])[0], group) for _, group in chosen.groupby("cell_id", sort=False)]
     cells = [(labels.of(first), group) for first, group in sorted(groups, key=lambda one: order(one[0]))]
-    _check_count(history, cells, folder)
+    if not cells:
+        raise _no_cell(history, folder)
     marks = environment_changes(chosen)
+    by_change = sorted(range(len(cells)), key=lambda place: _change(cells[place][1]), reverse=True)
+    drawn = [cells[place] for place in sorted(by_change[:MOST_PANELS])]
     with style():
-        limits = common_limits([_limits(group) for _, group in cells])
+        limits = common_limits([_limits(group) for _, group in drawn])
         unit = rate_unit(chosen)
-        figure = panels(cells, lambda axes, group, ends: _draw(axes, group, ends, marks, unit), limits, legend=[])
+        figure = panels(drawn, lambda axes, group, ends: _draw(axes, group, ends, marks, unit), limits, legend=[])
         content = io.BytesIO()
         figure.savefig(content, format=path.suffix[1:], dpi=DPI)
     write_output(path, content.getvalue())
-    return HistoryReport(
-        [(label, _table(group)) for label, group in cells], _caption(marks), path, history.attrs[UNREAD]
-    )
+    caption = _caption(marks)
+    if len(drawn) < len(cells):
+        which = f"{MOST_PANELS} of {len(cells)} cells whose throughput changed most over the runs (largest / smallest)"
+        caption = f"The figure has the {which}; choose others with --cell. {caption}"
+    return HistoryReport([(label, _table(group)) for label, group in cells], caption, path, history.attrs[UNREAD])
 
 
 def _is_chosen(row: Row, wanted: str | Mapping[str, PlainValue] | None) -> bool:
@@ -78,16 +83,17 @@ def _is_chosen(row: Row, wanted: str | Mapping[str, PlainValue] | None) -> bool:
     return str(row["cell_id"]).startswith(wanted) if isinstance(wanted, str) else matches(row, wanted)
 
 
-def _check_count(history: pd.DataFrame, cells: list[tuple[str, pd.DataFrame]], folder: Path) -> None:
-    """Raise ComparisonError if there is no cell, or more than the figure has panels for."""
-    if cells and len(cells) <= MOST_PANELS:
-        return
+def _change(group: pd.DataFrame) -> float:
+    """Return a cell's largest throughput in a run over its smallest."""
+    return float(group["throughput_per_s"].max() / group["throughput_per_s"].min())
+
+
+def _no_cell(history: pd.DataFrame, folder: Path) -> ComparisonError:
     labels = Labels(rows_of(history))
     known = rows_of(history.drop_duplicates("cell_id"))[:MOST_PANELS]
     some = "; ".join(f"{row['cell_id']}: {labels.of(row)}" for row in known)
-    found = f"{len(cells)} cells, more than {MOST_PANELS}" if cells else "no cell"
-    raise ComparisonError(
-        f"{folder}: {found} to draw; choose some with --cell ID or --cell 'strategy=ddp,devices=2'. Cells here: {some}"
+    return ComparisonError(
+        f"{folder}: no cell to draw; choose some with --cell ID or --cell 'strategy=ddp,devices=2'. Cells here: {some}"
         + "; ..." * (history["cell_id"].nunique() > MOST_PANELS)
     )
 

@@ -16,6 +16,7 @@ from harness.cli.commands import app
 from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from harness.record.schema import COMPARED
+from harness.report.figures.common import panels
 from tests.run_folders import NODE, make_run
 
 Make = Callable[..., Experiment]
@@ -211,6 +212,33 @@ def test_history_draws_cells_over_time_and_marks_the_environment(runs: dict[str,
     assert re.search(r" 0\.(79|80)\d ", text), text  # the last run is slow beside the one before it
     assert "Dashed: the environment changed (1: 2023-11-" in text
     assert max(map(len, result.stdout.splitlines())) <= max(80, len(f"Figure: {picture}"))
+
+
+@pytest.mark.parametrize("more", [1, 0], ids=["13 cells", "12 cells"])
+def test_history_lists_every_cell_and_draws_the_12_that_changed_most(
+    make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    sizes = [2**power for power in range(12 + more)]
+    experiment = make_experiment(
+        {"model": "resnet8", "strategy": "single", "per_device_batch_size": sizes}, throughput={"blocks": 1}
+    )
+    for run in range(3):  # the larger the batch, the more its speed changes: down in the second run, then back
+
+        def speed(cell: Cell, block: int, run: int = run) -> float:
+            return 100.0 * (1 - (0.0, 1e-4, 0.0)[run] * int(cell.per_device_batch_size or 1))
+
+        make_run(tmp_path, experiment, speed, started_at=1.7e9 + run)
+    drawn: list[str] = []
+    monkeypatch.setattr(
+        "harness.report.history.panels",
+        lambda cells, *given, **named: drawn.extend(label for label, _ in cells) or panels(cells, *given, **named),
+    )
+    result = call("history", tmp_path, "--output", tmp_path / "all.svg")
+    assert result.exit_code == 0, result.output
+    assert [f"batch {size}/device" in result.stdout for size in sizes] == [True] * len(sizes)
+    assert drawn == [f"single x1 · batch {size}/device" for size in sizes[-12:]]
+    said = "The figure has the 12 of 13 cells whose throughput changed most" in " ".join(result.stdout.split())
+    assert said == bool(more)
 
 
 def test_history_of_a_cell_by_its_id(runs: dict[str, Path], tmp_path: Path) -> None:
