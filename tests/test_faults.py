@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 LIMIT_S = 8.0
 SEED = 5
 """Puts the group of two before that of one, so that each fault has something after it."""
-FREED_S = 10.0
+FREED_S = 30.0
 """Seconds within which the peers of a failed rank are gone: a collective would wait for minutes."""
 
 

@@ -33,7 +33,7 @@ class Killed:
         self.chance, self.output, self.finished_log = chance, place / "out", place / "result"
         self.file = place / "scripted.yaml"
         self.file.write_text(TEXT % BLOCKS)
-        self.kills = self.reports = 0
+        self.kills = self.reports = self.vain = 0
         self.lines: list[Line] = []
         self.plan: bytes | None = None
 
@@ -54,10 +54,12 @@ class Killed:
 
     def look(self) -> None:
         """What holds after a kill at any instant."""
+        self.vain += 1
         if self.folder is None:
             return
         results = harness.load(self.folder)
         assert results.lines[: len(self.lines)] == self.lines, "a recorded trial is gone or other than it was"
+        self.vain = 0 if len(results.lines) > len(self.lines) else self.vain
         self.lines = results.lines
         result = self.finished_log.read_text().splitlines() if self.finished_log.exists() else []
         recorded = [f"{line['trial_id']} {line['attempt']}" for line in self.lines]
@@ -126,7 +128,11 @@ class Times:
         return cls(*seen, time.monotonic() - began)
 
     def draw(self, killed: Killed) -> float | None:
-        """How long the next call may take: while it starts, while it measures, while it reports; in the end, all."""
+        """How long the next call may take: while it starts, while it measures, while it reports; in the end, all.
+
+        The longer, the more calls before it have measured nothing: the machine may have become slower since.
+        """
+        slower = 1 + killed.vain / 10
         chance, done = killed.chance, {line["trial_id"] for line in killed.lines if line["outcome"] == "ok"}
         if killed.reports > 2:
             return None
@@ -134,8 +140,8 @@ class Times:
             killed.reports += 1
             return chance.uniform(0, self.end_s - self.last_s + self.first_s)
         if chance.random() < 0.2:
-            return chance.uniform(0, self.first_s)
-        return self.first_s + chance.expovariate(20 / (self.last_s - self.first_s))
+            return slower * chance.uniform(0, self.first_s)
+        return slower * self.first_s + chance.expovariate(20 / (self.last_s - self.first_s))
 
 
 def test_a_hundred_kills_lose_and_duplicate_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:

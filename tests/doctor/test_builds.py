@@ -17,6 +17,8 @@ from harness.train.ranks import Ranks
 from tests.doctor.healthy import Healthy, Net
 from tests.doctor.ranks import cell_for
 
+pytestmark = pytest.mark.usefixtures("no_timed_checks")
+
 CPU = torch.device("cpu")
 
 

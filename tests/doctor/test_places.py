@@ -30,6 +30,8 @@ from tests.doctor.faulty_steps import (
 )
 from tests.doctor.ranks import cell_for
 
+pytestmark = pytest.mark.usefixtures("no_timed_checks")
+
 RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 
 

@@ -31,7 +31,7 @@ from harness.run.events import Event
 from harness.run.execution import Execution
 from tests.conftest import gpu_cluster, laptop
 
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures", "no_timed_checks")
 
 Make = Callable[..., Experiment]
 Measured = Callable[..., tuple[Plan, RunFolder]]

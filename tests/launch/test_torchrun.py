@@ -469,7 +469,7 @@ def test_a_failure_is_a_row_and_ends_the_group(
     (result,) = (m for m in messages if isinstance(m, TrialResult))
     assert (result.trial_id, result.outcome) == (group.trials[0].id, outcome)
     assert in_reason in result.reason and in_detail in result.detail
-    assert 0.0 <= result.facts["freed_s"] < 10.0
+    assert 0.0 <= result.facts["freed_s"] < 30.0  # a collective would wait for minutes
     assert not [pid for pid in pids_of(messages) if alive(pid)]
 
 

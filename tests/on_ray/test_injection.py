@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import harness
+from harness.analysis.doubts import FOREIGN_CORES, kind_of
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment, parse_experiment
 from harness.launch.torchrun.launcher import TorchrunLauncher
@@ -19,6 +20,7 @@ from harness.record.folder import RunFolder
 from harness.run.execution import Execution
 from tests.conftest import laptop
 from tests.on_ray.conftest import TESTS, Executed
+from tests.processes import most_foreign_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 PARTS = {"loader": "waiting for data", "gradients": "exposed communication", "rank1": "slowest rank"}
@@ -77,24 +79,19 @@ def doubts(results: Results, fault: str) -> set[str]:
     return {name for names in of_fault(results.trials, fault)["doubts"] for name in names}
 
 
-def foreign_cores(results: Results) -> float:
-    """The most processors that other processes kept busy during a trial, from the recorded columns of its ranks."""
-    ranks = results.ranks[results.ranks["watched_s"].notna()].groupby(["trial_id", "attempt"])
-    busy = ranks["node_cpu_s"].max() - ranks["own_cpu_s"].sum()
-    return float((busy / ranks["watched_s"].max()).max())
+OF_OTHER_LOAD = {"foreign load", "no steady state", "stalled", "slow rank", "memory swapped"}
+"""Doubts that other processes bring."""
 
 
 def unexplained_doubts(results: Results, fault: str) -> set[str]:
     """The doubts, but those that other processes on this machine bring, if there were any."""
-    names = doubts(results, fault) - {"wide spread", "windows drift"}  # of windows of 10 steps
-    if foreign_cores(results) <= 0.25:
-        return names
-    return {name for name in names - {"foreign load", "no steady state"} if not name.startswith("slow rank")}
+    names = {kind_of(name) for name in doubts(results, fault)} - {"wide spread", "windows drift"}  # of 10 steps
+    return names if most_foreign_cores(results) <= FOREIGN_CORES else names - OF_OTHER_LOAD
 
 
 def test_a_study_without_injection_loses_little_and_has_no_doubt(injected: Results) -> None:
     healthy = losses(injected, "none")
-    alone = foreign_cores(injected) <= 0.25
+    alone = most_foreign_cores(injected) <= FOREIGN_CORES
     assert not alone or all(abs(share) < 0.15 for share in healthy.values())
     for fault, part in PARTS.items():
         assert healthy[part] < losses(injected, fault)[part], part

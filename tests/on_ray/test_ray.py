@@ -170,7 +170,7 @@ def test_a_killed_rank_without_peers_is_a_lost_trial(
     launcher.close()
     first = rows[0]
     assert (first.outcome, first.error_rank) == ("lost", 0) and "the process of rank 0 terminated" in first.reason
-    assert 0.0 <= first.facts["freed_s"] < 10.0
+    assert 0.0 <= first.facts["freed_s"] < 30.0  # a collective would wait for minutes
 
 
 def test_a_killed_mailbox_loses_the_trial_and_ends_its_ranks(

@@ -273,7 +273,7 @@ def test_a_loader_that_hangs_does_not_outlive_its_trainer() -> None:
         assert trainer.stdout and trainer.stdout.readline() == b"hanging\n"
         (worker,) = psutil.Process(trainer.pid).children()
         trainer.kill()
-    until = time.monotonic() + 2
+    until = time.monotonic() + 60  # it would sleep for ten minutes
     while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, "the loader's process is still there"
         time.sleep(0.02)
