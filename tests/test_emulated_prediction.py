@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from harness.analysis.doubts import FOREIGN_CORES
 from harness.analysis.prediction import Asked
 from harness.analysis.results import Results, predict
 from harness.record.frames import records
 from tests.benchmarks.emulated_links import why_not
 from tests.benchmarks.prediction import MOST_FITTED, Study, judged, measure
+from tests.processes import most_foreign_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=str(why_not()))]
 
 FLAT = Study(1, 200.0, 60.0, 2.0, 1, 1.0, 0.01, 0.02, 0.3, 1)
 TWO_TIERS = Study(2, 300.0, 60.0, 2.0, 1, 1.0, 0.01, 0.02, 0.3, 2)
-MOST_OFF = 0.15
-"""The benchmark judges errors; this bound is for a machine on which other processes run."""
+MOST_OFF, MOST_OFF_BESIDE = 0.15, 0.3
+"""The benchmark judges errors; the second bound is for a machine that other processes keep busy. Ideal is 0.7 off."""
 
 
 @pytest.fixture(scope="module", params=[FLAT, TWO_TIERS], ids=["flat", "two tiers"])
@@ -27,7 +29,8 @@ def test_eight_ranks_take_as_long_as_predicted_from_four(results: Results) -> No
     assert set(results.trials["outcome"]) == {"ok"}
     (row,) = judged(results)
     assert row["refusal"] is None and row["marks"] == ("emulated",)
-    assert abs(row["error"]) < MOST_OFF, row
+    alone = most_foreign_cores(results) <= FOREIGN_CORES
+    assert abs(row["error"]) < (MOST_OFF if alone else MOST_OFF_BESIDE), row
     assert row["low"] < row["step_s"] < row["high"] < 1.5 * row["step_s"]
     assert 0.1 * row["step_s"] < row["exposed_s"]  # the links are too slow to hide all of it
     ideal = abs(row["ideal_s"] / row["measured_s"] - 1)
