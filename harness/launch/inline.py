@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from harness.config.experiment import Experiment
-from harness.launch.protocol import Job, Measured, Message, TrialStarted
+from harness.launch.protocol import Job, Measured, Message, Sent, TrialStarted
 from harness.launch.rank import devices_of
 from harness.launch.worker import TrialFailed, run_group
 from harness.plan.trial import TrialResult, WorkerGroup
@@ -35,7 +35,7 @@ class InlineLauncher:
             raise ValueError(f"the inline launcher runs one worker, not {group.placement}")
         messages: list[Message] = []
 
-        def send(message: Message) -> bool:
+        def send(message: Sent) -> bool:
             if isinstance(message, TrialStarted) and deadline is not None and time.time() >= deadline:
                 return False
             if isinstance(message, Measured):  # what ends this process ends the run too
@@ -57,7 +57,7 @@ class InlineLauncher:
         if interrupted:
             raise KeyboardInterrupt
 
-    def _run(self, job: Job, send: Callable[[Message], bool]) -> None:
+    def _run(self, job: Job, send: Callable[[Sent], bool]) -> None:
         gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         devices = devices_of(job.group, 0, gpus)
         store = dist.HashStore()  # type: ignore[attr-defined]

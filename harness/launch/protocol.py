@@ -36,7 +36,9 @@ class Measured:
     result: TrialResult
 
 
-Message = GroupStarted | TrialStarted | Measured | TrialResult
+Message = GroupStarted | TrialStarted | TrialResult
+Sent = Message | Measured
+"""What ranks send; launchers keep a Measured, and yield messages."""
 
 
 @dataclass(frozen=True)

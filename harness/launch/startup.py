@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from harness.launch.postmortem import ProcessOutput, output_of_this_process
-from harness.launch.protocol import Message
+from harness.launch.protocol import Sent
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ResourcesRequested:
     at: float
 
 
-Received = Message | Registration | ResourcesRequested
+Received = Sent | Registration | ResourcesRequested
 """A message to the driver: for the run, or for the launcher alone."""
 
 

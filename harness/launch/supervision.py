@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from harness.launch.protocol import GroupStarted, Measured, Message, TrialStarted
+from harness.launch.protocol import GroupStarted, Measured, Message, Sent, TrialStarted
 from harness.launch.startup import Received, Registration, ResourcesRequested, StartupTimer
 from harness.launch.watchdog import Ending, Verdict, Watchdog
 from harness.plan.trial import TrialResult
@@ -94,7 +94,7 @@ def supervise(
     return GroupEnd(verdict, tuple(finished), tuple(failures), current, measured)
 
 
-def _messages(received: Sequence[Received], watchdog: Watchdog, timer: StartupTimer) -> Iterator[Message]:
+def _messages(received: Sequence[Received], watchdog: Watchdog, timer: StartupTimer) -> Iterator[Sent]:
     """Yield the messages of the trials; record those of the start."""
     for message in received:
         watchdog.record_progress()

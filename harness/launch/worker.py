@@ -17,7 +17,7 @@ import torch
 
 from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
-from harness.launch.protocol import GroupStarted, Job, Measured, Message, TrialStarted
+from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStarted
 from harness.measure import environment, memory, scenarios, topology
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
@@ -45,7 +45,7 @@ PERHAPS_OUT_OF_MEMORY = (
 """Lower-case messages of libraries that a GPU without free memory causes, but not it alone."""
 FULL_BELOW = 0.03
 """Part of a GPU's memory: if less is free, it is full."""
-Send = Callable[[Message], bool]
+Send = Callable[[Sent], bool]
 """Sends to the driver and waits for its answer; False asks the group to stop before its next trial."""
 SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
     "throughput": scenarios.throughput,

@@ -167,11 +167,11 @@ def of_all_ranks(ranks: Sequence[OfRank]) -> list[WindowRow]:
     """
     steps = zip(*(seconds for _, seconds in ranks), strict=True)
     in_turn_s = [float(np.max(each, axis=0).sum() - np.sum(each, axis=1).max()) for each in map(np.stack, steps)]
-    return [
-        {**row, "in_turn_s": lost_s} if row["window_kind"] == "alone" else row
-        for rows, _ in ranks
-        for row, lost_s in zip(rows, in_turn_s, strict=True)
-    ]
+    for rows, _ in ranks:
+        for row, lost_s in zip(rows, in_turn_s, strict=True):
+            if row["window_kind"] == "alone":
+                row["in_turn_s"] = lost_s
+    return [row for rows, _ in ranks for row in rows]
 
 
 def _phase_seconds(window: Window) -> PhaseSeconds:

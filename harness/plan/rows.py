@@ -59,7 +59,10 @@ Severity = Literal["error", "warning", "note"]
 
 
 class PhaseSeconds(TypedDict, total=False):
-    """Seconds of a window by phase, by the device's clock and by the host's."""
+    """Seconds of a window by phase, by the device's clock and by the host's.
+
+    ``in_turn_s``: of windows without exchange, what ranks that are slow in turn lose; the same on every rank.
+    """
 
     wait_s: float
     idle_s: float
@@ -74,10 +77,11 @@ class PhaseSeconds(TypedDict, total=False):
     host_backward_s: float
     host_optimizer_s: float
     host_rest_s: float
+    in_turn_s: float
 
 
 class WindowRow(PhaseSeconds):
-    """One window of one rank. ``in_turn_s``: of windows without exchange, the same on every rank."""
+    """One window of one rank."""
 
     rank: int
     window: int
@@ -85,7 +89,6 @@ class WindowRow(PhaseSeconds):
     duration_s: float
     steps: int
     weight: float
-    in_turn_s: NotRequired[float]
 
 
 class RankFacts(TypedDict, total=False):

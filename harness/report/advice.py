@@ -29,7 +29,8 @@ BUCKETS = Option("ddp.bucket_cap_mb", (1, 25, 100))
 MICRO_BATCHES = 4
 ACCUMULATION = Option("training.accumulation", (1, MICRO_BATCHES))
 COMPILE = Option("compile", (False, True))
-LOADER = Option("loader.workers", (0, 2, 4))
+WORKERS = (0, 2, 4)
+LOADER = Option("loader.workers", WORKERS)
 FIRST_BUCKET_BYTES, GRADIENT_BYTES = 2**20, 4
 """ddp's first bucket, which any size of buckets leaves, and the gradient of a parameter in it."""
 COMPRESSION = Option("ddp.comm_hook", ("none", "bf16_compress"))
@@ -72,7 +73,7 @@ def _within(cores: int | None, option: Option, row: Row) -> Option:
     if option is not LOADER or cores is None:
         return option
     most = cores // (int(number(row["devices"])) // int(number(row["nodes"])))
-    return Option(option.axis, tuple(dict.fromkeys(min(int(number(workers)), most) for workers in option.values)))
+    return Option(option.axis, tuple(dict.fromkeys(min(workers, most) for workers in WORKERS)))
 
 
 def _applies(option: Option, row: Row) -> bool:
