@@ -45,10 +45,12 @@ class Timing:
 
     Without the wait: ``alone_s`` by rank without gradient exchange, ``slowest_s`` of each step's slowest rank without
     it, ``together_s`` of the slowest rank with it; None for a strategy whose exchange cannot be taken out.
+    ``wait_fraction``: the wait over the time of the windows in which it was marked; None if it was marked in none.
     """
 
     step_mean_s: float
     wait_s: float
+    wait_fraction: float | None
     alone_s: Mapping[int, float]
     slowest_s: float | None
     together_s: float | None
@@ -77,10 +79,13 @@ def _timing(rows: Rows) -> Timing | None:
         if row["window_kind"] == "alone":
             alone.setdefault(int(row["rank"]), []).append(_merged([row]))
     together = _windows_of_all_ranks(rows, "together")
-    wait_s = sum(window.wait_s for window in marked) / sum(window.steps for window in marked) if marked else 0.0
+    waited_s = sum(window.wait_s for window in marked)
+    wait_s = waited_s / sum(window.steps for window in marked) if marked else 0.0
+    is_known = any(window.is_marked for window in marked)
     return Timing(
         step_mean_s=sum(window.duration_s for window in timed) / sum(window.steps for window in timed),
         wait_s=wait_s,
+        wait_fraction=waited_s / sum(window.duration_s for window in marked) if is_known else None,
         alone_s={rank: _net_step_s(windows, wait_s) for rank, windows in alone.items()},
         slowest_s=_slowest_s(rows, wait_s),
         together_s=_net_step_s(together, wait_s) if together else None,

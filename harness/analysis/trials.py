@@ -12,10 +12,12 @@ from harness.analysis.common import Lines, Row, Rows, Values, by_cell, ends, las
 from harness.analysis.doubts import tally
 from harness.analysis.peak_flops import peak_flops
 from harness.analysis.stats import geometric_mean
+from harness.analysis.step_timing import timings
 from harness.analysis.steps import StepTimes, quantiles
 from harness.plan.labels import Labels, joined
 from harness.record.frames import records
 from harness.record.schema import CELLS, DESCRIPTION, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
+from harness.record.schema.table import floats
 
 
 def windows(lines: Lines) -> pd.DataFrame:
@@ -55,8 +57,12 @@ def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     frame = TRIALS.frame(rows).drop(columns=["step_s", "wait_fraction"])
     stats = times.by_trial.rename(columns={"step_median_s": "step_s"})[["step_s", "wait_fraction"]]
     merged = frame.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
-    # on CUDA the host waits while the device computes: the host's wait is no part of the device's step
-    merged["wait_fraction"] = merged["wait_fraction"].mask(merged["device"] == "cuda")
+    # on CUDA the host may wait while the device computes: only an idle stream meanwhile is a part of the device's step
+    on_gpu = merged["device"] == "cuda"
+    known = timings(windows([line for line in lines if line["device"] == "cuda"]))
+    keys = zip(merged["trial_id"], merged["attempt"], strict=True)
+    waits = floats(known[key].wait_fraction if key in known else None for key in keys)
+    merged["wait_fraction"] = merged["wait_fraction"].where(~on_gpu, waits)
     return TRIALS.typed(merged)
 
 

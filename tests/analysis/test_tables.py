@@ -11,6 +11,7 @@ from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.common import measured
 from harness.analysis.convergence import convergence
+from harness.analysis.doubts import doubts
 from harness.config.sections import Target
 from tests.records import epochs_of, line, steps_of
 
@@ -170,7 +171,33 @@ def test_tokens_are_called_tokens() -> None:
     assert set(ratios.scaling(trials_of(lines))["unit"]) == {"tokens"}
 
 
-def test_on_cuda_the_hosts_waiting_is_no_part_of_the_step() -> None:
+def on_cuda(idle_s: float, host_wait_s: float, **columns: Any) -> dict[str, Any]:
+    """Return a trial on a GPU with a window of 10 steps in 1 s whose phases are marked."""
+    made = line("ddp2", rates=(100.0, 100.0), device="cuda", **columns)
+    window = {"window": 2, "window_kind": "phases", "duration_s": 1.0, "steps": 10, "weight": 100.0}
+    phases = {"idle_s": idle_s, "host_wait_s": host_wait_s}
+    ranks = [{**window, "rank": 0, "idle_s": 0.0, "host_wait_s": 0.0}, {**window, "rank": 1, **phases}]
+    return {**made, "windows": [*made["windows"], *ranks]}
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "host_wait_s", "fraction"),
+    [
+        (0.7, 0.9, 0.7),  # the loader is too slow
+        (0.9, 0.6, 0.6),  # partly: the rest of the idle time is the copy's
+        (0.01, 0.9, 0.01),  # healthy: the host waits while the device computes
+        (0.9, 0.01, 0.01),  # the host launches slowly, no batch is late
+    ],
+)
+def test_on_cuda_a_wait_for_data_is_one_of_host_and_stream(idle_s: float, host_wait_s: float, fraction: float) -> None:
+    lines = [on_cuda(idle_s, host_wait_s)]
+    trials = trials_of(lines)
+    assert trials["wait_fraction"].tolist() == [pytest.approx(fraction)]
+    found = doubts(trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {})
+    assert found.tolist() == [("waits for data",) if fraction > 0.5 else ()]
+
+
+def test_on_cuda_without_marked_phases_the_wait_is_not_known() -> None:
     row = trials_of([line("single", device="cuda")]).iloc[0]
     assert pd.isna(row["wait_fraction"]) and row["step_s"] == pytest.approx(0.1)
 

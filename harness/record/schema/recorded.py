@@ -20,7 +20,11 @@ ADDED = _c("added", "boolean", "true for a base cell that the planner added")
 EFFECTIVE_LR = _c(
     "effective_lr", "Float64", "learning rate scaled with the global batch, after warm-up, before any schedule"
 )
-WAIT_FRACTION = _c("wait_fraction", "Float64", "fraction of the timed steps spent waiting for data; `<NA>` on CUDA")
+WAIT_FRACTION = _c(
+    "wait_fraction",
+    "Float64",
+    "fraction of the timed steps spent waiting for data; on CUDA of those with marked phases, while the stream is idle",
+)
 KIND = _c("kind", "string", "throughput, convergence or diagnostic")
 OUTCOME = _c("outcome", "string", "outcome: ok, oom, diverged, error, timeout, lost or skipped")
 REASON = _c("reason", "string", "reason for an outcome other than ok")
