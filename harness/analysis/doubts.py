@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from harness.analysis.common import Row, Rows, bases_of, by_cell, measured
-from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, key_of
+from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, key_of, throttling
 from harness.analysis.steps import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.environment import RunEnvironment
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
@@ -18,6 +18,7 @@ from harness.record.frames import records
 
 WIDE_SPREAD = 0.10
 DRIFT = 1.05
+CLOCK_CHANGE = 1.10
 FOREIGN_CORES = 0.25
 WAITS = 0.5
 TOO_EFFICIENT = 1.5
@@ -84,7 +85,13 @@ def _swapped(trial: Evidence) -> bool:
 
 
 def _throttled(trial: Evidence) -> bool:
-    return any(trial.values("throttled"))
+    return any(map(throttling, trial.ranks))
+
+
+def _other_clock(trial: Evidence, base: Evidence) -> bool:
+    """Return whether the slowest GPU's clock is not the base's, on GPUs of the same model."""
+    lowest = sorted(min(one.values("sm_clock_mhz"), default=0) for one in (trial, base))
+    return lowest[0] > 0 and not _other_devices(trial, base) and lowest[1] > CLOCK_CHANGE * lowest[0]
 
 
 def _foreign_gpu_load(trial: Evidence) -> bool:
@@ -164,8 +171,14 @@ DOUBTS: Mapping[str, Doubt] = {
     ),
     "memory swapped": Doubt("the node swapped memory during the timed steps", own=_swapped),
     "clocks throttled": Doubt(
-        "a GPU's clocks were throttled by heat or power for more than 1 % of the timed steps, or at their end",
+        "a GPU's clocks were throttled by heat or hardware for more than 1 % of the timed steps, or at their end; a "
+        "power limit is a GPU's usual state under load, and no doubt: the table of GPUs has it",
         own=_throttled,
+    ),
+    "other clock than the base's": Doubt(
+        f"the SM clock after the timed steps differs from the base's by more than {100 * (CLOCK_CHANGE - 1):.0f} %: "
+        "a ratio is partly one of clocks",
+        beside=_other_clock,
     ),
     "foreign load on the GPU": Doubt(
         "other processes computed on a GPU during the timed steps",

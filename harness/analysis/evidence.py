@@ -12,6 +12,7 @@ import pandas as pd
 from harness.analysis.common import Row, Rows
 from harness.analysis.steps import StepTimes
 from harness.plan.environment import NodeEnvironment, RunEnvironment
+from harness.plan.thresholds import HELD_BY_POWER, POWER_CAP
 from harness.record.frames import records
 from harness.system.units import GIB
 
@@ -32,6 +33,7 @@ RANK_COLUMNS = (
     "node_cpu_s",
     "swapped_bytes",
     "throttled",
+    "sm_clock_mhz",
     "foreign_gpu_processes",
 )
 TRIAL_COLUMNS = (
@@ -100,6 +102,12 @@ def gather_evidence(
         )
         for row in records(trials[[*TRIAL_COLUMNS]])
     }
+
+
+def throttling(rank: Row) -> list[str]:
+    """Return the reasons for a rank's throttled clocks, its GPUs' power limit excepted."""
+    reasons = [] if pd.isna(rank["throttled"]) else str(rank["throttled"]).split(", ")
+    return [reason for reason in reasons if reason not in ("", POWER_CAP, HELD_BY_POWER)]
 
 
 def _per_device(row: Row) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from harness.analysis.common import Row, Rows, Values
+from harness.analysis.evidence import throttling
 from harness.analysis.steps import KEYS, STALL_RATIO, STALL_S, StepTimes
 from harness.analysis.trials import throughput
 from harness.record.frames import records
@@ -91,7 +92,7 @@ def _cause(steps: Rows, ranks: Rows) -> str | None:
         int(step["rank"]) for step in steps if pd.notna(step["wait_s"]) and step["wait_s"] > MOSTLY * step["step_s"]
     ]
     swapped = [int(rank["rank"]) for rank in ranks if pd.notna(rank["swapped_bytes"]) and rank["swapped_bytes"] > 0]
-    throttled = [int(rank["rank"]) for rank in ranks if pd.notna(rank["throttled"]) and rank["throttled"]]
+    throttled = [int(rank["rank"]) for rank in ranks if throttling(rank)]
     seen = {"waited for data": for_data, "its node swapped memory": swapped, "clocks throttled": throttled}
     return "; ".join(f"{what} (rank {_names(which)})" for what, which in seen.items() if which) or None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from harness.plan.rows import RankFacts
+from harness.plan.thresholds import HELD_BY_POWER, POWER_CAP
 
 ENERGY_LEAST_S = 10.0
 """The energy counter is updated at intervals: over less time than this, they would distort the difference."""
@@ -15,7 +16,7 @@ POWER_LEAST_S = 1.0
 """Over less time the mean power is not taken from the energy counter."""
 
 THROTTLING = {
-    0x04: "sw power cap",
+    0x04: POWER_CAP,
     0x08: "hw slowdown",
     0x20: "sw thermal slowdown",
     0x40: "hw thermal slowdown",
@@ -23,7 +24,7 @@ THROTTLING = {
 }
 """NVML's bits for throttled clocks. An idle GPU, or clocks set by a user, have other bits."""
 
-POLICIES = {0: "held by power", 1: "held by heat"}
+POLICIES = {0: HELD_BY_POWER, 1: "held by heat"}
 """NVML's counters of throttled time (NVML_PERF_POLICY_POWER and _THERMAL)."""
 HELD_LEAST = 0.01
 """Least part of the time between two readings that counts as throttling."""

@@ -269,7 +269,8 @@ DETAILS = (
         "gpus",
         lambda results: gpu_table(results.gpus),
         "NVML's readings right after the timed windows, over all blocks. Throttling is read from counters over the "
-        "windows. Energy is measured over at least 10 s, if no other process uses the GPU.",
+        "windows; a power limit (sw power cap, held by power) is a GPU's usual state under load. Energy is measured "
+        "over at least 10 s, if no other process uses the GPU.",
     ),
     Section(
         "Estimated and actual time",

@@ -224,7 +224,9 @@ def test_a_healthy_trial_has_no_doubts() -> None:
     [
         ({"node_cpu_s": 1.9}, "foreign load"),
         ({"swapped_bytes": 4096}, "memory swapped"),
-        ({"throttled": "thermal"}, "clocks throttled"),
+        ({"throttled": "held by heat"}, "clocks throttled"),
+        ({"throttled": "sw power cap, hw slowdown, held by power"}, "clocks throttled"),
+        ({"throttled": "hw power brake"}, "clocks throttled"),
         ({"foreign_gpu_processes": 1}, "foreign load on the GPU"),
     ],
 )
@@ -246,6 +248,32 @@ def test_differences_from_the_base_become_doubts(columns: dict[str, Any], doubt:
         line("ddp2", rates=(50.0, 50.0)), **{**WATCHED, "device_model": "A", "own_cpu_s": 0.5, **columns}
     )
     assert doubts_of([base, other]) == [(), (doubt,)]
+
+
+@pytest.mark.parametrize("throttled", ["", "held by power", "sw power cap", "sw power cap, held by power", None])
+def test_a_power_limit_is_a_gpus_usual_state_and_no_doubt(throttled: str | None) -> None:
+    assert doubts_of([with_ranks(line("single"), **WATCHED, throttled=throttled)]) == [()]
+
+
+@pytest.mark.parametrize(
+    ("clock_mhz", "model", "doubts"),
+    [
+        (1700, "A", ()),
+        (1980, "A", ()),
+        (1200, "A", ("other clock than the base's",)),  # slower
+        (2090, "A", ("other clock than the base's",)),  # the base was slower
+        (1200, "B", ("other devices than the base's",)),  # another model has another clock
+        (None, "A", ()),
+    ],
+)
+def test_a_clock_unlike_the_bases_is_a_doubt(clock_mhz: int | None, model: str, doubts: tuple[str, ...]) -> None:
+    base = with_ranks(line("single"), **WATCHED, device_model="A", sm_clock_mhz=1800)
+    other = line("ddp2", rates=(50.0, 50.0))
+    other["ranks"] = [
+        {**rank, **WATCHED, "node_rank": 0, "device_model": model, "own_cpu_s": 0.5, "sm_clock_mhz": clock}
+        for rank, clock in zip(other["ranks"], (clock_mhz and 2100, clock_mhz), strict=True)
+    ]
+    assert doubts_of([base, other]) == [(), doubts]
 
 
 @pytest.mark.parametrize(("rate", "doubt"), [(100.0, ()), (149.0, ()), (151.0, ("impossible efficiency",))])

@@ -111,6 +111,7 @@ def test_if_every_window_stalled_there_is_no_throughput_without() -> None:
 def test_a_cause_is_named_only_if_a_counter_shows_it() -> None:
     assert table(*recorded(STALL, wait_s=15.0))["cause"].tolist() == ["waited for data (rank 0, 1)"]
     assert table(*recorded(STALL, wait_s=5.0))["cause"].isna().all()
-    swapped = table(*recorded(STALL, swapped_bytes=4096, throttled="SW Thermal Slowdown"))
+    swapped = table(*recorded(STALL, swapped_bytes=4096, throttled="sw thermal slowdown"))
     assert swapped["cause"].tolist() == ["its node swapped memory (rank 1); clocks throttled (rank 1)"]
     assert table(*recorded(STALL, swapped_bytes=0, throttled=""))["cause"].isna().all()
+    assert table(*recorded(STALL, swapped_bytes=0, throttled="held by power"))["cause"].isna().all()
