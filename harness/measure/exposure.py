@@ -118,25 +118,41 @@ Classified = tuple[Mapping[str, Sequence[Event]], Sequence[Event]]
 
 
 def _on_host(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int) -> Classified:
-    """Classify calls: torch's operators compute, except those inside a collective's call, such as its copies."""
+    """Classify calls: torch's operators compute, except those inside a collective's call, such as its copies.
+
+    A call inside a later part's, in the same thread, is no time of that part.
+    """
     host = [event for event in events if event.gpu is None]
-    collectives = {part.column: _calls(host, part) for part in parts}
-    inside = _Inside([call for calls in collectives.values() for call in calls])
+    collectives: dict[str, Sequence[Event]] = {}
+    earlier: list[Event] = []
+    for part in parts:
+        calls = _calls(host, part)
+        taken = {call.thread: union(e.span for e in earlier if e.thread == call.thread) for call in calls}
+        collectives[part.column] = [
+            call._replace(span=span) for call in calls for span in minus([call.span], taken[call.thread])
+        ]
+        earlier += calls
+    inside = _Inside(earlier)
     return collectives, [event for event in host if event.name.startswith("aten::") and event not in inside]
 
 
 def _on_gpu(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int) -> Classified:
-    """Classify what one GPU ran: a collective's kernels by name, or by the call on the host that launched them."""
+    """Classify what one GPU ran: a collective's kernels by name, or by the call on the host that launched them.
+
+    Kernels of an earlier part, and of NCCL if the part waits for no rank, were launched inside its call, but are not
+    its own: fsdp's copies and its all-gather have one call.
+    """
     host = [event for event in events if event.gpu is None]
     there = [event for event in events if event.gpu == index]
     kernels = [event for event in there if not event.annotation]
     collectives: dict[str, Sequence[Event]] = {}
+    taken: set[Event] = set()
     for part in parts:
         inside = _Inside(_calls(host, part))
         launching = {event.correlation for event in host if event in inside} - {0}  # 0: launched by no call
-        launched = [kernel for kernel in kernels if kernel.launched_by in launching]
-        collectives[part.column] = _of_nccl(there, part) or launched
-    taken = {event for found in collectives.values() for event in found}
+        own = [k for k in kernels if k not in taken and (part.waits or not k.name.startswith("nccl"))]
+        collectives[part.column] = _of_nccl(there, part) or [k for k in own if k.launched_by in launching]
+        taken.update(collectives[part.column])
     computation = [k for k in kernels if k not in taken and not k.name.startswith(("nccl", *MEMORY))]
     return collectives, computation
 

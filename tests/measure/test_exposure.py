@@ -127,7 +127,47 @@ def test_copies_of_shards_are_fsdps_ranges_without_the_collective_that_they_star
     ]
     times = collective_times(events, FSDP, CPU)
     assert times["fsdp_all_gather_s"] == us(40, 35)
-    assert times["fsdp_shard_copy_s"] == us(42, 20 + 12)
+    assert times["fsdp_shard_copy_s"] == us(30 - 8 + 12, 20 + 12)  # the call of the collective is not theirs
+
+
+def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> None:
+    """torch calls foreach_all_gather, with its copies and the collective, inside FSDP::all_gather."""
+    events = [
+        call("FSDP::all_gather (layers.0)", 0, 40),
+        call("cudaLaunchKernel", 1, 2, number=1),
+        call("nccl:_all_gather_base", 5, 30),
+        call("cudaLaunchKernelExC", 6, 7, number=2),
+        kernel("foreach_copy", 0, 1000, by=1),
+        kernel(GATHER, 1000, 11000, by=2),
+        kernel("nccl:_all_gather_base", 1000, 11000, annotation=True),
+    ]
+    times = collective_times(events, FSDP, GPU)
+    assert times["fsdp_all_gather_s"] == us(10000, 10000)
+    assert times["fsdp_shard_copy_s"] == us(1000, 1000)
+
+
+@pytest.mark.parametrize("name", ["ncclKernel_AllGather_RING_LL_Sum_int8_t", "ncclSymkDevKernel_AllGather_ST"])
+def test_a_kernel_of_nccl_by_any_name_is_no_copy(name: str) -> None:
+    """Its annotation has the time of the all-gather."""
+    events = [
+        call("FSDP::all_gather", 0, 40, number=1),
+        kernel("foreach_copy", 0, 10, by=1),
+        kernel(name, 10, 50, by=1),
+        kernel("nccl:_all_gather_base", 10, 50, annotation=True),
+    ]
+    times = collective_times(events, FSDP, GPU)
+    assert (times["fsdp_all_gather_s"], times["fsdp_shard_copy_s"]) == (us(40, 40), us(10, 10))
+
+
+def test_copies_of_gloos_all_gather_between_gpus_are_its_own() -> None:
+    events = [
+        call("FSDP::all_gather", 0, 40, number=1),
+        call("c10d::_allgather_base_", 10, 30, number=2),
+        kernel("foreach_copy", 0, 10, by=1),
+        kernel("Memcpy DtoH (Device -> Pinned)", 10, 30, by=2),
+    ]
+    times = collective_times(events, FSDP, GPU)
+    assert (times["fsdp_all_gather_s"], times["fsdp_shard_copy_s"]) == (us(20, 20), us(10, 10))
 
 
 def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() -> None:
@@ -144,7 +184,7 @@ def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() 
     ]
     times = collective_times(events, FSDP, GPU)
     assert times["fsdp_all_gather_s"] == us(40, 20)
-    assert times["fsdp_shard_copy_s"] == us(70, 10 + 10)
+    assert times["fsdp_shard_copy_s"] == us(20 + 10, 10 + 10)
 
 
 def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_itself() -> None:
