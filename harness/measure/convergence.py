@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -142,8 +142,8 @@ class _EpochTotals:
     """One rank's epoch: seconds, and the sum of the losses and the weight of each of its steps."""
 
     duration_s: float
-    losses: list[float]
-    weights: list[float]
+    losses: Sequence[float]
+    weights: Sequence[float]
     diverged: Divergence | None
 
 
@@ -228,13 +228,12 @@ class Epochs:
         return sum(map(sum, losses)) / sum(map(sum, weights))
 
     def _totals(self, window: Window, steps_before: int) -> _EpochTotals:
-        losses, weights = [float(loss) for loss in window.losses], [float(weight) for weight in window.weights]
-        means = [loss / max(weight, 1.0) for loss, weight in zip(losses, weights, strict=True)]
+        means = [loss / max(weight, 1.0) for loss, weight in zip(window.losses, window.weights, strict=True)]
         rank = self.ranks.rank
         diverged = first_in(means, rank, steps_before)
         if diverged is None and not self.training.finite([]):
             diverged = Divergence(rank)
-        return _EpochTotals(window.duration_s, losses, weights, diverged)
+        return _EpochTotals(window.duration_s, window.losses, window.weights, diverged)
 
     def _save(self, epoch: int, *, last: bool) -> None:
         """Save a checkpoint. The order of the data follows from the seed and the epoch: the sampler's state."""

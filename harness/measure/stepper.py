@@ -100,7 +100,7 @@ class Stepper:
             micro_batches=self.micro_batches,
         )
         self.spent_s += window.duration_s
-        weight = sum(float(weight) for weight in window.weights)
+        weight = sum(window.weights)
         if training.unit == "samples":
             _check_weight(weight, share.samples, steps)
         return TimedWindow(kind, window, weight)
@@ -194,8 +194,6 @@ def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
 
 def _of_window(rank: int, index: int, timed_window: TimedWindow) -> StepColumns:
     window = timed_window.window
-    losses = np.array([float(loss) for loss in window.losses])
-    weights = np.array([float(weight) for weight in window.weights])
     return {
         "rank": np.full(window.steps, rank),
         "window": np.full(window.steps, index),
@@ -203,7 +201,7 @@ def _of_window(rank: int, index: int, timed_window: TimedWindow) -> StepColumns:
         "warmup": np.full(window.steps, timed_window.kind == "warmup"),
         "step_s": np.array(window.step_s, dtype=float),
         "wait_s": np.array(window.wait_s, dtype=float),
-        "loss": losses / np.maximum(weights, 1.0),
+        "loss": np.array(window.losses) / np.maximum(window.weights, 1.0),
     }
 
 

@@ -28,14 +28,14 @@ class Window:
 
     ``phases``: seconds of the whole window by phase, on the host's clock on a CPU, on the stream's on a GPU, where
     ``host_phases`` has the host's; empty if they were not marked.
-    ``losses`` and ``weights`` are still on the device, one entry a step.
+    ``losses`` and ``weights`` have one entry a step.
     """
 
     duration_s: float
     step_s: Sequence[float]
     wait_s: Sequence[float]
-    losses: Sequence[Tensor]
-    weights: Sequence[Tensor | float]
+    losses: Sequence[float]
+    weights: Sequence[float]
     phases: Mapping[str, float]
     host_phases: Mapping[str, float]
 
@@ -84,8 +84,15 @@ def measure_window(
         mark(START)
         synchronize()
         duration = clock() - start
-    timings = marks.read()
-    return Window(duration, timings.step_s, timings.wait_s, losses, weights, timings.phases, timings.host_phases)
+    read = marks.read()
+    return Window(duration, read.step_s, read.wait_s, _read(losses), _read(weights), read.phases, read.host_phases)
+
+
+def _read(values: Sequence[Tensor | float]) -> list[float]:
+    """Return the values of a window's steps in one copy: kept on the device, they would count as the training's."""
+    tensors = [value.reshape(1) for value in values if isinstance(value, Tensor)]
+    alike = tensors and len(tensors) == len(values)
+    return [float(value) for value in (torch.cat(tensors).tolist() if alike else values)]
 
 
 def _accumulating(step: Step, fetch: Iterator[object], copy: Copy, count: int) -> tuple[Step, Copy]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -245,10 +246,10 @@ class Training:
         if self._scaler and state:
             self._scaler.load_state_dict(dict(state))
 
-    def finite(self, losses: list[Tensor]) -> bool:
+    def finite(self, losses: Sequence[float]) -> bool:
         """Return whether these losses and all parameters on this rank are finite."""
-        values = [loss.float() for loss in losses] + [local_part(p).detach().sum() for p in self.model.parameters()]
-        return bool(torch.isfinite(torch.stack([value.float() for value in values])).all())
+        sums = [local_part(p).detach().sum().float() for p in self.model.parameters()]
+        return all(map(math.isfinite, losses)) and bool(torch.isfinite(torch.stack(sums)).all())
 
     def _divisor(self, weight: Tensor, share: Share) -> Tensor | float:
         """Return the number that divides a loss before backward: the weight of the global batch, if it is known then.

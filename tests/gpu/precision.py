@@ -77,7 +77,7 @@ def dtypes(device: torch.device, strategy: str, precision: str) -> Verdict:
             "parameters": {str(p.dtype) for p in training.model.parameters()},
             "gradients": {str(p.grad.dtype) for p in training.model.parameters() if p.grad is not None},
         }
-        finite = training.finite(losses)
+        finite = training.finite([float(loss) for loss in losses])
     want = str(LOW[precision]).removeprefix("torch.")
     computed = {name: {dtype for where, dtype in workload.seen if where == name} for name in ("convolution", "linear")}
     holds = all(dtype == {want} for dtype in computed.values()) and all(d == {"torch.float32"} for d in held.values())

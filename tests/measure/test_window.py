@@ -71,10 +71,51 @@ def test_the_device_is_synchronised_at_the_edges_only() -> None:
     assert log == ["sync", "step 0", "advance", "step 1", "advance", "step 2", "advance", "sync"]
 
 
-def test_losses_are_not_read_inside_a_window() -> None:
-    window, _ = run_window(FakeClock(), step_s=1.0, wait_s=0.0)
-    assert [float(loss) for loss in window.losses] == [0.0, 1.0, 2.0]
-    assert window.steps == 3
+CLOCK = FakeClock()
+
+
+class OnDevice(torch.Tensor):
+    """A number of a device, which takes long to read."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.cpu):
+            CLOCK.now += 1000.0
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize(
+    "weight", [lambda: torch.tensor(4.0).as_subclass(OnDevice), lambda: torch.tensor([4]), lambda: 4]
+)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_losses_are_read_after_the_window_and_not_kept_on_the_device(weight: Any, micro_batches: int) -> None:
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def step(batch: Any, mark: Any) -> tuple[torch.Tensor, Any]:
+        loss = torch.tensor(float(len(kept))).as_subclass(OnDevice)
+        if micro_batches > 1:
+            list(batch)
+        CLOCK.now += 2.0
+        kept.append(weakref.ref(loss))
+        return loss, weight()
+
+    window = measure_window(
+        step, count(), steps=3, marks=HostTimer(CLOCK, detailed=False), clock=CLOCK, micro_batches=micro_batches, **IDLE
+    )
+    assert (window.losses, window.weights) == ([0.0, 1.0, 2.0], [4.0, 4.0, 4.0])
+    assert all(type(value) is float for value in (*window.losses, *window.weights))
+    assert window.duration_s == 6.0 and sum(window.step_s) == 6.0  # reading them took 1,000
+    assert [loss() for loss in kept] == [None] * 3
+
+
+def test_losses_that_are_not_finite_are_kept_as_they_are() -> None:
+    losses = iter([1.5, float("nan"), float("inf")])
+
+    def step(batch: Any, mark: Any) -> tuple[torch.Tensor, int]:
+        return torch.tensor(next(losses), dtype=torch.bfloat16), 1
+
+    window = measure_window(step, count(), steps=3, marks=HostTimer(detailed=False), **IDLE)
+    assert [str(loss) for loss in window.losses] == ["1.5", "nan", "inf"]
 
 
 def test_the_garbage_collector_is_disabled_inside_a_window_and_restored() -> None:
