@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,12 +22,16 @@ from tests.gpu.verdict import Verdict, judged, measured
 
 ROOT = Path(__file__).parents[2]
 MOST_OVERHEAD, LEAST_OF_HAND_WRITTEN = 1.01, 0.98
+MOST_ADDED_S = 20e-6
+"""A step of less than 2 ms is bound by the host on a GPU: its kernels take less time than their launches, and what the
+harness adds (marks, an event) shows in full, as it does not beside a GPU that works. 1 % of such a step would be a bound
+on the speed of torch's launches. On two CPU cores the harness adds 11 us to a step of 1.1 ms."""
 PAIRS = 7
 RATE = 0.05
 
 
 def overhead(device: torch.device) -> Verdict:
-    """A step of the harness takes at most 1.01 of a bare loop's: tests.benchmarks.overhead, in a short form."""
+    """A step of the harness takes at most 1.01 of a bare loop's, or 20 us more: tests.benchmarks.overhead, in short."""
     cuda = device.type == "cuda"
     short = "--processes 3 --pairs 15 --window 0.1" if cuda else "--processes 1 --pairs 7 --window 0.05"
     models = [] if cuda else ["--models", "small MLP"]
@@ -37,13 +42,21 @@ def overhead(device: torch.device) -> Verdict:
         if not file.exists():
             raise RuntimeError(f"tests.benchmarks.overhead left with exit code {done.returncode}")
         processes = json.loads(file.read_text())["figures"]
-    lines = zip(*processes, strict=True)
-    ratios = {f"{rows[0]['model']} {rows[0]['strategy']}": [row["window"] for row in rows] for rows in lines}
+    return verdict_of(processes, cuda=cuda)
+
+
+def verdict_of(processes: Sequence[Sequence[Mapping[str, Any]]], *, cuda: bool) -> Verdict:
+    """Judge the figures of every process: a row for each model and strategy."""
+    lines = {f"{rows[0]['model']} {rows[0]['strategy']}": rows for rows in zip(*processes, strict=True)}
+    ratios = {name: [row["window"] for row in rows] for name, rows in lines.items()}
     medians = {name: statistics.median(found) for name, found in ratios.items()}
     text = ", ".join(f"{name} {medians[name]:.4f} ({min(r):.4f} to {max(r):.4f})" for name, r in ratios.items())
     if not cuda:
         return judged(all(0.2 < ratio < 5 for ratio in medians.values()) and len(medians) == 2, text, **medians)
-    return judged(max(medians.values()) <= MOST_OVERHEAD, f"{text}; bound {MOST_OVERHEAD}", **medians)
+    steps_s = {name: statistics.median(row["step_s"] for row in rows) for name, rows in lines.items()}
+    bounds = {name: max(MOST_OVERHEAD, 1 + MOST_ADDED_S / step_s) for name, step_s in steps_s.items()}
+    held = all(medians[name] <= bound for name, bound in bounds.items())
+    return judged(held, f"{text}; bounds {', '.join(f'{bound:.4f}' for bound in bounds.values())}", **medians)
 
 
 def resnet50(device: torch.device) -> Verdict:

@@ -68,6 +68,33 @@ def test_the_verdict_of_a_claim_that_raises(monkeypatch: pytest.MonkeyPatch) -> 
         own_claim(monkeypatch, fails(ModuleNotFoundError("No module named 'harness.x'", name="harness.x")))
 
 
+@pytest.mark.parametrize(
+    ("step_ms", "ratio", "status"),
+    [
+        (0.35, 1.02, "pass"),  # a small MLP: the host launches, 7 us are added
+        (0.35, 1.10, "FAIL"),  # 35 us
+        (40.0, 1.009, "pass"),
+        (40.0, 1.02, "FAIL"),  # a GPU that works all the time is made to wait
+    ],
+)
+def test_the_overhead_of_a_step_is_a_share_or_microseconds(step_ms: float, ratio: float, status: str) -> None:
+    from tests.gpu.speed import verdict_of
+
+    fine = {"model": "small ResNet", "strategy": "ddp", "step_s": 0.003, "step": 1.0, "window": 1.0}
+    row = {"model": "small MLP", "strategy": "single", "step_s": step_ms / 1000, "step": ratio, "window": ratio}
+    assert verdict_of([[row, fine]] * 3, cuda=True).status == status
+
+
+def test_the_most_that_construction_takes_follows_from_the_units() -> None:
+    """Dense(10000, 5000) is two thirds of the model; sharded first, as it is, it takes 1.33."""
+    from harness.train.workloads.mlp import Mlp
+    from tests.gpu.memory import Tall, most_built
+
+    assert most_built(Mlp(model="large"), "fsdp") == pytest.approx(1 + 50_005_000 / 75_060_010)
+    assert most_built(Tall(), "fsdp") == pytest.approx(1 + 1 / 8)  # the whole model twice, 2.0, is beyond each
+    assert most_built(Mlp(model="large"), "single") == 1.3
+
+
 ENDS = {"abort": "killed by signal 6", "leave": "left with exit code 3", "hang": "killed after 2 s"}
 
 
