@@ -49,6 +49,7 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
         "threads": torch.get_num_threads(),
         "niceness": os.nice(0),
         "interfaces": network.interfaces(),
+        "adapters": network.adapters(),
         "shared_memory_bytes": network.shared_memory_bytes(),
         "limits": network.limits(),
         "variables": sanitize.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),

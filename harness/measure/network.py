@@ -1,4 +1,4 @@
-"""This node's network interfaces, shared memory and limits, as the worker processes find them."""
+"""This node's network interfaces, RDMA adapters, shared memory and limits, as the worker processes find them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 import resource
 import shutil
 import socket
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
-from harness.plan.environment import Interface
+from harness.plan.environment import Adapter, Interface
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 SHARED_MEMORY = "/dev/shm"
@@ -30,6 +32,20 @@ def interfaces() -> list[Interface]:
             continue
         errors = counted and counted.errin + counted.errout + counted.dropin + counted.dropout
         found.append({"name": name, "mbit_per_s": state.speed or None, "mtu": state.mtu, "errors": errors})
+    return found
+
+
+def adapters(root: Path = Path("/")) -> list[Adapter]:
+    """Return the RDMA adapters with an active port, by name, whose device file is there: a container may lack it."""
+    found: list[Adapter] = []
+    with suppress(OSError):
+        verbs = [entry for entry in (root / "sys/class/infiniband_verbs").glob("uverbs*") if (entry / "ibdev").exists()]
+        opened = [entry for entry in verbs if (root / "dev/infiniband" / entry.name).exists()]
+        for name in sorted((entry / "ibdev").read_text().strip() for entry in opened):
+            for port in sorted((root / "sys/class/infiniband" / name / "ports").iterdir()):
+                if "ACTIVE" in (port / "state").read_text():
+                    found.append({"name": name, "link_layer": (port / "link_layer").read_text().strip()})
+                    break
     return found
 
 

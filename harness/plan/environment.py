@@ -43,6 +43,13 @@ class Interface(TypedDict):
     errors: int | None
 
 
+class Adapter(TypedDict):
+    """An active RDMA adapter of a node that this process may open. ``link_layer``: InfiniBand, or Ethernet (RoCE)."""
+
+    name: str
+    link_layer: str
+
+
 class NodeFacts(TypedDict):
     """What every version has recorded of a node, and tables and report are made from."""
 
@@ -72,6 +79,7 @@ class NodeEnvironment(NodeFacts):
     numa: NotRequired[dict[str, str]]
     niceness: NotRequired[int]
     interfaces: NotRequired[list[Interface]]
+    adapters: NotRequired[list[Adapter]]
     shared_memory_bytes: NotRequired[int | None]
     limits: NotRequired[dict[str, int | None]]
 

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 MOST_OVERHEAD, LEAST_OF_HAND_WRITTEN = 1.01, 0.98
 MOST_ADDED_S = 20e-6
 """A step of less than 2 ms is bound by the host on a GPU: its kernels take less time than their launches, and what the
-harness adds (marks, an event) shows in full, as it does not beside a GPU that works. 1 % of such a step would be a bound
-on the speed of torch's launches. On two CPU cores the harness adds 11 us to a step of 1.1 ms."""
+harness adds (marks, an event) shows in full, as it does not beside a GPU that works. 1 % of such a step would be a
+bound on the speed of torch's launches. On two CPU cores the harness adds 11 us to a step of 1.1 ms."""
 PAIRS = 7
 RATE = 0.05
 

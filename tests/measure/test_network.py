@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,3 +64,26 @@ def test_this_node_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (network.shared_memory_bytes() or 1) > 0
     monkeypatch.setattr(network, "SHARED_MEMORY", "/no/such/folder")
     assert network.shared_memory_bytes() is None
+
+
+def adapter(root: Path, name: str, number: int, *, state: str, layer: str, opened: bool = True) -> None:
+    port, verbs = root / f"sys/class/infiniband/{name}/ports/1", root / f"sys/class/infiniband_verbs/uverbs{number}"
+    for folder in (port, verbs, root / "dev/infiniband"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (port / "state").write_text(f"{state}\n")
+    (port / "link_layer").write_text(f"{layer}\n")
+    (verbs / "ibdev").write_text(f"{name}\n")
+    if opened:
+        (root / f"dev/infiniband/uverbs{number}").touch()
+
+
+def test_adapters_are_active_and_can_be_opened(tmp_path: Path) -> None:
+    assert network.adapters(tmp_path) == []
+    adapter(tmp_path, "mlx5_1", 0, state="4: ACTIVE", layer="Ethernet")
+    adapter(tmp_path, "mlx5_0", 1, state="4: ACTIVE", layer="InfiniBand")
+    adapter(tmp_path, "mlx5_2", 2, state="1: DOWN", layer="InfiniBand")
+    adapter(tmp_path, "mlx5_3", 3, state="4: ACTIVE", layer="InfiniBand", opened=False)  # a container without it
+    assert network.adapters(tmp_path) == [
+        {"name": "mlx5_0", "link_layer": "InfiniBand"},
+        {"name": "mlx5_1", "link_layer": "Ethernet"},
+    ]

@@ -57,11 +57,19 @@ def _of_settings(node: NodeEnvironment) -> Iterator[Finding]:
 
 
 def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
-    """Yield a note on the interface that the ranks use, and a warning if a much faster one is there."""
-    known = {each["name"]: each for each in node.get("interfaces") or ()}
+    """Yield a note on the link that the ranks use, and a warning if it is an interface beside a much faster one.
+
+    Beside NCCL's adapters gloo carries the harness's own small messages alone.
+    """
+    known, variables = {each["name"]: each for each in node.get("interfaces") or ()}, node.get("variables") or {}
+    if adapters := _adapters(node):
+        socket = variables.get(USED["NCCL"], "its socket interface")
+        seen = f"{node['host']}: NCCL uses {adapters}; {socket} is for the first contact of its ranks alone"
+        yield Finding(NAME, "note", seen, "the link of its ranks", "none")
     by_interface: dict[str, list[str]] = {}
     for library, variable in USED.items():
-        if name := (node.get("variables") or {}).get(variable):
+        is_used = library == "gloo" or (_has_nccl(node) and not adapters)
+        if is_used and (name := variables.get(variable)):
             by_interface.setdefault(name, []).append(library)
     for name, libraries in by_interface.items():
         if (used := known.get(name)) is None:
@@ -71,7 +79,7 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
         speed = used["mbit_per_s"]
         others = [each for each in known.values() if each["mbit_per_s"] and each is not used]
         fastest = max(others, key=lambda each: each["mbit_per_s"] or 0, default=None)
-        if speed and fastest and (fastest["mbit_per_s"] or 0) >= MUCH_FASTER * speed:
+        if not adapters and speed and fastest and (fastest["mbit_per_s"] or 0) >= MUCH_FASTER * speed:
             yield Finding(
                 NAME,
                 "warning",
@@ -80,6 +88,26 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
                 "give ray start --node-ip-address the other's address, or set "
                 + " and ".join(USED[library] for library in libraries),
             )
+
+
+def _has_nccl(node: NodeEnvironment) -> bool:
+    """Return whether the ranks may use NCCL: they have GPUs, or the folder is of a version that did not record it."""
+    return node.get("nccl", "") is not None
+
+
+def _adapters(node: NodeEnvironment) -> str:
+    """Return the adapters that NCCL uses between nodes, 'mlx5_0 (InfiniBand)'; nothing if it uses sockets."""
+    variables = node.get("variables") or {}
+    off = variables.get("NCCL_IB_DISABLE", "0") not in ("", "0") or variables.get("NCCL_NET", "").lower() == "socket"
+    if off or not _has_nccl(node):
+        return ""
+    kinds = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
+    found = [
+        f"{a['name']} ({kinds.get(a['link_layer'], 'by a plugin, if there is one')})"
+        for a in node.get("adapters") or ()
+    ]
+    chosen = variables.get("NCCL_IB_HCA")
+    return ", ".join(found) + (f" as NCCL_IB_HCA={chosen} selects" if found and chosen else "")
 
 
 def _text(interface: Interface) -> str:

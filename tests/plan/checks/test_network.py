@@ -44,6 +44,38 @@ def test_a_slow_interface_beside_a_fast_one_is_a_warning(speed: int | None, warn
     assert found == ([expected] if warns else [])
 
 
+RDMA = [{"name": "mlx5_0", "link_layer": "InfiniBand"}, {"name": "mlx5_1", "link_layer": "Ethernet"}]
+
+
+def with_adapters(nccl: str | None = "2.29.3", adapters: Any = RDMA, **variables: str) -> list[str]:
+    """Return the findings of two nodes, each with a slow interface beside a fast one."""
+    one = node("n0", interface(), interface("ib0", 100_000), nccl=nccl, adapters=adapters)
+    one["variables"] |= variables
+    return [f"{found.severity}: {found.seen.split(' (10000')[0]}" for found in network.judge([one, node("n1")])][:-1]
+
+
+def test_between_nodes_with_adapters_the_interface_is_no_link_of_nccls() -> None:
+    nccl = "note: n0: NCCL uses mlx5_0 (InfiniBand), mlx5_1 (RoCE); eth0 is for the first contact of its ranks alone"
+    assert with_adapters() == [nccl, "note: n0: gloo uses eth0"]
+    (chosen, _) = with_adapters(NCCL_IB_HCA="mlx5_0", NCCL_IB_DISABLE="0")
+    assert "mlx5_1 (RoCE) as NCCL_IB_HCA=mlx5_0 selects;" in chosen
+    (plugin, _) = with_adapters(adapters=[{"name": "rdmap0s6", "link_layer": "Unspecified"}])
+    assert "NCCL uses rdmap0s6 (by a plugin, if there is one);" in plugin
+
+
+@pytest.mark.parametrize(
+    ("facts", "users"),
+    [
+        ({"adapters": []}, "gloo and NCCL use"),
+        ({"NCCL_IB_DISABLE": "1"}, "gloo and NCCL use"),
+        ({"NCCL_NET": "Socket"}, "gloo and NCCL use"),
+        ({"nccl": None}, "gloo uses"),  # no GPU: gloo knows no adapter
+    ],
+)
+def test_without_adapters_for_nccl_a_slow_interface_is_a_warning(facts: dict[str, Any], users: str) -> None:
+    assert with_adapters(**facts) == [f"note: n0: {users} eth0", f"warning: n0: {users} eth0"]
+
+
 def test_two_libraries_may_have_two_interfaces() -> None:
     both = node("n0", interface(), interface("ib0", 100_000))
     both["variables"]["NCCL_SOCKET_IFNAME"] = "ib0"
