@@ -26,43 +26,23 @@ TOO_EFFICIENT = 1.5
 
 
 class Doubt(NamedTuple):
-    """``own`` tests a trial alone, ``beside`` a trial against its base in the same block and invocation."""
+    """``own`` tests a trial alone, ``beside`` a trial against its base in the same block and invocation.
+
+    A text that ``own`` returns follows the doubt's name: a rank, the settings.
+    """
 
     meaning: str
-    own: Callable[[Evidence], bool] = lambda trial: False
+    own: Callable[[Evidence], bool | str] = lambda trial: False
     beside: Callable[[Evidence, Evidence], bool] = lambda trial, base: False
 
 
-def _inline(trial: Evidence) -> bool:
-    return trial.inline
+def _slow_rank(trial: Evidence) -> str:
+    return "" if trial.slow_rank is None else f" {trial.slow_rank}"
 
 
-def _unsteady(trial: Evidence) -> bool:
-    return trial.steady is False
-
-
-def _skipped_updates(trial: Evidence) -> bool:
-    return trial.skipped_updates > 0
-
-
-def _wide_spread(trial: Evidence) -> bool:
-    return trial.spread is not None and trial.spread > WIDE_SPREAD
-
-
-def _windows_drift(trial: Evidence) -> bool:
-    return trial.drift is not None and trial.drift > DRIFT
-
-
-def _stalled(trial: Evidence) -> bool:
-    return trial.stalled
-
-
-def _slow_rank(trial: Evidence) -> bool:
-    return trial.slow_rank is not None
-
-
-def _waits(trial: Evidence) -> bool:
-    return trial.wait_fraction is not None and trial.wait_fraction > WAITS
+def _settings(trial: Evidence) -> str:
+    found = {setting for text in trial.values("settings") if text for setting in text.split(", ")}
+    return f": {', '.join(sorted(found))}" if found else ""
 
 
 def _too_efficient(trial: Evidence, base: Evidence) -> bool:
@@ -80,22 +60,10 @@ def _foreign_load(trial: Evidence) -> bool:
     return any((foreign_cores(node) or 0.0) > FOREIGN_CORES for node in nodes.values())
 
 
-def _swapped(trial: Evidence) -> bool:
-    return any(swapped > 0 for swapped in trial.values("swapped_bytes"))
-
-
-def _throttled(trial: Evidence) -> bool:
-    return any(map(throttling, trial.ranks))
-
-
 def _other_clock(trial: Evidence, base: Evidence) -> bool:
     """Return whether the slowest GPU's clock is not the base's, on GPUs of the same model."""
     lowest = sorted(min(one.values("sm_clock_mhz"), default=0) for one in (trial, base))
     return lowest[0] > 0 and not _other_devices(trial, base) and lowest[1] > CLOCK_CHANGE * lowest[0]
-
-
-def _foreign_gpu_load(trial: Evidence) -> bool:
-    return any(processes > 0 for processes in trial.values("foreign_gpu_processes"))
 
 
 def _other_threads(trial: Evidence, base: Evidence) -> bool:
@@ -129,51 +97,60 @@ DOUBTS: Mapping[str, Doubt] = {
     "waits for data": Doubt(
         f"the step waits for data for more than {100 * WAITS:.0f} % of its time: a ratio is one of loaders, not of "
         "strategies",
-        own=_waits,
+        own=lambda trial: trial.wait_fraction is not None and trial.wait_fraction > WAITS,
     ),
     "inline": Doubt(
         "the trial ran in the command's own process (--inline), where a debugger may have stopped it; no ratio uses it",
-        own=_inline,
+        own=lambda trial: trial.inline,
     ),
     "no steady state": Doubt(
         "the warm-up reached its limit before the medians of two successive rounds of steps, and the ends of the last "
         f"round's trend, agreed within {100 * STEADY_CHANGE:.0f} % (or within their noise, up to "
         f"{100 * STEADY_NOISE:.0f} %)",
-        own=_unsteady,
+        own=lambda trial: trial.steady is False,
     ),
     "skipped updates": Doubt(
         "in fp16, the loss scale skipped the update of one or more timed steps, which took less time than others",
-        own=_skipped_updates,
+        own=lambda trial: trial.skipped_updates > 0,
     ),
     "wide spread": Doubt(
         f"the interquartile range of the timed steps exceeds {100 * WIDE_SPREAD:.0f} % of their median",
-        own=_wide_spread,
+        own=lambda trial: trial.spread is not None and trial.spread > WIDE_SPREAD,
     ),
     "windows drift": Doubt(
         f"the rates of the trial's timed windows differ by more than {100 * (DRIFT - 1):.0f} %: the speed changed "
         "during the measurement, because of a clock, a temperature or another load",
-        own=_windows_drift,
+        own=lambda trial: trial.drift is not None and trial.drift > DRIFT,
     ),
     "stalled": Doubt(
         f"a timed step of a rank took more than {STALL_RATIO:g} times the trial's median and more than {STALL_S:g} s, "
         "as if a link is down, a disk slow or a process stopped; the table stalls has its seconds and ranks, and the "
         "throughput without such windows",
-        own=_stalled,
+        own=lambda trial: trial.stalled,
     ),
     "slow rank": Doubt(
         f"that rank's step without gradient exchange takes more than {SLOW_RANK:g} times the median rank's "
         "(known only if throughput.explain times ddp's steps without exchange)",
         own=_slow_rank,
     ),
+    "settings of the process": Doubt(
+        "a rank's process ran with settings that change its speed or its arithmetic, and that the experiment file does "
+        "not name: a mode for debugging, a profiler, a variable, parameters of another dtype than the precision's, or "
+        "processors that several ranks are pinned to",
+        own=_settings,
+    ),
     "foreign load": Doubt(
         f"other processes kept more than {FOREIGN_CORES:g} cores of a node busy during the timed steps",
         own=_foreign_load,
     ),
-    "memory swapped": Doubt("the node swapped memory during the timed steps", own=_swapped),
+    "memory swapped": Doubt(
+        "the node swapped memory during the timed steps",
+        own=lambda trial: any(swapped > 0 for swapped in trial.values("swapped_bytes")),
+    ),
     "clocks throttled": Doubt(
         "a GPU's clocks were throttled by heat or hardware for more than 1 % of the timed steps, or at their end; a "
         "power limit is a GPU's usual state under load, and no doubt: the table of GPUs has it",
-        own=_throttled,
+        own=lambda trial: any(map(throttling, trial.ranks)),
     ),
     "other clock than the base's": Doubt(
         f"the SM clock after the timed steps differs from the base's by more than {100 * (CLOCK_CHANGE - 1):.0f} %: "
@@ -182,7 +159,7 @@ DOUBTS: Mapping[str, Doubt] = {
     ),
     "foreign load on the GPU": Doubt(
         "other processes computed on a GPU during the timed steps",
-        own=_foreign_gpu_load,
+        own=lambda trial: any(processes > 0 for processes in trial.values("foreign_gpu_processes")),
     ),
     "threads differ from the base's": Doubt(
         "the number of threads per device is not the base's", beside=_other_threads
@@ -194,7 +171,7 @@ DOUBTS: Mapping[str, Doubt] = {
         beside=_other_environment,
     ),
 }
-"""Doubts in the order in which a trial lists them; 'slow rank' is followed by the rank's number."""
+"""Doubts in the order in which a trial lists them."""
 COLUMNS = (
     *("trial_id", "attempt", "cell_id", "base_id", "family_id", "kind", "purpose", "block", "invocation", "outcome"),
     *("devices", "inline", "throughput_per_s"),
@@ -236,17 +213,18 @@ def doubts(
 
 def _doubt_names(trial: Evidence, base: Evidence | None) -> Iterator[str]:
     for name, doubt in DOUBTS.items():
-        if doubt.own(trial) or (base is not None and doubt.beside(trial, base)):
-            yield f"{name} {trial.slow_rank}" if doubt.own is _slow_rank else name
+        found = doubt.own(trial) or (base is not None and doubt.beside(trial, base))
+        if found:
+            yield f"{name}{found}" if isinstance(found, str) else name
 
 
 def kind_of(name: str) -> str:
     """Return the name of a trial's doubt in DOUBTS: 'slow rank' for 'slow rank 1'."""
-    return name if name in DOUBTS else name.rpartition(" ")[0]
+    return max((kind for kind in DOUBTS if name.startswith(kind)), key=len)
 
 
 def meaning(name: str) -> str:
-    """Return the meaning of a trial's doubt, whose name may end in a rank: 'slow rank 1'."""
+    """Return the meaning of a trial's doubt, whose name may be longer: 'slow rank 1'."""
     return DOUBTS[kind_of(name)].meaning
 
 

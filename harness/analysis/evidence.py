@@ -26,6 +26,7 @@ RANK_COLUMNS = (
     "attempt",
     "node_rank",
     "threads",
+    "settings",
     "device_model",
     "host",
     "watched_s",

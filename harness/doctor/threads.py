@@ -13,13 +13,14 @@ from harness.doctor.subject import Subject
 from harness.plan.cell import int_option
 from harness.plan.checks.finding import Finding, join_names
 from harness.plan.placement import place
+from harness.train.process_settings import crowded, pinned
 
 NAME = "threads"
 
 
 @dataclass(frozen=True)
 class Threads:
-    """The computing threads of one rank, the processors that it may use, and its node."""
+    """The computing threads of one rank, the processors that its process may use, and its node."""
 
     threads: int
     processors: int
@@ -29,6 +30,8 @@ class Threads:
     now: int
     started: list[str]
     """Python threads and processes that the workload started."""
+    pinned: frozenset[int] = frozenset()
+    """The processors that the training thread is pinned to, which the process's main thread need not be."""
 
 
 def observe(subject: Subject) -> Threads:
@@ -42,11 +45,22 @@ def observe(subject: Subject) -> Threads:
         before=earlier.threads,
         now=now.threads,
         started=now.started_since(earlier),
+        pinned=pinned(),
     )
 
 
 def judge(seen: Sequence[Threads], case: Case) -> list[Finding]:
-    return [*(_oversubscribed(seen, case) or _changed(seen)), *_started(seen)]
+    return [*(_crowded(seen, case) or _oversubscribed(seen, case) or _changed(seen)), *_started(seen)]
+
+
+def _crowded(seen: Sequence[Threads], case: Case) -> list[Finding]:
+    for node in [] if case.cell.oversubscribe else dict.fromkeys(rank.node for rank in seen):
+        own = [(r.pinned, 1 if case.cell.device == "cuda" else r.threads) for r in seen if r.node == node]
+        if shared := crowded(own):
+            text = f"several ranks are pinned to the same processors of a node: {join_names(list(map(str, shared)))}"
+            means = "they compute in turn, which looks like a slow exchange of gradients or slow memory"
+            return [Finding(NAME, "warning", text, means, "pin each rank to processors of its own, or none (numactl)")]
+    return []
 
 
 def _changed(seen: Sequence[Threads]) -> list[Finding]:

@@ -20,7 +20,11 @@ from harness.plan.environment import DeviceFacts, NodeEnvironment
 from harness.system import sanitize
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
-VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTORCH_")
+VARIABLES = (
+    *("OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_"),
+    *("TORCHINDUCTOR_", "CUBLAS", "CUDNN_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING"),
+    *("CUDA_MODULE_LOADING", "NVIDIA_TF32_OVERRIDE"),
+)
 """Prefixes of the variables that set threads, collectives and devices; no other variable is read."""
 
 

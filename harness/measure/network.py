@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -37,16 +36,13 @@ def interfaces() -> list[Interface]:
 
 def adapters(root: Path = Path("/")) -> list[Adapter]:
     """Return the RDMA adapters with an active port, by name, whose device file is there: a container may lack it."""
-    found: list[Adapter] = []
-    with suppress(OSError):
-        verbs = [entry for entry in (root / "sys/class/infiniband_verbs").glob("uverbs*") if (entry / "ibdev").exists()]
-        opened = [entry for entry in verbs if (root / "dev/infiniband" / entry.name).exists()]
-        for name in sorted((entry / "ibdev").read_text().strip() for entry in opened):
-            for port in sorted((root / "sys/class/infiniband" / name / "ports").iterdir()):
-                if "ACTIVE" in (port / "state").read_text():
-                    found.append({"name": name, "link_layer": (port / "link_layer").read_text().strip()})
-                    break
-    return found
+    found: dict[str, Adapter] = {}
+    for verbs in (root / "sys/class/infiniband_verbs").glob("uverbs*/ibdev"):
+        name = verbs.read_text().strip()
+        for port in (root / "sys/class/infiniband" / name / "ports").glob("*"):
+            if "ACTIVE" in (port / "state").read_text() and (root / "dev/infiniband" / verbs.parent.name).exists():
+                found[name] = {"name": name, "link_layer": (port / "link_layer").read_text().strip()}
+    return [found[name] for name in sorted(found)]
 
 
 def shared_memory_bytes() -> int | None:

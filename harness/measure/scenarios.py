@@ -37,6 +37,7 @@ from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager
 from harness.train.checkpoint.trained import trained_facts
 from harness.train.data_reuse import SharedData
+from harness.train.process_settings import crowding, pinned
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.workloads import Datasets, Workload
@@ -93,10 +94,13 @@ class Setup:
     fresh_peak: bool
     build_peak_bytes: int | None
 
-    def memory(self, ranks: Ranks) -> RankFacts:
-        """Return the rank's columns of memory: its peak, if that is the trial's own, and the training's state."""
+    def of_rank(self, context: TrialContext) -> RankFacts:
+        """Return the rank's columns of memory (its peak, if that is the trial's own) and of process and thread."""
+        ranks, settings = context.ranks, self.training.settings.names()
         peak = memory.peak(ranks.devices) if self.fresh_peak else RankFacts()
-        return {**peak, "build_peak_bytes": self.build_peak_bytes, **memory.of_state(self.training)}
+        facts = {**peak, "build_peak_bytes": self.build_peak_bytes, **memory.of_state(self.training)}
+        settings += [] if context.trial.cell.oversubscribe else crowding(ranks)
+        return {**facts, "settings": ", ".join(settings), "processors": ", ".join(map(str, sorted(pinned())))}
 
 
 def _build(context: TrialContext) -> Setup:
@@ -120,7 +124,7 @@ def throughput(context: TrialContext) -> TrialResult:
         speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribe)
     except ScaleDiverged as error:
         return _unscaled(context, setup, str(error), stepper.spent_s)
-    context.rank_facts |= {**setup.memory(context.ranks), **speed.load}
+    context.rank_facts |= {**setup.of_rank(context), **speed.load}
     context.parts |= _seconds_by_part(speed.windows)
     measured = _measured(context, setup, speed, stepper.spent_s)
     if not settings.explain:
@@ -201,7 +205,7 @@ def _seconds_by_part(windows: Sequence[TimedWindow]) -> dict[str, float]:
 
 def _unscaled(context: TrialContext, setup: Setup, reason: str, steps_s: float) -> TrialResult:
     """Return the result of a training in fp16 whose warm-up found no loss scale."""
-    context.rank_facts |= setup.memory(context.ranks)
+    context.rank_facts |= setup.of_rank(context)
     training = setup.training
     return TrialResult(
         context.trial.id,
@@ -247,7 +251,7 @@ def convergence(context: TrialContext) -> TrialResult:
     epochs.run(settings, context.advance)
     spent = epochs.clock.spent
     context.parts |= {part: seconds for part, seconds in spent.items() if checkpoints or part != "checkpoints"}
-    context.rank_facts |= setup.memory(ranks)
+    context.rank_facts |= setup.of_rank(context)
     facts = {**setup.training.facts, "resumed_epoch": epochs.resumed_epoch or None, "training_samples": data.samples}
     return TrialResult(
         trial.id,

@@ -92,7 +92,7 @@ class WindowRow(PhaseSeconds):
 
 
 class RankFacts(TypedDict, total=False):
-    """The measured columns of one rank: memory, processor load, NVML's readings; None if a value is not known."""
+    """The measured columns of one rank: memory, process, load, NVML's readings; None if a value is not known."""
 
     peak_memory_bytes: int | None
     build_peak_bytes: int | None
@@ -103,6 +103,8 @@ class RankFacts(TypedDict, total=False):
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    settings: str
+    processors: str
     watched_s: float
     own_cpu_s: float
     node_cpu_s: float

@@ -16,6 +16,7 @@ DOUBTS: Mapping[str, str] = {
     "windows drift": "the speed changed during a measurement",
     "stalled": "single steps took seconds",
     "slow rank": "one device was slower than the others",
+    "settings of the process": "the process ran with settings that change its speed",
     "foreign load": "other programs used the processor",
     "memory swapped": "memory was swapped to disk",
     "clocks throttled": "a GPU lowered its clock, for heat or a fault",
@@ -30,5 +31,6 @@ DOUBTS: Mapping[str, str] = {
 
 
 def plain_doubt(name: str) -> str:
-    """Return a trial's doubt, whose name may end in a rank, in plain words."""
-    return DOUBTS[kind_of(name)]
+    """Return a trial's doubt in plain words, with what its name has after a colon: settings."""
+    words, (_, _, which) = DOUBTS[kind_of(name)], name.partition(": ")
+    return f"{words}: {which}" if which else words

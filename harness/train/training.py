@@ -23,6 +23,7 @@ from harness.train.model import in_channels_last, init_weights_of, on_host, own_
 from harness.train.optimizers import make_clip, scale_rate
 from harness.train.phases import BACKWARD, CLEARED, FORWARD, OPTIMIZER, Mark, Phase
 from harness.train.precision import Precision, without_autocast
+from harness.train.process_settings import ProcessSettings
 from harness.train.ranks import Ranks
 from harness.train.snapshot import Snapshot, copy_on_host
 from harness.train.strategies import make_strategy
@@ -58,9 +59,7 @@ class Training:
         self.optimizer = self.strategy.make_optimizer(self.model, cell.optimizer)
         self.effective_lr = scale_rate(self.optimizer, cell.lr_factor)
         self._clip = make_clip(cell.training)
-        self.facts: TrialFacts = {"effective_lr": self.effective_lr, "dtypes": self.strategy.dtypes(context)}
-        if self.strategy.shard_units is not None:
-            self.facts["shard_units"] = self.strategy.shard_units
+        self.settings = ProcessSettings(self.model, self.precision, self.strategy.dtypes(context), cell.compile)
         self.unit = workload.unit
         self._workload, self._ranks = workload, ranks
         self._micro_batches, self._counts_samples = cell.micro_batches, workload.unit == "samples"
@@ -195,6 +194,14 @@ class Training:
         """Return the values that the workload derives from the means of loss and metrics, such as a perplexity."""
         found: Callable[..., Mapping[str, Tensor | float]] | None = getattr(self._workload, "derived", None)
         return {name: float(value) for name, value in found(means).items()} if found else {}
+
+    @property
+    def facts(self) -> TrialFacts:
+        """The columns of the trial's row that the training knows so far."""
+        facts: TrialFacts = {"effective_lr": self.effective_lr, "dtypes": self.settings.dtypes}
+        if self.strategy.shard_units is not None:
+            facts["shard_units"] = self.strategy.shard_units
+        return facts
 
     @property
     def unwrapped(self) -> nn.Module:

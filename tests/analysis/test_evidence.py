@@ -12,11 +12,12 @@ import pytest
 
 from harness.analysis import pairs, ratios
 from harness.analysis import trials as trial_tables
-from harness.analysis.doubts import DOUBTS, CountedDoubt, Doubt, doubts, meaning, tally
+from harness.analysis.doubts import DOUBTS, CountedDoubt, Doubt, doubts, kind_of, meaning, tally
 from harness.analysis.equivalence import Verdict, equivalence, verdicts
 from harness.analysis.evidence import foreign_cores, slow_ranks
 from harness.record.folder import RunFolder
 from harness.record.schema import CHECKS, EQUIVALENCE, WINDOWS
+from harness.report.doubt_words import plain_doubt
 from harness.report.tables.scaling import scaling_by_setting
 from tests.records import line, steps_of
 
@@ -224,6 +225,7 @@ def test_a_healthy_trial_has_no_doubts() -> None:
     [
         ({"node_cpu_s": 1.9}, "foreign load"),
         ({"swapped_bytes": 4096}, "memory swapped"),
+        ({"settings": "anomaly mode"}, "settings of the process: anomaly mode"),
         ({"throttled": "held by heat"}, "clocks throttled"),
         ({"throttled": "sw power cap, hw slowdown, held by power"}, "clocks throttled"),
         ({"throttled": "hw power brake"}, "clocks throttled"),
@@ -248,6 +250,22 @@ def test_differences_from_the_base_become_doubts(columns: dict[str, Any], doubt:
         line("ddp2", rates=(50.0, 50.0)), **{**WATCHED, "device_model": "A", "own_cpu_s": 0.5, **columns}
     )
     assert doubts_of([base, other]) == [(), (doubt,)]
+
+
+def test_the_settings_of_all_ranks_are_one_doubt_with_its_words() -> None:
+    one = line("ddp2", rates=(50.0, 50.0))
+    texts = ("anomaly mode, dtype float64", "TORCH_DISTRIBUTED_DEBUG=DETAIL, anomaly mode")
+    one["ranks"] = [
+        {**rank, **WATCHED, "node_rank": 0, "own_cpu_s": 0.5, "settings": text}
+        for rank, text in zip(one["ranks"], texts, strict=True)
+    ]
+    ((doubt,),) = doubts_of([one])
+    assert doubt == "settings of the process: TORCH_DISTRIBUTED_DEBUG=DETAIL, anomaly mode, dtype float64"
+    assert kind_of(doubt) == "settings of the process" and meaning(doubt).startswith("a rank's process ran")
+    assert plain_doubt(doubt).endswith("change its speed: TORCH_DISTRIBUTED_DEBUG=DETAIL, anomaly mode, dtype float64")
+    assert (kind_of("slow rank 1"), kind_of("foreign load on the GPU")) == ("slow rank", "foreign load on the GPU")
+    for healthy in ("", None):
+        assert doubts_of([with_ranks(line("single"), **WATCHED, settings=healthy)]) == [()]
 
 
 @pytest.mark.parametrize("throttled", ["", "held by power", "sw power cap", "sw power cap, held by power", None])

@@ -306,6 +306,17 @@ def test_threads_beyond_the_processors() -> None:
     assert "4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)" in finding.seen
 
 
+def test_ranks_that_are_pinned_to_the_same_processors_are_named() -> None:
+    rank = threads.Threads(threads=1, processors=2, node=0, before=1, now=1, started=[])
+    zero, one, both = (replace(rank, pinned=frozenset(own)) for own in ({0}, {1}, {0, 1}))
+    (finding,) = threads.judge([zero, zero], case())
+    assert finding.seen == "several ranks are pinned to the same processors of a node: 0"
+    assert threads.judge([zero, zero], case(oversubscribe=True)) == []
+    assert threads.judge([zero, replace(zero, node=1)], case()) == []
+    for healthy in ([zero, one], [both, both], [rank, rank], [zero]):
+        assert threads.judge(healthy, case()) == []
+
+
 def test_changed_threads_and_what_the_workload_started_are_named() -> None:
     rank = threads.Threads(threads=2, processors=4, node=0, before=1, now=2, started=[])
     (finding,) = threads.judge([rank], case(strategy="single", devices=1))

@@ -18,6 +18,7 @@ from harness.measure.scenarios import TrialContext
 from harness.plan.planner import make_plan
 from harness.plan.trial import Trial, TrialResult
 from harness.train.ranks import Ranks
+from harness.train.workloads.image_classification import ImageClassification
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -215,6 +216,35 @@ def test_after_an_error_of_the_device_the_timed_steps_are_recorded_and_the_proce
     result = run_scenario(one)
     assert result.outcome == "ok" and len(result.steps["loss"]) >= 10
     assert one.device_failed and STICKY in result.facts["explain_error"]
+
+
+def double_loss(workload: Any, model: Any, batch: Any) -> Any:
+    """Return the loss of a batch of float64, computed in anomaly mode."""
+    images, labels = batch
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        outputs = model(images.double())
+        return torch.nn.functional.cross_entropy(outputs, labels, reduction="sum"), torch.tensor(float(len(labels)))
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("healthy", [True, False])
+@pytest.mark.parametrize("kind", ["throughput", "convergence"])
+def test_what_a_workload_does_to_its_process_is_in_the_row_of_its_rank(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch, kind: str, healthy: bool
+) -> None:
+    settings = {"convergence": {"epochs": 1, "seeds": 1}} if kind == "convergence" else {}
+    experiment = make_experiment(GRID, workload_options={"width": 4}, throughput=SHORT, **settings)
+    trial = next(t for t in make_plan(experiment, laptop()).trials if t.kind == kind)
+    if not healthy:
+        built = ImageClassification.build_model
+        monkeypatch.setattr(ImageClassification, "build_model", lambda workload: built(workload).double())
+        monkeypatch.setattr(ImageClassification, "loss", double_loss)
+        monkeypatch.setattr(ImageClassification, "metrics", lambda *asked: {})
+    one = context(trial, experiment, ALONE)
+    result = run_scenario(one)
+    assert one.rank_facts["settings"] == ("" if healthy else "anomaly mode, dtype float64")
+    assert one.rank_facts["processors"] == ""
+    assert result.facts["dtypes"] == ("float32" if healthy else "parameters float64, outputs float64")
 
 
 TWO_REPLICAS = replace(ALONE, devices=ALONE.devices * 2)

@@ -68,8 +68,8 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
         yield Finding(NAME, "note", seen, "the link of its ranks", "none")
     by_interface: dict[str, list[str]] = {}
     for library, variable in USED.items():
-        is_used = library == "gloo" or (_has_nccl(node) and not adapters)
-        if is_used and (name := variables.get(variable)):
+        no_nccl = adapters or node.get("nccl", "") is None  # of an earlier version: not known
+        if (library == "gloo" or not no_nccl) and (name := variables.get(variable)):
             by_interface.setdefault(name, []).append(library)
     for name, libraries in by_interface.items():
         if (used := known.get(name)) is None:
@@ -90,22 +90,13 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
             )
 
 
-def _has_nccl(node: NodeEnvironment) -> bool:
-    """Return whether the ranks may use NCCL: they have GPUs, or the folder is of a version that did not record it."""
-    return node.get("nccl", "") is not None
-
-
 def _adapters(node: NodeEnvironment) -> str:
     """Return the adapters that NCCL uses between nodes, 'mlx5_0 (InfiniBand)'; nothing if it uses sockets."""
     variables = node.get("variables") or {}
-    off = variables.get("NCCL_IB_DISABLE", "0") not in ("", "0") or variables.get("NCCL_NET", "").lower() == "socket"
-    if off or not _has_nccl(node):
-        return ""
+    off = variables.get("NCCL_IB_DISABLE", "0") != "0" or variables.get("NCCL_NET", "").lower() == "socket"
     kinds = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
-    found = [
-        f"{a['name']} ({kinds.get(a['link_layer'], 'by a plugin, if there is one')})"
-        for a in node.get("adapters") or ()
-    ]
+    adapters = [] if off or node.get("nccl") is None else node.get("adapters") or []
+    found = [f"{each['name']} ({kinds.get(each['link_layer'], 'by a plugin, if there is one')})" for each in adapters]
     chosen = variables.get("NCCL_IB_HCA")
     return ", ".join(found) + (f" as NCCL_IB_HCA={chosen} selects" if found and chosen else "")
 

@@ -20,11 +20,7 @@ ADDED = _c("added", "boolean", "true for a base cell that the planner added")
 EFFECTIVE_LR = _c(
     "effective_lr", "Float64", "learning rate scaled with the global batch, after warm-up, before any schedule"
 )
-WAIT_FRACTION = _c(
-    "wait_fraction",
-    "Float64",
-    "fraction of the timed steps spent waiting for data; on CUDA of those with marked phases, while the stream is idle",
-)
+WAIT_FRACTION = _c("wait_fraction", "Float64", "fraction of the steps spent waiting for data, on CUDA by an idle GPU")
 KIND = _c("kind", "string", "throughput, convergence or diagnostic")
 OUTCOME = _c("outcome", "string", "outcome: ok, oom, diverged, error, timeout, lost or skipped")
 REASON = _c("reason", "string", "reason for an outcome other than ok")
@@ -210,6 +206,8 @@ RANKS = Table(
         _c("parameter_bytes", "Int64", "part of the peak: parameters, or this rank's shards", "bytes"),
         _c("gradient_bytes", "Int64", "part of the peak: gradients", "bytes"),
         _c("optimizer_bytes", "Int64", "part of the peak: optimizer state", "bytes"),
+        _c("settings", "string", "settings of its process, beside the file's, that change speed or arithmetic"),
+        _c("processors", "string", "processors that its training thread is pinned to; empty if none"),
         _c("watched_s", "Float64", "observed time: from the start of the timed windows to their end", "s"),
         _c("own_cpu_s", "Float64", "CPU time of this rank and its loader workers in the observed time", "s"),
         _c("node_cpu_s", "Float64", "CPU time of the whole node in the observed time", "s"),
