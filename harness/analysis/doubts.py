@@ -26,10 +26,7 @@ TOO_EFFICIENT = 1.5
 
 
 class Doubt(NamedTuple):
-    """``own`` tests a trial alone, ``beside`` a trial against its base in the same block and invocation.
-
-    A text that ``own`` returns follows the doubt's name: a rank, the settings.
-    """
+    """``own`` tests a trial alone, and may return a text that follows the name; ``beside`` against its base's trial."""
 
     meaning: str
     own: Callable[[Evidence], bool | str] = lambda trial: False

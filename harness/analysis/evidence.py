@@ -107,7 +107,7 @@ def gather_evidence(
 
 def throttling(rank: Row) -> list[str]:
     """Return the reasons for a rank's throttled clocks, its GPUs' power limit excepted."""
-    reasons = [] if pd.isna(rank["throttled"]) else str(rank["throttled"]).split(", ")
+    reasons: list[str] = [] if pd.isna(rank["throttled"]) else str(rank["throttled"]).split(", ")
     return [reason for reason in reasons if reason not in ("", POWER_CAP, HELD_BY_POWER)]
 
 

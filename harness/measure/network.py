@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -37,11 +38,12 @@ def interfaces() -> list[Interface]:
 def adapters(root: Path = Path("/")) -> list[Adapter]:
     """Return the RDMA adapters with an active port, by name, whose device file is there: a container may lack it."""
     found: dict[str, Adapter] = {}
-    for verbs in (root / "sys/class/infiniband_verbs").glob("uverbs*/ibdev"):
-        name = verbs.read_text().strip()
-        for port in (root / "sys/class/infiniband" / name / "ports").glob("*"):
-            if "ACTIVE" in (port / "state").read_text() and (root / "dev/infiniband" / verbs.parent.name).exists():
-                found[name] = {"name": name, "link_layer": (port / "link_layer").read_text().strip()}
+    with suppress(OSError):  # a description of the node never fails a trial
+        for verbs in (root / "sys/class/infiniband_verbs").glob("uverbs*/ibdev"):
+            name = verbs.read_text().strip()
+            for port in (root / "sys/class/infiniband" / name / "ports").glob("*"):
+                if "ACTIVE" in (port / "state").read_text() and (root / "dev/infiniband" / verbs.parent.name).exists():
+                    found[name] = {"name": name, "link_layer": (port / "link_layer").read_text().strip()}
     return [found[name] for name in sorted(found)]
 
 

@@ -98,7 +98,7 @@ class Setup:
         """Return the rank's columns of memory (its peak, if that is the trial's own) and of process and thread."""
         ranks, settings = context.ranks, self.training.settings.names()
         peak = memory.peak(ranks.devices) if self.fresh_peak else RankFacts()
-        facts = {**peak, "build_peak_bytes": self.build_peak_bytes, **memory.of_state(self.training)}
+        facts: RankFacts = {**peak, "build_peak_bytes": self.build_peak_bytes, **memory.of_state(self.training)}
         settings += [] if context.trial.cell.oversubscribe else crowding(ranks)
         return {**facts, "settings": ", ".join(settings), "processors": ", ".join(map(str, sorted(pinned())))}
 

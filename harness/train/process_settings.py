@@ -59,7 +59,8 @@ def in_effect(precision: Precision) -> list[str]:
     """Return the settings of this process and thread that are in effect now."""
     on_gpu, tf32 = precision.device == "cuda", precision.name == "tf32"
     products = torch.backends.cuda.matmul.fp32_precision
-    debug = dist.get_debug_level().name if dist.is_initialized() and dist.get_world_size() > 1 else "OFF"
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    debug = dist.get_debug_level().name if several else "OFF"  # type: ignore[attr-defined]
     variables = {name: value for name, value in os.environ.items() if on_gpu and value}
     override = variables.get("NVIDIA_TF32_OVERRIDE")
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
@@ -68,7 +69,7 @@ def in_effect(precision: Precision) -> list[str]:
         "anomaly mode": torch.is_anomaly_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "cudnn.deterministic": on_gpu and torch.backends.cudnn.deterministic,
-        "torch's profiler": torch.autograd._profiler_enabled(),
+        "torch's profiler": torch.autograd._profiler_enabled(),  # type: ignore[attr-defined]
         "Python's profiler or debugger": bool(profiled),
         "autocast of the workload": not precision.reduced and torch.is_autocast_enabled(precision.device),
         f"TORCH_DISTRIBUTED_DEBUG={debug}": debug != "OFF",
