@@ -216,7 +216,7 @@ def _checked_rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None,
     rows = _rows(ratio, {block: loss.keep(names) for block, loss in losses.items()}, pilot)
     rest = float(rows[-1]["share"])
     if abs(rest) > MOST_REST and names:
-        reasons.append(f"the measured parts leave {rest:.0%} of the step unexplained, and are not shown")
+        reasons.append(f"the measured parts leave {100 * rest:.0f} % of the step unexplained, and are not shown")
         rows = _rows(ratio, {block: loss.keep(()) for block, loss in losses.items()}, pilot)
     return [*rows[:-1], {**rows[-1], "reason": "; ".join(reasons) or None}]
 

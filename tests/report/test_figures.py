@@ -398,6 +398,30 @@ def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
     assert "With find_unused_parameters its search of the graph is in exposed communication." in searching.caption
 
 
+def test_a_cell_whose_parts_are_withheld_is_named_and_not_drawn() -> None:
+    named = dict(full_study()[0])
+    axes = {
+        name: named[name] for name in ("strategy", "scaling", "per_device_batch_size", "global_batch_size", "options")
+    }
+    common = {**axes, "devices": 2, "emulated": False, "oversubscribed": False, "blocks": 3, "low": None, "high": None}
+    shown = [
+        {**common, "cell_id": "a", "label": "ddp x2", "part": part, "share": share}
+        for part, share in (("ideal", 0.6), ("wrapper", 0.3), ("rest", 0.1))
+    ]
+    apart = [
+        {**common, "cell_id": "b", "label": "ddp x4", "part": "ideal", "share": 0.3},
+        {**common, "cell_id": "b", "label": "ddp x4", "part": "rest", "share": 0.7, "reason": "not shown"},
+    ]
+    drawn = draw_all(with_tables(full_results(), waterfall=WATERFALL.frame([*shown, *apart])))["waterfall"]
+    assert len(axes_of(drawn.figure)) == 1
+    assert drawn.caption.endswith("Withheld, since their parts leave over 20 % of the step unexplained: ddp x4.")
+    alone = draw_all(with_tables(full_results(), waterfall=WATERFALL.frame(apart)))["waterfall"]
+    assert alone.figure is None and alone.caption.startswith("Left out: Withheld, since their parts leave")
+    assert (
+        "Withheld" not in draw_all(with_tables(full_results(), waterfall=WATERFALL.frame(shown)))["waterfall"].caption
+    )
+
+
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
     steady = full_results()
     doubts: list[tuple[CountedDoubt, ...]] = [()] * len(steady.scaling)

@@ -560,11 +560,11 @@ def section_of(title: str) -> Section:
 
 
 def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -> None:
-    assert unexplained_table(results.trials).rows == ()
+    assert unexplained_table(results.trials, results.waterfall).rows == ()
     trials = results.trials.copy()
     ok = trials.index[trials["outcome"] == "ok"][0]
     trials.loc[ok, "explain_error"] = "its communication cannot be taken away"
-    (row,) = unexplained_table(trials).rows
+    (row,) = unexplained_table(trials, results.waterfall).rows
     assert row.cells[0].startswith(f"{trials['strategy'][ok]} x{trials['devices'][ok]}")
     assert row.cells[1] == "its communication cannot be taken away"
 

@@ -46,9 +46,11 @@ def efficiency_waterfall(results: Results) -> Drawing:
     rows = results.waterfall
     if rows.empty:
         return Drawing(title, "Left out: no cell on several devices has the trials that explain it.", None)
-    withheld = rows.groupby("cell_id")["part"].transform("nunique") == len(("ideal", "rest"))
-    apart, rows = rows[withheld], rows[~withheld]
-    left_out = _withheld(apart)
+    by_cell = rows.groupby("cell_id")
+    withheld = (by_cell["part"].transform("size") == len(("ideal", "rest"))) & (
+        by_cell["reason"].transform("count") > 0
+    )
+    left_out, rows = _withheld(rows[withheld]), rows[~withheld]
     if rows.empty:
         return Drawing(title, f"Left out:{left_out}", None)
     cells = _by_importance(rows, results.verdict)
@@ -71,7 +73,9 @@ def _withheld(rows: pd.DataFrame) -> str:
     more = f" and {len(labels) - MOST_CELLS} more" if len(labels) > MOST_CELLS else ""
     named = ", ".join(labels[:MOST_CELLS]) + more
     return (
-        f" Withheld, since their parts leave over {MOST_REST:.0%} of the step unexplained: {named}." if labels else ""
+        f" Withheld, since their parts leave over {100 * MOST_REST:.0f} % of the step unexplained: {named}."
+        if labels
+        else ""
     )
 
 
