@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import platform
 import re
 import shlex
 import signal
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from harness.cli.commands import app
 from harness.config.experiment import parse_experiment
+from harness.system.signals import INTERRUPTED, UNSETTLED
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments/clusters"
@@ -211,7 +215,7 @@ def test_the_batch_script_asks_for_usr1_and_requeues_for_it_alone() -> None:
     asked = shlex.split(" ".join(line[len("#SBATCH") :] for line in text.splitlines() if line.startswith("#SBATCH")))
     assert "--signal=B:USR1@120" in asked and "--requeue" in asked
     assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
-    assert re.search(r'if \[ -n "\$requeue" \] && \[ \$code = 130 \]; then\n  scontrol requeue', text)
+    assert f'[ -n "$requeue" ] && [ $code = {INTERRUPTED} ]' in text and f"[ $code = {UNSETTLED} ]" in text
 
 
 def test_the_page_names_every_file() -> None:
@@ -219,28 +223,124 @@ def test_the_page_names_every_file() -> None:
     assert [path.name for path in sorted(FOLDER.iterdir()) if path != PAGE and path.name not in text] == []
 
 
-STUB = """#!/bin/bash
-echo "$(basename "$0") $*" >> "$CALLS"
-if [ "$(basename "$0") $1" = "python -" ]; then cat > /dev/null; echo starting; sleep 0.5; fi
+CALLED = '#!/bin/bash\necho "$(basename "$0") $*" >> "$CALLS"\n'
+COMMAND = (
+    CALLED
+    + """
+[ "$1" != - ] || { cat > /dev/null; echo starting; exec sleep ${START_S:-0}; }
+echo measuring
+trap 'exit $CODE' TERM
+for second in 1 2 3 4 5 6; do sleep 0.5; done
 """
+)
+STEP = (
+    CALLED
+    + """
+trap '' TERM
+[ -z "$LASTS" ] || sleep 9
+while [ "$1" != bash ]; do shift; done
+[ -n "$LASTS" ] || "$@"
+"""
+)
+"""Stand-ins: of python, which starts the nodes and then measures, and of srun, which runs the step on one node."""
 
 
-@pytest.mark.parametrize(("sent", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_a_signal_while_the_nodes_start_ends_the_job_before_a_run(
-    tmp_path: Path, sent: signal.Signals, requeued: bool
-) -> None:
-    (tmp_path / "bin").mkdir()
-    for name in ("python", "srun", "scontrol", "scancel"):
-        (tmp_path / "bin" / name).write_text(STUB)
-        (tmp_path / "bin" / name).chmod(0o755)
-    calls = tmp_path / "calls"
+@dataclass(frozen=True)
+class SlurmJob:
+    """Our script with short time limits beside stand-ins for SLURM's commands, Ray and the harness."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def end(self) -> tuple[int, str, list[str]]:
+        """Return the exit code, the output, and what was called."""
+        output, _ = self.process.communicate(timeout=20)
+        return self.process.returncode, output.decode(), (self.folder / "calls").read_text().splitlines()
+
+
+def start_job(folder: Path, *, without: str = "", python: str = COMMAND, ray: str = CALLED, **more: str) -> SlurmJob:
+    (folder / "bin").mkdir()
+    programs = {"python": python, "srun": STEP, "ray": ray, "scontrol": CALLED, "scancel": CALLED}
+    for name in programs.keys() - {without}:
+        (folder / "bin" / name).write_text(programs[name])
+        (folder / "bin" / name).chmod(0o755)
+    (folder / "calls").touch()
+    text = SCRIPT.read_text()
+    for limit in ("-lt 300", "within $nodes 30", "within $run 600"):
+        assert limit in text
+        text = text.replace(limit, f"{limit.rpartition(' ')[0]} 1")
+    (folder / "job.sbatch").write_text(text)
     slurm = {"SLURM_SUBMIT_DIR": "/", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NUM_NODES": "2"}
-    variables = {"PATH": "/usr/bin:/bin", "VENV": str(tmp_path), "HEAD": "127.0.0.1", "CALLS": str(calls), **slurm}
-    job = subprocess.Popen(["bash", str(SCRIPT), "e.yaml"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE)
-    with job:
-        assert job.stdout and job.stdout.readline() == b"starting\n"
-        job.send_signal(sent)
-        assert job.wait(20) == 130
-    called = calls.read_text().splitlines()
-    assert not any(line.startswith("python -u") for line in called)
-    assert ("scontrol requeue 7" in called) == requeued
+    slurm |= {"SLURM_PROCID": "0", "RAY_TMPDIR": str(folder)}
+    places = {"PATH": "/usr/sbin:/usr/bin:/bin", "VENV": str(folder), "CALLS": str(folder / "calls")}
+    variables = {**slurm, **places, "HEAD": "127.0.0.1", "CODE": "130", "LASTS": "", **more}
+    words = ["bash", "job.sbatch", "e.yaml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    return SlurmJob(subprocess.Popen(words, cwd=folder, env=variables, **pipes), folder)  # type: ignore[call-overload]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_while_the_nodes_start_ends_the_job_before_a_run_and_it_is_not_requeued(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
+    job = start_job(tmp_path, START_S="15")
+    assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
+    job.process.send_signal(sent)
+    code, output, called = job.end()
+    assert code == 5 and "job 7 is not requeued: it settled no trial in its time limit" in output
+    assert not any(line.startswith(("python -u", "scontrol")) for line in called)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sent", "code", "requeued"),
+    [
+        (signal.SIGUSR1, INTERRUPTED, True),
+        (signal.SIGUSR1, UNSETTLED, False),
+        (signal.SIGUSR1, 0, False),  # all was measured meanwhile
+        (signal.SIGUSR1, 1, False),
+        (signal.SIGTERM, INTERRUPTED, False),
+    ],
+)
+def test_a_job_is_requeued_at_its_time_limit_if_the_command_settled_a_trial(
+    tmp_path: Path, sent: signal.Signals, code: int, requeued: bool
+) -> None:
+    job = start_job(tmp_path, CODE=str(code))
+    assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
+    assert job.process.stdout.readline() == b"measuring\n"
+    job.process.send_signal(sent)
+    found, output, called = job.end()
+    assert found == code and ("scontrol requeue 7" in called) == requeued
+    assert ("not requeued: it settled no trial" in output) == (code == UNSETTLED)
+
+
+def test_without_ray_in_the_environment_no_node_is_used(tmp_path: Path) -> None:
+    code, output, called = start_job(tmp_path, without="ray").end()
+    assert code == 2 and called == [] and "no ray in " in output and "VENV=FOLDER sbatch" in output
+
+
+FAILS = CALLED + "exit 3\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "log"),
+    [("0", "Ray ended with exit code 3"), ("1", "nothing listens on 127.0.0.1:20007 after 300 s")],
+)
+def test_a_node_that_does_not_start_ends_the_job_at_once_and_is_named(tmp_path: Path, rank: str, log: str) -> None:
+    (tmp_path / "ray.py").write_text("def is_initialized(): return False\ndef init(**_): raise ConnectionError\n")
+    python = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
+    code, output, called = start_job(tmp_path, ray=FAILS, python=python, SLURM_PROCID=rank).end()
+    assert code == 1 and f"a node did not start: {platform.node()}: Ray ended with exit code" in output
+    assert log in (tmp_path / "ray-7.log").read_text() and not (tmp_path / "ray-7").exists()
+    assert "scancel --signal=TERM 7.0" in called
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lasts", ["", "yes"])
+def test_a_step_that_does_not_end_is_killed(tmp_path: Path, lasts: str) -> None:
+    python = CALLED + '[ "$1" != - ] || cat > /dev/null\n'
+    code, _, called = start_job(tmp_path, python=python, LASTS=lasts).end()
+    assert code == 0 and "scancel --signal=TERM 7.0" in called
+    assert ("scancel --signal=KILL 7.0" in called) == bool(lasts)

@@ -18,6 +18,7 @@ import pytest
 
 import harness
 from harness.system.scratch import PREFIX, shared_memory
+from harness.system.signals import UNSETTLED
 from tests.processes import Command
 
 pytestmark = pytest.mark.slow
@@ -184,14 +185,15 @@ def test_ctrl_c_before_anything_is_measured(tmp_path: Path) -> None:
     time.sleep(2.0)
     command.process.send_signal(signal.SIGINT)
     command.process.wait(ORDERLY_S)
-    assert command.process.returncode == 130 and "Traceback" not in command.output, command.output
+    assert command.process.returncode == UNSETTLED and "Traceback" not in command.output, command.output
     for number in (signal.SIGINT, signal.SIGTERM):
         command = run.call()
         command.wait_for(named(command, "gcs_server"))
         command.process.send_signal(number)
         command.process.wait(ORDERLY_S)
-        assert command.process.returncode == 130 and "Traceback" not in command.output, command.output
+        assert command.process.returncode == UNSETTLED and "Traceback" not in command.output, command.output
         assert f"--resume {run.folder}\n" in command.output
+        assert f"settled no trial: {WANTED} trials to measure at its start and at its end" in command.output
         command.seconds_until_alone(within_s=GONE_S)
 
 

@@ -83,19 +83,14 @@ class Killed:
 
 
 def check_the_end(killed: Killed) -> None:
-    """The finished run: all that was planned, with the planned seeds, paired inside an invocation, in every block."""
+    """The finished run: all that was planned, once, with the planned seeds, and a pair in every block."""
     assert killed.folder
     results = harness.load(killed.folder)
     assert results.missing.empty
     ok = Counter(line["trial_id"] for line in results.lines if line["outcome"] == "ok")
     planned = [trial for group in results.folder.plan()["groups"] for trial in group["trials"]]
     assert set(ok) == set(planned) and len(planned) == 6 * BLOCKS
-    measured = {(line["trial_id"], line["invocation"]) for line in results.lines if line["outcome"] == "ok"}
-    last = {line["trial_id"]: line["invocation"] for line in results.lines}
-    for line in results.lines:
-        if line["strategy"] != "single" and line["invocation"] != last[line["trial_id"]]:
-            base = f"{line['base_id']}-b{line['block']}"
-            assert (base, line["invocation"]) not in measured, "it had its base, and was measured again"
+    assert set(ok.values()) == {1}, "what was ok was measured again"
     by_invocation = Counter((line["trial_id"], line["invocation"]) for line in results.lines)
     assert set(by_invocation.values()) == {1}
     assert {line["seed"] for line in results.lines} == {results.experiment.seed}

@@ -78,6 +78,22 @@ def rows_by_cell(trials: Iterable[Row]) -> dict[str, Rows]:
     return {cell_id: sorted(rows, key=lambda row: (row["block"], row["invocation"])) for cell_id, rows in cells.items()}
 
 
+def nearest(row: Row, others: Iterable[Row], *, anywhere: bool = False) -> Row | None:
+    """Return the trial that a trial is compared with, among those of a cell in its block: one of the same invocation.
+
+    If the block was cut in two, else the last that ran in an equal environment or, with ``anywhere``, in any one.
+    """
+    known = [*others]
+    beside = [other for other in known if other["invocation"] == row["invocation"]]
+    equal = [other for other in known if anywhere or equal_environment(row, other)]
+    return next(reversed(beside or equal), None)
+
+
+def equal_environment(row: Row, other: Row) -> bool:
+    """Return whether two trials are known to have run with the same code, versions, settings and hardware."""
+    return not pd.isna(row.get("environment")) and row["environment"] == other.get("environment")
+
+
 def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
     """Return the base of each measured cell: the planned one or, if that failed, the smallest of its family."""
     smallest: dict[str, tuple[int, str]] = {}

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, bases_of, by_cell, measured
-from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, key_of, throttling
+from harness.analysis.common import Row, Rows, bases_of, by_cell, measured, nearest
+from harness.analysis.evidence import SLOW_RANK, Evidence, Key, foreign_cores, gather_evidence, key_of, throttling
 from harness.analysis.steps import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.environment import RunEnvironment
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
@@ -78,6 +78,10 @@ def _other_hosts(trial: Evidence, base: Evidence) -> bool:
 
 def _other_environment(trial: Evidence, base: Evidence) -> bool:
     return trial.nodes is not None and base.nodes is not None and trial.nodes != base.nodes
+
+
+def _cut_block(trial: Evidence, base: Evidence) -> bool:
+    return trial.invocation != base.invocation
 
 
 def _both_known(trial: Evidence, base: Evidence) -> bool:
@@ -167,11 +171,16 @@ DOUBTS: Mapping[str, Doubt] = {
         "versions, settings or hardware differ from those of the base's worker group",
         beside=_other_environment,
     ),
+    "block cut in two": Doubt(
+        "the trial and its base are of two invocations of the command, in equal environments: an interruption lies "
+        "between them, and what changed with it is in the ratio",
+        beside=_cut_block,
+    ),
 }
 """Doubts in the order in which a trial lists them."""
 COLUMNS = (
     *("trial_id", "attempt", "cell_id", "base_id", "family_id", "kind", "purpose", "block", "invocation", "outcome"),
-    *("devices", "inline", "throughput_per_s"),
+    *("environment", "devices", "inline", "throughput_per_s"),
 )
 """Columns of trials that the doubts are found from, besides their evidence."""
 LOUD = ("impossible efficiency", "waits for data")
@@ -189,18 +198,17 @@ def doubts(
     evidence = gather_evidence(trials, times, windows, ranks, environment)
     read = trials[[*COLUMNS]]
     rows = records(read)
-    measured_in = {
-        (row["cell_id"], row["block"], row["invocation"]): row
-        for row in rows
-        if row["outcome"] == "ok" and not row["purpose"]
-    }
+    measured_in: dict[Key, list[Row]] = {}
+    for row in rows:
+        if row["outcome"] == "ok" and not row["purpose"]:
+            measured_in.setdefault((row["cell_id"], row["block"]), []).append(row)
     bases = bases_of(by_cell(measured(read)))
     found: list[tuple[str, ...]] = []
     for row in rows:
         names: tuple[str, ...] = ()
         if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
             base_id = bases.get(row["cell_id"], row["base_id"])
-            base = measured_in.get((base_id, row["block"], row["invocation"]))
+            base = nearest(row, measured_in.get((base_id, row["block"]), ()))
             is_other = base is not None and base["trial_id"] != row["trial_id"]
             beside = evidence[key_of(base)] if base is not None and is_other else None
             names = tuple(_doubt_names(evidence[key_of(row)], beside))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,7 @@ class Evidence:
     stalled: bool = False
     wait_fraction: float | None = None
     per_device_per_s: float | None = None
+    invocation: int = 0
 
     def values(self, name: str) -> set[Any]:
         """Return the known values of a column over the trial's ranks."""
@@ -100,6 +102,7 @@ def gather_evidence(
             stalled=key_of(row) in times.stalled,
             wait_fraction=None if pd.isna(row["wait_fraction"]) else float(row["wait_fraction"]),
             per_device_per_s=_per_device(row),
+            invocation=int(row["invocation"]),
         )
         for row in records(trials[[*TRIAL_COLUMNS]])
     }
@@ -158,6 +161,13 @@ def group_environments(environment: RunEnvironment) -> dict[tuple[str, int], lis
         for group in environment.get("groups", [])
         if group.get("nodes")
     }
+
+
+def environment_id(nodes: Sequence[NodeEnvironment], code: str) -> str | None:
+    """Return a hash of the code, and of hardware, versions and settings of a group's nodes; None without nodes."""
+    models = sorted({device["model"] for node in nodes for device in node["devices"]})
+    text = json.dumps([code, models, _signature(map(_settings, nodes))])
+    return hashlib.sha256(text.encode()).hexdigest()[:12] if nodes else None
 
 
 def _settings(node: NodeEnvironment) -> dict[str, object]:

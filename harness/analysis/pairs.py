@@ -83,8 +83,8 @@ def excludes_one(ratio: Estimate) -> bool | None:
 def _ratio(group: Rows, other: Rows, rule: Rule | None, checked: Verdicts | None = None) -> Values | None:
     """Return both throughputs and their ratio, or the reason for its absence; None if no block holds both cells."""
     speeds, others, pilot = paired(group, other, rule)
-    if not speeds:  # of other hardware the throughputs are shown, and no ratio
-        speeds, others, pilot = paired(group, other, rule, any_hardware=True)
+    if not speeds:  # of other hardware or environments the throughputs are shown, and no ratio
+        speeds, others, pilot = paired(group, other, rule, anywhere=True)
     if not speeds:
         return None
     ratio = paired_ratio(speeds, others, pilot=pilot)

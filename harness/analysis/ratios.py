@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, Rule, Values, bases_of, by_cell, ends, measured, order
+from harness.analysis.common import Row, Rows, Rule, Values, bases_of, by_cell, ends, measured, nearest, order
 from harness.analysis.doubts import CountedDoubt, tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.stats import ENDS, Estimate, geometric_mean, paired_ratio, ratio_p_value
@@ -14,12 +14,13 @@ from harness.analysis.usual_doubts import unusual, usual_doubts
 from harness.record.schema import DESCRIPTION, SCALING
 
 OTHER_HARDWARE = "other hardware"
-"""How the reason begins that two cells have no ratio, for want of blocks on the same hardware."""
+OTHER_ENVIRONMENT = "other environment"
+"""How the reason begins that two cells have no ratio: no block has both on the same hardware, or in one environment."""
 RATIOS = ("speedup", *ENDS, "precise", "efficiency", *(f"efficiency_{end}" for end in ENDS))
 
 
 def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
-    """Return the speedup and efficiency of each measured cell against its base, paired by block and invocation.
+    """Return the speedup and efficiency of each measured cell against its base, paired by block.
 
     The base is the planned one or, if that could not run, the same strategy on the smallest device count that
     ran. A cell without a base has no row: ratios never mix bases. ``checked``: the verdicts of equivalence checks;
@@ -62,21 +63,27 @@ def doubts_of(group: Rows, other: Rows, role: str) -> tuple[CountedDoubt, ...]:
 
 
 def paired(
-    group: Rows, base: Rows, rule: Rule | None, *, any_hardware: bool = False
+    group: Rows, base: Rows, rule: Rule | None, *, anywhere: bool = False
 ) -> tuple[list[float], list[float], list[bool] | None]:
     """Return the throughputs of both cells by block and, if a rule set the number of blocks, which were its pilot.
 
-    A block that spans two invocations has its base, and the base its twin, in both: the last invocation that
-    holds both cells counts, so that each block gives one pair. Trials on different hardware form none, unless
-    ``any_hardware`` is asked for.
+    Each block gives one pair: the last of trials of one invocation, or in a block that was cut in two of trials in
+    equal environments. Trials on different hardware form none, unless ``anywhere`` is asked for.
     """
-    bases = {(row["block"], row["invocation"]): row for row in base}
-    both = ((row, bases.get((row["block"], row["invocation"]))) for row in group)
-    alike = ((row, other) for row, other in both if other and (any_hardware or same_hardware(row, other)))
-    pairs = {row["block"]: (row, other) for row, other in alike}.values()
+    pairs = _pairs(group, base, anywhere=anywhere)
     speeds = [float(row["throughput_per_s"]) for row, _ in pairs]
     others = [float(other["throughput_per_s"]) for _, other in pairs]
     return speeds, others, [row["block"] < rule["at_least"] for row, _ in pairs] if rule else None
+
+
+def _pairs(group: Rows, base: Rows, *, anywhere: bool = False) -> list[tuple[Row, Row]]:
+    in_block: dict[int, list[Row]] = {}
+    for other in base:
+        in_block.setdefault(other["block"], []).append(other)
+    both = ((row, nearest(row, in_block.get(row["block"], ()), anywhere=anywhere)) for row in group)
+    alike = [(row, other) for row, other in both if other and (anywhere or same_hardware(row, other))]
+    alike.sort(key=lambda pair: (pair[0]["block"], pair[0]["invocation"] == pair[1]["invocation"]))
+    return [*{row["block"]: (row, other) for row, other in alike}.values()]
 
 
 def same_hardware(row: Row, other: Row) -> bool:
@@ -86,11 +93,15 @@ def same_hardware(row: Row, other: Row) -> bool:
 
 
 def with_hardware(verdict: Values, group: Rows, other: Rows) -> Values:
-    """Return the verdict of the equivalence check on a ratio, or the reason that it has none on the same hardware."""
-    if verdict["excluded"] or paired(group, other, None)[0] or not paired(group, other, None, any_hardware=True)[0]:
+    """Return the verdict of the equivalence check on a ratio, or the reason that no two of its trials form a pair."""
+    apart = _pairs(group, other, anywhere=True)
+    if verdict["excluded"] or not apart or _pairs(group, other):
         return verdict
-    own, theirs = (", ".join(sorted({str(row["device_model"]) for row in rows})) for rows in (group, other))
-    return {**verdict, "excluded": f"{OTHER_HARDWARE}: {own}; what it is compared with ran on {theirs}"}
+    hardware = not all(same_hardware(*pair) for pair in apart)
+    column, word, ran = ("device_model", "", "on") if hardware else ("invocation", "invocation ", "in")
+    own, theirs = (", ".join(sorted({f"{word}{row[column]}" for row in rows})) for rows in (group, other))
+    name = OTHER_HARDWARE if hardware else OTHER_ENVIRONMENT
+    return {**verdict, "excluded": f"{name}: {own}; what it is compared with ran {ran} {theirs}"}
 
 
 def pair_p_value(speeds: Sequence[float], others: Sequence[float], pilot: Sequence[bool] | None) -> float | None:
@@ -103,8 +114,8 @@ def pair_p_value(speeds: Sequence[float], others: Sequence[float], pilot: Sequen
 def _against(group: Rows, base: Rows, rule: Rule | None) -> Values | None:
     """Return the ratio columns of one cell; None if no block holds both the cell and its base."""
     speeds, bases, pilot = paired(group, base, rule)
-    if not speeds:  # of other hardware the throughputs are shown, and no ratio
-        speeds, bases, pilot = paired(group, base, rule, any_hardware=True)
+    if not speeds:  # of other hardware or environments the throughputs are shown, and no ratio
+        speeds, bases, pilot = paired(group, base, rule, anywhere=True)
     if not speeds:
         return None
     ratio = paired_ratio(speeds, bases, pilot=pilot)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from harness.analysis.common import Lines
+from harness.analysis.common import Lines, Row, Rows
+from harness.analysis.ratios import paired
 from harness.analysis.stats import stein_blocks
 from harness.analysis.trials import throughput
 from harness.config.sections import BlockRule
@@ -20,8 +21,6 @@ from harness.plan.comparison import (
 )
 from harness.plan.trial import Trial
 
-Speeds = Mapping[tuple[int, int], float]
-"""Throughput by block and invocation."""
 TWIN = "twin"
 
 
@@ -40,7 +39,7 @@ def needed_blocks(
     needed: dict[str, int] = {}
     compared: set[str] = set()
     for cell, other in [*_base_pairs(cells), *_other_pairs(cells, pilot, placements)]:
-        ratios = _ratios(pilot.get((cell.id, ""), {}), pilot.get((other.id, ""), {}))
+        ratios = _ratios(pilot.get((cell.id, ""), []), pilot.get((other.id, ""), []))
         if ratios:
             compared |= {cell.id, other.id}
             _raise(needed, {*_users(cell), *_users(other)}, _needed(ratios, rule))
@@ -48,10 +47,10 @@ def needed_blocks(
             needed[cell.id] = rule.at_most  # no more blocks of its base for it
             compared.add(cell.id)
     for cell in cells:
-        if ratios := _ratios(pilot.get((cell.id, TWIN), {}), pilot.get((cell.id, ""), {})):
+        if ratios := _ratios(pilot.get((cell.id, TWIN), []), pilot.get((cell.id, ""), [])):
             _raise(needed, {*_users(cell)}, _needed(ratios, rule))
         if cell.id not in compared:
-            _raise(needed, {cell.id}, _needed(_ratios(pilot.get((cell.id, ""), {}), None), rule))
+            _raise(needed, {cell.id}, _needed(_ratios(pilot.get((cell.id, ""), []), None), rule))
     return needed
 
 
@@ -68,7 +67,7 @@ def _base_pairs(cells: Iterable[Cell]) -> Iterator[tuple[Cell, Cell]]:
 
 
 def _other_pairs(
-    cells: set[Cell], pilot: Mapping[tuple[str, str], Speeds], placements: Sequence[str]
+    cells: set[Cell], pilot: Mapping[tuple[str, str], Rows], placements: Sequence[str]
 ) -> Iterator[tuple[Cell, Cell]]:
     """Yield the pairs of the tables versus and parity that have blocks of the pilot in common."""
     measured = [cell for cell in cells if pilot.get((cell.id, ""))]
@@ -76,7 +75,7 @@ def _other_pairs(
     pairs = [(pair.one, pair.other) for pair in along if pair.axis not in SIZES]
     pairs += [(cell, other) for cell in measured for other in other_launcher_cells(cell) if other in cells]
     for cell, other in pairs:
-        if _ratios(pilot[cell.id, ""], pilot.get((other.id, ""), {})):
+        if _ratios(pilot[cell.id, ""], pilot.get((other.id, ""), [])):
             yield cell, other
 
 
@@ -92,25 +91,19 @@ def _needed(pilot: Sequence[float], rule: BlockRule) -> int:
     return min(rule.at_most, stein_blocks(pilot, rule.halfwidth)) if len(pilot) >= 2 else rule.at_most
 
 
-def _pilot(lines: Lines, blocks: int) -> dict[tuple[str, str], Speeds]:
-    """Return the throughputs of each cell in the first ``blocks`` blocks, by cell id and purpose ('' or 'twin')."""
-    speeds: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+def _pilot(lines: Lines, blocks: int) -> dict[tuple[str, str], Rows]:
+    """Return the trials of each cell in the first ``blocks`` blocks, by cell id and purpose ('' or 'twin')."""
+    found: dict[tuple[str, str], list[Row]] = {}
     for line in lines:
         timed = line["kind"] == "throughput" or line["purpose"] == TWIN
-        if timed and line["outcome"] == "ok" and line["block"] < blocks:
-            speed = throughput(line["windows"])
-            if speed:
-                of_cell = speeds.setdefault((line["cell_id"], line["purpose"]), {})
-                of_cell[line["block"], line["invocation"]] = speed
-    return {**speeds}
+        if timed and line["outcome"] == "ok" and line["block"] < blocks and (speed := throughput(line["windows"])):
+            found.setdefault((line["cell_id"], line["purpose"]), []).append({**line, "throughput_per_s": speed})
+    return {**found}
 
 
-def _ratios(speeds: Speeds, bases: Speeds | None) -> list[float]:
-    """Return one value a block: the ratio to the base of the same invocation or, without bases, the speed itself."""
-    by_block: dict[int, float] = {}
-    for (block, invocation), speed in sorted(speeds.items()):
-        if bases is None:
-            by_block[block] = speed
-        elif (block, invocation) in bases:
-            by_block[block] = speed / bases[block, invocation]
-    return list(by_block.values())
+def _ratios(group: Rows, base: Rows | None) -> list[float]:
+    """Return one value a block: the ratio to the base or, without bases, the speed itself."""
+    if base is None:
+        return [*{row["block"]: float(row["throughput_per_s"]) for row in group}.values()]
+    speeds, others, _ = paired(group, base, None)
+    return [speed / other for speed, other in zip(speeds, others, strict=True)]

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from harness.analysis.common import Row, by_cell, measured, order
+from harness.analysis.common import Row, by_cell, measured, nearest, order
 from harness.analysis.exchange_time import Needed
 from harness.analysis.ratios import same_hardware
 from harness.analysis.stats import ENDS, mean_interval
@@ -85,8 +85,8 @@ class StepLoss:
         return replace(self, parts=kept, rest_s=self.rest_s + others)
 
 
-Measured = Mapping[tuple[str, int, int], tuple[Row, Timing]]
-"""Trials and their timings by cell, block and invocation."""
+Measured = Mapping[tuple[str, int], Sequence[Row]]
+"""Trials with their ``timing`` by cell and block."""
 Profiles = Mapping[tuple[str, int], Row]
 """The latest profile of a cell and block; cells that differ in their launcher alone share it, by launchers_id."""
 
@@ -123,11 +123,11 @@ def waterfall(
 def _measured(trials: pd.DataFrame, windows: pd.DataFrame) -> Measured:
     by_trial = timings(windows)
     ok = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
-    return {
-        (row["cell_id"], row["block"], row["invocation"]): (row, timing)
-        for row in records(ok)
-        if (timing := by_trial.get((row["trial_id"], row["attempt"])))
-    }
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in records(ok):
+        if timing := by_trial.get((row["trial_id"], row["attempt"])):
+            found.setdefault((row["cell_id"], row["block"]), []).append({**row, "timing": timing})
+    return found
 
 
 def _profiles(trials: pd.DataFrame) -> Profiles:
@@ -137,16 +137,16 @@ def _profiles(trials: pd.DataFrame) -> Profiles:
 def _step_loss(row: Row, base_id: str, known: Measured, profiles: Profiles) -> StepLoss | None:
     """Take one trial's step apart; None if its block lacks a trial to compare with on the same hardware."""
     partners = (row["cell_id"], base_id, row["alone_id"], row["wrapped_id"])
-    found = [known.get((cell_id, row["block"], row["invocation"])) for cell_id in partners]
-    own, base, alone, wrapped = (each if each and same_hardware(row, each[0]) else None for each in found)
+    found = [nearest(row, known.get((cell_id, row["block"]), ())) for cell_id in partners]
+    own, base, alone, wrapped = (each if each and same_hardware(row, each) else None for each in found)
     if own is None or base is None or alone is None:
         return None
-    (base_row, base_timing), timing, alone_timing = base, own[1], alone[1]
-    by_ranks = _parts_by_ranks(row, timing, alone_timing, wrapped[1] if wrapped else None)
+    base_timing, timing, alone_timing = base["timing"], own["timing"], alone["timing"]
+    by_ranks = _parts_by_ranks(row, timing, alone_timing, wrapped["timing"] if wrapped else None)
     if by_ranks is None:
         return None
     by_profile = _profiled_parts(row["strategy"], profiles.get((row["launchers_id"], row["block"])))
-    ideal_s = base_timing.step_mean_s * row["global_batch_size"] / base_row["global_batch_size"] / row["devices"]
+    ideal_s = base_timing.step_mean_s * row["global_batch_size"] / base["global_batch_size"] / row["devices"]
     smaller = {"smaller batch": alone_timing.step_mean_s - ideal_s} if row["scaling"] == "strong" else {}
     parts = {**smaller, **by_ranks, **(by_profile or {}), "waiting for data": timing.wait_s - alone_timing.wait_s}
     rest_s = timing.step_mean_s - ideal_s - sum(parts.values())

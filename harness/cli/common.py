@@ -30,8 +30,11 @@ NoUserCode = Annotated[
 ]
 
 
-def exit_code_of(work: Callable[[], int]) -> int:
-    """Run ``work`` and return its exit code; a HarnessError is shown as one message, without a traceback."""
+def exit_code_of(work: Callable[[], int], interrupted: int = INTERRUPTED) -> int:
+    """Run ``work`` and return its exit code, ``interrupted`` after KeyboardInterrupt.
+
+    A HarnessError is shown as one message, without a traceback.
+    """
     try:
         with handle_signals():
             return work()
@@ -43,7 +46,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
         # CPython ends by SIGINT, whatever the exit code, once an interruption has left an exec() of a string, as
         # dataclasses and namedtuples use it; the next exec() takes that back
         exec("")
-        return INTERRUPTED
+        return interrupted
 
 
 def show(text: str) -> None:

@@ -14,6 +14,7 @@ import typer
 from harness.cli.common import NoUserCode, away_from_current_folder, exit_code_of
 from harness.cli.values import parse_assumed, parse_only
 from harness.errors import Collected, ExperimentError, HarnessError
+from harness.system.signals import INTERRUPTED, UNSETTLED
 
 if TYPE_CHECKING:
     from harness.config.experiment import Experiment
@@ -92,7 +93,7 @@ def _carry_out(act: Callable[..., int], file: Path | None, **options: Any) -> No
         with _terminal(no_user_code=request.no_user_code, quiet=request.quiet, live=not request.inline) as sink:
             return act(request, experiment, sink)
 
-    raise typer.Exit(exit_code_of(work))
+    raise typer.Exit(exit_code_of(work, UNSETTLED if act is _run_or_plan else INTERRUPTED))
 
 
 def _request_of(

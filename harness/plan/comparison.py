@@ -1,6 +1,6 @@
 """Which cells are compared with which: the one definition, for the planner, a resumed run and the tables.
 
-Ratios are taken between trials of one block and invocation, so the partners of a cell are measured beside it:
+Ratios are taken between trials of one block, so the partners of a cell are measured beside it:
 
     base                single device, bare model, same batch held fixed      speedup, efficiency
     single-device cell  bare model at the same per-device batch               waterfall

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -13,7 +13,7 @@ from harness.config.sections import Throughput
 from harness.config.values import PlainValue
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell, why_none
-from harness.plan.comparison import axes_of, base_cell, base_cells, explaining_cells
+from harness.plan.comparison import axes_of, base_cell, base_cells, comparable, explaining_cells
 from harness.plan.diagnostics import (
     doctor_trials,
     explaining,
@@ -192,6 +192,23 @@ def _turn(trial: Trial) -> int:
     """Return the sort key of a trial in its worker group."""
     turns = {"doctor": -2, "equivalence": -1, "links": 2, "profile": 3}
     return turns.get(trial.purpose, int(trial.kind == "convergence"))
+
+
+def bases_first(groups: Iterable[WorkerGroup], blocks: Collection[int]) -> tuple[WorkerGroup, ...]:
+    """Return worker groups in the order of their blocks; in ``blocks`` bases come before other timed trials."""
+    ordered = [
+        replace(group, trials=tuple(sorted(group.trials, key=lambda trial: (_turn(trial), not is_base(trial)))))
+        if group.block in blocks
+        else group
+        for group in groups
+    ]
+    return tuple(sorted(ordered, key=lambda g: (g.block, g.block in blocks and not any(map(is_base, g.trials)))))
+
+
+def is_base(trial: Trial) -> bool:
+    """Return whether other trials of its block are compared with this one."""
+    cell = trial.cell
+    return trial.timed and trial.purpose != "twin" and comparable(cell) and base_cell(cell) == cell
 
 
 def only_doctor_trials(plan: Plan) -> Plan:

@@ -241,11 +241,15 @@ class SkippedTrial(TrialColumns):
 
 
 class Circumstances(TypedDict):
-    """The circumstances of one attempt at a trial; a trial that was not started has no group."""
+    """The circumstances of one attempt at a trial; a trial that was not started has no group.
+
+    ``environment``: of its worker group, as a hash; absent from lines of older versions.
+    """
 
     attempt: int
     invocation: int
     group_id: str | None
+    environment: NotRequired[str | None]
     position: int | None
 
 

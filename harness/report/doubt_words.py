@@ -26,6 +26,7 @@ DOUBTS: Mapping[str, str] = {
     "other devices than the base's": "the devices are of another model",
     "other hosts than the base's": "the machines are others",
     "environment differs from the base's": "versions or settings differ",
+    "block cut in two": "an interruption lies between the trials of a ratio",
 }
 """The doubts of a trial by name, in plain words; the section Doubts has their thresholds."""
 

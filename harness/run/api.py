@@ -19,7 +19,7 @@ from harness.run.console import ConsoleSink, Lasting
 from harness.run.events import Event, RunStarted
 from harness.run.pipeline import run
 from harness.run.request import Request, places_of, read_experiment
-from harness.system.signals import INTERRUPTED, handle_signals
+from harness.system.signals import INTERRUPTED, UNSETTLED, handle_signals
 
 IN_NO_FILE = "experiment (a dict)"
 """Stands for the file of an experiment that is given as a dict, in messages."""
@@ -69,7 +69,7 @@ def run_experiment(
         warnings.simplefilter("ignore")  # those of libraries, as in the command
         emit = _Following(sink)
         code = run(request, checked, emit)
-    if code == INTERRUPTED:
+    if code in (INTERRUPTED, UNSETTLED):
         raise KeyboardInterrupt
     assert emit.folder is not None
     return load(emit.folder)

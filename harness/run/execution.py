@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 
+from harness.analysis.evidence import environment_id
 from harness.doctor.gate import memory_estimates
 from harness.launch.protocol import ChoosesNodes, GroupStarted, Launcher, TrialStarted
 from harness.plan.planner import Plan
@@ -20,12 +21,20 @@ from harness.system.signals import deferred_interrupts
 
 
 class Execution:
-    """One invocation of a run, which ``began`` at this Unix time, by default now."""
+    """One invocation of a run, which ``began`` at this Unix time, by default now. ``code``: the version of the code."""
 
     def __init__(
-        self, plan: Plan, folder: RunFolder, launcher: Launcher, emit: Emit, began: float | None = None
+        self,
+        plan: Plan,
+        folder: RunFolder,
+        launcher: Launcher,
+        emit: Emit,
+        began: float | None = None,
+        code: str = "",
     ) -> None:
         self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
+        self._code = code
+        self._environment: str | None = None  # of the worker group that runs
         lines = folder.lines()
         self._attempts = Attempts(attempts(lines), plan.experiment.limits.attempts)
         devices = plan.machine.devices
@@ -106,13 +115,14 @@ class Execution:
         started = last_message = time.time()
         trials = {trial.id: (position, trial) for position, trial in enumerate(group.trials)}
         ready: GroupStarted | None = None
-        start_s = None
+        start_s = self._environment = None
         try:
             with closing(self._launcher.launch(group, deadline=self._policy.deadline)) as messages:
                 for message in messages:
                     if isinstance(message, GroupStarted):
                         ready = message  # under torchrun each trial has its own: the last stays, the first start counts
                         start_s = start_s or time.time() - started
+                        self._environment = environment_id(ready.environments, self._code)
                         self._emit(GroupReady(group, start_s))
                     elif isinstance(message, TrialStarted):
                         self.running = message.trial_id
@@ -152,6 +162,7 @@ class Execution:
             "attempt": self._attempts.next_number(trial.id),
             "invocation": self.invocation,
             "group_id": group.id if group else None,
+            "environment": None if position is None else self._environment,
             "position": position,
         }
         if estimates := memory_estimates(trial.cell, result.facts, (planned.cell for planned in self._plan.trials)):

@@ -22,6 +22,7 @@ from harness.record.estimate import read_estimate, write_estimate
 from harness.record.folder import RunFolder
 from harness.record.store import open_store
 from harness.report.html import IncompleteReport, write_report
+from harness.report.tables.text import plural
 from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
 from harness.run.estimate import estimated
@@ -33,12 +34,18 @@ from harness.run.prepare import check_imports, check_paths, check_runnable
 from harness.run.provenance import differences, invocation_facts
 from harness.run.recorded_file import source_facts
 from harness.run.request import AUTO, Request, check_output, program, resume_command
+from harness.run.resume import pending
 from harness.system.scratch import sweep
-from harness.system.signals import INTERRUPTED, deferred_interrupts
+from harness.system.signals import INTERRUPTED, UNSETTLED, deferred_interrupts
 
 OK, FAILED = 0, 1
 SHOWN = ("trials", "scaling", "noise", "versus", "parity", "equivalence", "links", "collectives", "findings")
 """The tables that a run shows at its end."""
+NOTHING_SETTLED = (
+    "This invocation settled no trial: {left} to measure at its start and at its end. With the same time limit a "
+    f"resume would repeat it (exit code {UNSETTLED}: a script should not resume); allow more time, or shorten "
+    "throughput.window_seconds"
+)
 
 
 def run(request: Request, experiment: Experiment, emit: Emit) -> int:
@@ -66,9 +73,19 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         if expected and prepared.folder is None:  # what is left of an earlier invocation's run is no estimate of it
             write_estimate(folder, expected.estimate)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
+        before = _left(plan, folder)
         with mirrored(request, folder, emit) as mirror:
             code = _measure_and_report(plan, folder, request, ray_cluster, began, mirror.emit)
-        return code if mirror.complete or code == INTERRUPTED else FAILED
+        if code != INTERRUPTED:
+            return code if mirror.complete else FAILED
+        if request.inline or request.links or _left(plan, folder) < before:
+            return INTERRUPTED
+        emit(Note(NOTHING_SETTLED.format(left=plural(before, "trial"))))
+        return UNSETTLED
+
+
+def _left(plan: Plan, folder: RunFolder) -> int:
+    return sum(len(group.trials) for group in pending(plan, folder.lines()))
 
 
 def _measure_and_report(
@@ -113,7 +130,7 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, request: Request
     differs = differences(earlier[-1], facts) if earlier else []
     for difference in differs:
         emit(Note(f"Changed since the last invocation: {difference}"))
-    execution = Execution(plan, folder, launcher, emit, began)
+    execution = Execution(plan, folder, launcher, emit, began, f"{facts['harness']}, {facts['workload_code']}")
     start: Invocation = {**facts, "started_at": began, "command": sys.argv[1:], "differs": differs}
     folder.set_invocation(execution.invocation, start)
     emit(RunStarted(folder.path, plan, execution.groups, execution.done, execution.limit_s))

@@ -22,7 +22,7 @@ from harness.plan.comparison import (
     single_device_cell,
     wrapped_single_device_cell,
 )
-from harness.plan.planner import Plan, codes_of
+from harness.plan.planner import Plan, bases_first, codes_of
 from harness.plan.rows import RecordedTrial, SkipCode
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
@@ -32,22 +32,16 @@ Lines = Sequence[RecordedTrial]
 
 
 def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
-    """Return the worker groups with the trials that are not ok yet, and with those that these are compared with.
+    """Return the worker groups with the trials that are not settled: neither ok, nor precise enough, nor out of memory.
 
-    Pairs form only between trials of one invocation. So a block that is measured in two parts measures its bases
-    again in the second; and a trial that was measured without its base is measured again with it. Trials that lack
-    memory are left out.
+    Nothing that is ok is measured again. In a block that earlier invocations began its bases come first, so that as
+    many pairs as possible are of one invocation; in a new block they keep their random place.
     """
     recorded = _Recorded(lines, prune_oom=plan.experiment.limits.prune_oom, allow=plan.experiment.allow)
-    partners = _Partners(plan, recorded)
     settled = recorded.done | recorded.pruned
-    wanted: set[str] = set()
-    for trial in plan.trials:
-        if trial.id not in settled or recorded.is_unpaired(trial.id, partners.compared_with(trial)):
-            wanted |= {trial.id} | partners.compared_with(trial) | partners.twin_of_base(trial)
-    wanted -= recorded.pruned
-    groups = (replace(g, trials=tuple(t for t in g.trials if t.id in wanted)) for g in plan.groups)
-    return tuple(group for group in groups if group.trials)
+    begun = {trial.block for trial in plan.trials if trial.id in settled}
+    left = (replace(g, trials=tuple(t for t in g.trials if t.id not in settled)) for g in plan.groups)
+    return bases_first([group for group in left if group.trials], begun)
 
 
 def on_other_hardware(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
@@ -109,19 +103,14 @@ def spent_by(folder: RunFolder, lines: Lines, devices: int) -> float:
 class _Recorded:
     """The recorded state of each trial, as sets of trial ids.
 
-    ``invocations``: those in which a trial was ok; a kind of cells that the doctor refused is examined again.
-    ``spared``: skipped because its cell was precise enough. ``done``: ok or spared.
+    ``ok``: measured; a kind of cells that the doctor refused is examined again. ``done``: ok, or precise enough.
     ``failed``: would likely fail again. ``pruned``: ran out of memory, or a smaller batch did, and is not tried again.
     """
 
     def __init__(self, lines: Lines, *, prune_oom: bool, allow: Collection[str]) -> None:
-        self.invocations: dict[str, set[int]] = {}
-        for line in lines:
-            if line["outcome"] == "ok" and not errors(line.get("facts", {}), allow):
-                self.invocations.setdefault(line["trial_id"], set()).add(int(line.get("invocation", 0)))
-        precise = {line["trial_id"] for line in lines if _is_skipped(line, "precise")}
-        self.done = precise | self.invocations.keys()
-        self.spared = precise - self.invocations.keys()
+        measured = (line for line in lines if line["outcome"] == "ok")
+        self.ok = {line["trial_id"] for line in measured if not errors(line.get("facts", {}), allow)}
+        self.done = self.ok | {line["trial_id"] for line in lines if _is_skipped(line, "precise")}
         self.failed = {line["trial_id"] for line in lines if _failed(line)} - self.done
         last = {line["trial_id"]: line for line in lines if prune_oom}
         self.pruned = {
@@ -129,12 +118,6 @@ class _Recorded:
             for trial_id, line in last.items()
             if line["outcome"] == "oom" or _is_skipped(line, "out_of_memory")
         }
-
-    def is_unpaired(self, trial_id: str, partners: set[str]) -> bool:
-        """Return whether the trial was measured, but in no invocation together with some partner that it needs."""
-        own = self.invocations.get(trial_id, set())
-        needed = partners - self.failed - self.spared
-        return bool(own) and any(own.isdisjoint(self.invocations.get(partner, ())) for partner in needed)
 
 
 class _Partners:
@@ -145,7 +128,7 @@ class _Partners:
         self._codes = codes_of(plan)
         self._twins = {(t.block, t.cell): t.id for t in plan.trials if t.purpose == "twin"}
         self._by_cell = {(t.block, t.cell): t.id for t in plan.trials if t.timed and t.purpose != "twin"}
-        measured = [t for t in plan.trials if t.kind == "throughput" and t.id in recorded.invocations]
+        measured = [t for t in plan.trials if t.kind == "throughput" and t.id in recorded.ok]
         fewest_last = sorted(measured, key=lambda trial: trial.cell.devices, reverse=True)
         self._stand_ins = {(t.block, _family_id(t.cell)): t.id for t in fewest_last}
 

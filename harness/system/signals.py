@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-INTERRUPTED = 130
+INTERRUPTED, UNSETTLED = 130, 5
+"""Exit codes of a command that was interrupted; 5: before it settled a trial, so that a resume would repeat it."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 REPEAT_S = 0.5
 """Seconds in which a second signal counts as the first: a wrapper may forward the signal of the terminal."""

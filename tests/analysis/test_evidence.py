@@ -18,7 +18,7 @@ from harness.analysis.evidence import foreign_cores, slow_ranks
 from harness.record.folder import RunFolder
 from harness.record.schema import CHECKS, EQUIVALENCE, WINDOWS
 from harness.report.doubt_words import plain_doubt
-from harness.report.tables.scaling import scaling_by_setting
+from harness.report.tables.scaling import scaling_by_setting, scaling_table
 from tests.records import line, steps_of
 
 
@@ -310,6 +310,22 @@ def test_a_step_that_waits_for_data_for_most_of_its_time_is_a_doubt_beside_its_e
     scaling = ratios.scaling(trials.assign(doubts=found))
     (table,) = [content for _, content in scaling_by_setting(scaling.assign(label="x", setting=pd.NA))]
     assert ["waits for data" in row.cells[3] for row in table.rows] == [bool(doubt)] * len(table.rows)  # all have it
+
+
+@pytest.mark.parametrize(
+    ("invocation", "environments", "doubt"),
+    [(1, "aa", ("block cut in two",)), (0, "aa", ()), (0, "ab", ()), (1, "ab", ())],  # the last has no ratio
+)
+def test_a_ratio_of_two_invocations_is_marked(invocation: int, environments: str, doubt: tuple[str, ...]) -> None:
+    base, other = environments
+    lines = [line(f"ddp{n}", block=1, rates=(50.0,) * n, strategy="ddp", environment=base) for n in (2, 4, 8)]
+    lines += [line("single", environment=base), line("single", block=1, environment=base)]
+    lines += [line("ddp2", rates=(50.0, 50.0), invocation=invocation, environment=other)]
+    found = doubts_of(lines)
+    assert found == [()] * 5 + [doubt]
+    trials = trials_of(lines).assign(doubts=found)
+    shown = "\n".join(str(row.cells) for row in scaling_table(ratios.scaling(trials)).rows)
+    assert ("block cut in two (1 of 2)" in shown) == bool(doubt)
 
 
 def test_a_substitute_base_is_the_reference_for_doubts() -> None:

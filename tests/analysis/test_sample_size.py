@@ -160,3 +160,17 @@ def test_a_base_without_cells_uses_the_precision_of_its_own_speed(make_experimen
     plan = make_plan(make_experiment({"per_device_batch_size": 8}, throughput={"blocks": RULE.model_dump()}), laptop())
     lines = lines_of(plan, lambda strategy, devices, block: 100.0 * math.exp(0.06 * (block - 1)))
     assert set(needed_blocks(plan.trials, lines, RULE).values()) == {8}
+
+
+@pytest.mark.parametrize(("environments", "blocks"), [(("a", "a"), 3), (("a", "b"), 12), ((None, None), 12)])
+def test_a_pilot_that_was_cut_in_two_counts_the_pairs_that_the_ratio_has(
+    plan: Plan, environments: tuple[str | None, str | None], blocks: int
+) -> None:
+    """Of each block the base is of the first invocation; without pairs nothing is known, and the most are measured."""
+    lines = lines_of(plan, lambda strategy, devices, block: 100.0 * devices * (1 + block))
+    cut = [
+        line
+        | {"invocation": int(line["strategy"] != "single"), "environment": environments[line["strategy"] != "single"]}
+        for line in lines
+    ]
+    assert by_name(plan, needed_blocks(plan.trials, cut, RULE))["ddp2"] == blocks

@@ -13,6 +13,7 @@ from harness.analysis.common import measured
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
 from harness.config.sections import Target
+from harness.report.tables.scaling import scaling_table
 from tests.records import epochs_of, line, steps_of
 
 
@@ -112,9 +113,44 @@ def test_a_block_cut_in_two_is_one_block() -> None:
     assert blocks == {"single": 2, "ddp2": 1, "ddp4": 1}
 
 
-def test_trials_of_different_invocations_do_not_pair() -> None:
-    lines = [line("single", invocation=0), line("ddp2", rates=(80.0, 80.0), invocation=1)]
-    assert "ddp2" not in ratios.scaling(trials_of(lines))["cell_id"].tolist()
+def cut(*environments: str | None, rates: tuple[float, ...] = (90.0, 80.0, 75.0)) -> list[dict[str, Any]]:
+    """Return blocks of a base and of ddp; the first is of two invocations in ``environments``."""
+    before, after = environments
+    lines = [line("single", environment=before), line("ddp2", rates=(rates[0],) * 2, invocation=1, environment=after)]
+    for block, rate in enumerate(rates[1:], 1):
+        both = (line("single", block=block), line("ddp2", block=block, rates=(rate, rate)))
+        lines += [one | {"invocation": 1, "environment": after} for one in both]
+    return lines
+
+
+def test_a_block_of_two_invocations_in_equal_environments_is_in_the_interval() -> None:
+    found, whole = (ratios.scaling(trials_of(lines)) for lines in (cut("a", "a"), cut("a", "a")[2:]))
+    row, rest = (each.set_index("cell_id").loc["ddp2"] for each in (found, whole))
+    assert (row["blocks"], rest["blocks"]) == (3, 2) and pd.isna(row["excluded"])
+    assert row["speedup"] == pytest.approx((1.8 * 1.6 * 1.5) ** (1 / 3)) and row["most"] == pytest.approx(1.8)
+    assert row["low"] < 1.5 and pd.isna(rest["low"])
+
+
+@pytest.mark.parametrize("environments", [("a", "b"), (None, "b"), (None, None)])
+def test_a_block_of_two_invocations_in_other_or_unknown_environments_is_in_no_ratio(
+    environments: tuple[str | None, str | None],
+) -> None:
+    row = ratios.scaling(trials_of(cut(*environments))).set_index("cell_id").loc["ddp2"]
+    assert row["blocks"] == 2 and row["most"] == pytest.approx(1.6)
+    row = ratios.scaling(trials_of(cut(*environments, rates=(80.0,)))).set_index("cell_id").loc["ddp2"]
+    assert pd.isna(row["speedup"]) and row["throughput_per_s"] == pytest.approx(160.0)
+    assert row["excluded"] == "other environment: invocation 1; what it is compared with ran in invocation 0"
+    assert "other environment" in str(scaling_table(ratios.scaling(trials_of(cut(*environments, rates=(80.0,))))))
+
+
+def test_a_pair_of_one_invocation_counts_before_one_of_two() -> None:
+    lines = [
+        *cut("a", "a", rates=(90.0,)),
+        line("ddp2", rates=(70.0, 70.0), attempt=2, environment="a"),
+        line("ddp4", rates=(45.0,) * 4, invocation=2, environment="a"),
+    ]
+    found = ratios.scaling(trials_of(lines)).set_index("cell_id")
+    assert found.loc["ddp2", "speedup"] == pytest.approx(1.4) and found.loc["ddp4", "speedup"] == pytest.approx(1.8)
 
 
 def test_where_the_base_did_not_run_the_smallest_of_the_same_strategy_is_the_base() -> None:

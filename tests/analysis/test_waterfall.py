@@ -521,3 +521,19 @@ def test_the_time_of_an_exchange_is_that_of_its_measured_collectives() -> None:
     assert exchange_times(EXCHANGES.frame(exchanges), COLLECTIVES.frame(other)) == {}
     on_gpus = [{**row, "device": "cuda"} for row in exchanges]
     assert exchange_times(EXCHANGES.frame(on_gpus), COLLECTIVES.frame(measured)) == {}
+
+
+@pytest.mark.parametrize(("environments", "blocks"), [(("a", "a"), 1), (("a", "b"), 0)])
+def test_a_block_of_two_invocations_is_explained_if_its_environments_are_equal(
+    environments: tuple[str, str], blocks: int
+) -> None:
+    """The base is of the first invocation; that of ddp on one device, and of both, of the second."""
+    lines = [
+        one | {"invocation": int(one["cell_id"] != "single"), "environment": environments[one["cell_id"] != "single"]}
+        for one in study()
+    ]
+    found = waterfall_of(lines)
+    assert set(found["blocks"]) == ({blocks} if blocks else set())
+    if blocks:
+        whole = waterfall_of(study())
+        assert found[["part", "part_s"]].to_numpy().tolist() == whole[["part", "part_s"]].to_numpy().tolist()

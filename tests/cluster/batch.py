@@ -1,7 +1,8 @@
-"""Jobs of our batch script under a real SLURM: to a report through an interruption, and cancelled.
+"""Jobs of our batch script under a real SLURM: to a report through interruptions, cancelled, and not started.
 
-``python -m tests.cluster.batch [--times 5]``, as root: runs jobs that USR1 interrupts, one that its time limit does,
-and one that is cancelled, and prints what happens and when. Exit code 1 if one of them fails.
+``python -m tests.cluster.batch [--times 5] [--only NAME]``, as root: runs jobs that USR1 interrupts, one that it
+interrupts five times, one that its time limit does, one that is cancelled and two without Ray on a node, and prints
+what happens and when. Exit code 1 if one of them fails.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXPERIMENT = """
 name: batch
 workload: emulated_compute
 workload_options: {mebibytes: 0.1, step_ms: 5}
-grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
+grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: %s}
 exclude: [{strategy: ddp, devices: 1}, {strategy: single, devices: 2}]
 throughput: {blocks: %s, warmup_steps: 3, windows: 1, window_steps: 10, window_seconds: %s, twin: false, explain: false}
 equivalence: false
@@ -98,14 +99,16 @@ class Job:
         return [path for node in self.cluster.nodes for path in (node.folder / "ray").glob(f"ray-{self.id}")]
 
 
-def submit(cluster: Slurm, home: Path, *, blocks: int, window_s: float, minutes: int = 20) -> Job:
-    """Submit our script, with the resources of these machines, for a new experiment."""
-    (home / "batch.yaml").write_text(EXPERIMENT % (blocks, window_s))
+def submit(
+    cluster: Slurm, home: Path, *, blocks: int, window_s: float, minutes: int = 20, batches: str = "8", **more: str
+) -> Job:
+    """Submit our script, with the resources of these machines, for a new experiment; ``more``: variables."""
+    (home / "batch.yaml").write_text(EXPERIMENT % (batches, blocks, window_s))
     shutil.copy(SCRIPT, home)
     words = ["sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--time={minutes}"]
     words += [SCRIPT.name, "batch.yaml"]
     began = time.monotonic()
-    job = Job(cluster, home, cluster.run(*words, cwd=home, RAY_TMPDIR="/tmp/ray").strip(), began)
+    job = Job(cluster, home, cluster.run(*words, cwd=home, RAY_TMPDIR="/tmp/ray", **more).strip(), began)
     job.log(f"{' '.join(words)}: job {job.id}")
     return job
 
@@ -121,6 +124,54 @@ def interrupt_by_signal(cluster: Slurm, home: Path) -> Results:
     job.wait(lambda: cluster.restarts(job.id) == 1)
     job.log("queued again")
     return completed(job)
+
+
+def interrupt_five_times(cluster: Slurm, home: Path) -> Results:
+    """Run a job whose blocks of 6 trials are longer than an invocation: USR1 after 2 trials of each, five times."""
+    job = submit(cluster, home, blocks=2, window_s=1.0, batches="[8, 16, 32]")
+    for number in range(1, 6):
+        job.wait(lambda number=number: job.trials() >= 2 * number)
+        job.log(f"scancel --signal=USR1 --batch {job.id}, after {job.trials()} trials")
+        cluster.run("scancel", "--signal=USR1", "--batch", job.id)
+        job.wait(lambda number=number: cluster.restarts(job.id) == number)
+        job.log(f"queued again, the {number}. time, with {job.trials()} trials")
+    results = completed(job)
+    assert not results.trials["trial_id"].duplicated().any() and len(results.trials) == 12
+    scaling = results.scaling[results.scaling["strategy"] == "ddp"]
+    assert set(scaling["blocks"]) == {2} and len(scaling) == 3
+    for label, blocks, doubts in zip(scaling["label"], scaling["blocks"], scaling["doubts"], strict=True):
+        job.log(f"{label}: {blocks} blocks; {'; '.join(map(str, doubts))}")
+    assert any("block cut in two" in str(doubt) for doubts in scaling["doubts"] for doubt in doubts)
+    return results
+
+
+def without_ray(cluster: Slurm, home: Path) -> None:
+    """Run a job whose environment has no ray: it ends at once, and the nodes are free."""
+    did_not_start(submit(cluster, home, blocks=2, window_s=1.0, PATH="/usr/sbin:/usr/bin:/bin"), "no ray in ", 15)
+
+
+def without_ray_on_a_node(cluster: Slurm, home: Path) -> None:
+    """Run a job whose ray fails on the second node: it is named, and both nodes are free within a minute."""
+    (home / "bin").mkdir()
+    (home / "bin/ray").write_text(
+        f'#!/bin/bash\n[ "$(hostname)" = n0 ] || exit 1\nexec {Path(sys.executable).with_name("ray")} "$@"\n'
+    )
+    (home / "bin/ray").chmod(0o755)
+    job = submit(cluster, home, blocks=2, window_s=1.0, VENV=str(home))
+    did_not_start(job, "a node did not start: ", 60)
+    assert re.search("a node did not start: (n1: Ray ended|srun: error: n1: )", job.output())
+
+
+def did_not_start(job: Job, why: str, within_s: float) -> None:
+    """Wait until the job's nodes are free; AssertionError after the time, and unless its output says why."""
+    job.wait(lambda: job.cluster.state(job.id) == "RUNNING" or job.cluster.state(job.id) in ENDED)
+    job.log("started")
+    job.wait(lambda: job.cluster.run("squeue", "--noheader").strip() == "", within_s)
+    job.log(f"squeue: nothing; {job.cluster.run('sinfo', '-h', '-o', '%D %t').strip()}")
+    job.wait_until_ended("FAILED")
+    assert why in job.output(), job.logs()
+    job.log(next(line for line in job.output().splitlines() if why in line))
+    job.wait_until_nothing_is_left()
 
 
 def interrupt_by_time_limit(cluster: Slurm, home: Path) -> Results:
@@ -165,8 +216,11 @@ def cancel(cluster: Slurm, home: Path, *by: str, state: str = "CANCELLED") -> Jo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="jobs that are interrupted by USR1")
-    times = parser.parse_args().times
-    cases: list[Callable[[Slurm, Path], object]] = [*[interrupt_by_signal] * times, interrupt_by_time_limit, cancel]
+    parser.add_argument("--only", default="", help="the function of one case")
+    given = parser.parse_args()
+    cases: list[Callable[[Slurm, Path], object]] = [*[interrupt_by_signal] * given.times, interrupt_five_times]
+    cases += [interrupt_by_time_limit, cancel, without_ray, without_ray_on_a_node]
+    cases = [case for case in cases if given.only in ("", case.__name__)]
     failed = 0
     with (
         tempfile.TemporaryDirectory() as name,

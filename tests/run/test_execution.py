@@ -20,9 +20,10 @@ from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.run.events import Event, GroupStarting, Repeating, TrialEnded
 from harness.run.execution import Execution
-from harness.run.resume import out_of_memory
+from harness.run.resume import out_of_memory, pending
 from tests.conftest import laptop
 from tests.records import rank_row
+from tests.run_folders import NODE
 
 Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
@@ -237,30 +238,57 @@ def test_a_write_error_ends_the_run_and_its_group(plan: Plan, tmp_path: Path, mo
     assert [line["trial_id"] for line in folder.lines() if line["outcome"] == "ok"] == [trial.id for trial in kept]
 
 
-def test_the_wall_limit_ends_at_a_trials_boundary_and_a_resume_goes_on(make_experiment: Make, tmp_path: Path) -> None:
-    limited = make_plan(make_experiment(GRID, throughput={"blocks": 1}, limits={"wall": 0.3}), laptop())
+def test_the_wall_limit_ends_at_a_trials_boundary_and_resumes_finish_the_run(
+    make_experiment: Make, tmp_path: Path
+) -> None:
+    """No trial is measured twice, though no invocation holds a block."""
+    limited = make_plan(make_experiment(GRID, throughput={"blocks": 2}, limits={"wall": 0.3}), laptop())
 
     def slow(trial: Trial, tries: int) -> Outcome:
         time.sleep(0.12)
         return "ok"
 
-    _, folder = execute(limited, tmp_path, slow)
-    found = outcomes(folder)
-    done = [t.id for t in limited.trials if found[t.id] == ["ok"]]
-    assert 1 <= len(done) < len(limited.trials)
-    assert {row["skip_code"] for row in folder.lines() if row["position"] is None and row["group_id"]} == {"time_up"}
-    unlimited = make_plan(make_experiment(GRID, throughput={"blocks": 1}), laptop())
-    launcher, folder = execute(unlimited, tmp_path, lambda trial, tries: "ok")
-    assert {row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"} == {t.id for t in limited.trials}
-    assert {row["invocation"] for row in folder.lines()} == {0, 1}
-    invocations = {row["trial_id"]: set[int]() for row in folder.lines()}
-    for row in folder.lines():
-        invocations[row["trial_id"]] |= {row["invocation"]} if row["outcome"] == "ok" else set()
-    for trial in limited.trials:
-        base = f"{base_cell(trial.cell).id}-b0"
-        assert invocations[trial.id] & invocations[base], "no invocation holds it and its base"
-        if base in done and trial.id in done and trial.id in launcher.tries:
-            assert trial.id == base, "it had its base already"
+    trials, invocations = {t.id for t in limited.trials}, 0
+    folder = RunFolder.create(tmp_path, limited.experiment, limited, "x")
+    while pending(limited, folder.lines()):
+        execute(limited, tmp_path, slow)
+        invocations += 1
+        assert invocations <= len(trials), "an invocation measured nothing"
+        late = {row["skip_code"] for row in folder.lines() if row["position"] is None and row["group_id"]}
+        assert invocations > 1 or late == {"time_up"}
+    ok = [row for row in folder.lines() if row["outcome"] == "ok"]
+    assert sorted(row["trial_id"] for row in ok) == sorted(trials) and invocations > 2
+
+
+@pytest.mark.parametrize(
+    ("other", "code", "equal"),
+    [
+        ({}, "1", True),
+        ({"host": "n7", "node_id": "m"}, "1", True),  # another node of the same type
+        ({}, "2", False),
+        ({"cpu": "Another CPU"}, "1", False),
+        ({"packages": {"torch": "2.15.1"}}, "1", False),
+        ({"devices": [{"kind": "cuda", "model": "H100", "uuid": None, "memory_bytes": None}]}, "1", False),
+        ({"variables": {"NCCL_ALGO": "Ring"}}, "1", False),
+    ],
+)
+def test_a_row_has_its_environment_which_is_equal_on_nodes_that_are_alike(
+    make_experiment: Make, tmp_path: Path, other: dict[str, Any], code: str, equal: bool
+) -> None:
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 1}), laptop())
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+
+    class InEnvironment(ScriptedLauncher):
+        def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+            node = {**NODE, **(other if group.id == plan.groups[-1].id else {})}
+            yield GroupStarted((node,), ())  # type: ignore[arg-type]
+            yield from list(super().launch(group, deadline=deadline))[1:]
+
+    for group, version in ((plan.groups[0], "1"), (plan.groups[-1], code)):
+        part = replace(plan, groups=(group,), skips=())
+        Execution(part, folder, InEnvironment(lambda trial, tries: "ok"), lambda event: None, code=version).run()
+    found = {row["environment"] for row in folder.lines()}
+    assert None not in found and len(found) == (1 if equal else 2)
 
 
 def test_device_hours_are_those_of_all_invocations(make_experiment: Make, tmp_path: Path) -> None:

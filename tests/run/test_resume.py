@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from math import ceil
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
-from harness.config.experiment import Experiment
-from harness.plan.comparison import base_cell
-from harness.plan.planner import Plan, make_plan
+from harness.config.experiment import Experiment, parse_experiment
+from harness.errors import ExperimentError
+from harness.plan.comparison import base_cell, comparable
+from harness.plan.planner import Plan, is_base, make_plan
 from harness.run.resume import attempts, pending
+from tests.any_experiment import experiments
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -60,35 +66,86 @@ def test_out_of_memory_is_not_retried_unless_configured(plan: Plan) -> None:
     assert pending(free, recorded(free, "oom")) == free.groups
 
 
-def test_a_block_cut_in_two_measures_its_base_again(plan: Plan) -> None:
+def test_a_block_cut_in_two_measures_what_is_missing_alone(plan: Plan) -> None:
     missing = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "ddp" and t.block == 1)
     lines = recorded(plan, keep=lambda trial: trial.id != missing.id)
-    again = {trial.id for group in pending(plan, lines) for trial in group.trials}
-    base = f"{base_cell(missing.cell).id}-b1"
-    assert again == {missing.id, base}
+    assert [trial.id for group in pending(plan, lines) for trial in group.trials] == [missing.id]
 
 
-def test_a_cell_without_its_base_is_measured_again_with_it(plan: Plan) -> None:
+def test_a_base_that_was_lost_is_measured_without_what_was_compared_with_it(plan: Plan) -> None:
     base = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "single" and t.block == 1)
     lines = recorded(plan, keep=lambda trial: trial.id != base.id)
-    again = {trial.id for group in pending(plan, lines) for trial in group.trials}
-    users = {t.id for t in plan.trials if t.timed and t.block == 1 and base_cell(t.cell) == base.cell}
-    assert again == users and len(users) == 3
-    rest = [line | {"attempt": 2, "invocation": 1} for line in recorded(plan, keep=lambda trial: trial.id in users)]
-    assert pending(plan, lines + rest) == ()
+    assert [trial.id for group in pending(plan, lines) for trial in group.trials] == [base.id]
 
 
-def test_two_halves_that_were_measured_apart_make_no_pair(plan: Plan) -> None:
+def test_trials_of_as_many_invocations_are_not_measured_again(plan: Plan) -> None:
     lines = [line | {"invocation": number} for number, line in enumerate(recorded(plan))]
-    again = {trial.id for group in pending(plan, lines) for trial in group.trials}
-    assert again == {trial.id for trial in plan.trials if trial.timed}
+    assert pending(plan, lines) == ()
 
 
-@pytest.mark.parametrize(("outcome", "again"), [("oom", 0), ("error", 1), ("lost", 3)])
-def test_a_base_that_would_fail_again_costs_no_more_than_itself(plan: Plan, outcome: str, again: int) -> None:
+@pytest.mark.parametrize(("outcome", "again"), [("oom", 0), ("error", 1), ("lost", 1)])
+def test_a_base_that_failed_costs_no_more_than_itself(plan: Plan, outcome: str, again: int) -> None:
     base = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "single" and t.block == 1)
     lines = [line | {"outcome": outcome if line["trial_id"] == base.id else "ok"} for line in recorded(plan)]
     assert len([trial for group in pending(plan, lines) for trial in group.trials]) == again
+
+
+def test_bases_come_first_in_a_block_that_was_begun_and_keep_their_random_place_in_a_new_one(plan: Plan) -> None:
+    begun = next(t for t in plan.trials if t.timed and t.block == 0 and not is_base(t))
+    groups = pending(plan, recorded(plan, keep=lambda trial: trial.id == begun.id))
+    assert [is_base(t) for g in groups if g.block == 0 for t in g.trials if t.timed] == [True] * 2 + [False] * 3
+    assert [g for g in groups if g.block == 1] == [g for g in plan.groups if g.block == 1]
+
+
+class Resumed:
+    """A run that is called again and again: each time it measures some of what is pending, then is interrupted."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.lines, self.invocations = plan, list[dict[str, Any]](), 0
+
+    def invocation(self, most: int, failing: Collection[str] = ()) -> int:
+        """Measure at most ``most`` trials; return how many are left. Trials of ``failing`` are lost."""
+        before, invocation = pending(self.plan, self.lines), self.invocations  # type: ignore[arg-type]
+        todo = [trial for group in before for trial in group.trials]
+        begun = {line["block"] for line in self.lines if line["outcome"] == "ok"}
+        for block in begun:
+            timed = [t for t in todo if t.block == block and t.timed and t.purpose != "twin"]
+            place = {t.cell: number for number, t in enumerate(timed)}
+            for trial in timed:
+                if comparable(trial.cell):
+                    assert place.get(base_cell(trial.cell), -1) <= place[trial.cell], "its base comes first"
+        done = {line["trial_id"] for line in self.lines if line["outcome"] == "ok"}
+        assert not done & {trial.id for trial in todo} and len(done) + len(todo) == len(self.plan.trials)
+        for trial in todo[:most]:
+            outcome = "lost" if trial.id in failing else "ok"
+            line = {"trial_id": trial.id, "outcome": outcome, "block": trial.block, "invocation": invocation}
+            self.lines.append(line | {"facts": {}, "attempt": 1})
+        self.invocations += 1
+        return sum(len(group.trials) for group in pending(self.plan, self.lines))  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[*HealthCheck])
+@given(experiments(), st.integers(1, 40), st.randoms(use_true_random=False))
+def test_any_plan_is_finished_however_it_is_interrupted(content: dict[str, Any], most: int, chance: Random) -> None:
+    """Of any plan, with any number of trials an invocation: kills may lose all of an invocation, or trials of it."""
+    try:
+        plan = make_plan(parse_experiment(content, source="drawn"), laptop(4))
+    except ExperimentError:
+        assume(False)
+    trials = len(plan.trials)
+    assume(0 < trials <= 150)
+    undisturbed, killed = Resumed(plan), Resumed(plan)
+    while undisturbed.invocation(most):
+        assert undisturbed.invocations < 2 * ceil(trials / most)
+    assert undisturbed.invocations == ceil(trials / most) and len(undisturbed.lines) == trials
+    for _ in range(chance.randint(1, 20)):
+        lost = [trial.id for trial in plan.trials if chance.random() < 0.3]
+        killed.invocation(chance.randint(0, most), lost)
+    kills = killed.invocations
+    while killed.invocation(most):
+        assert killed.invocations < kills + 2 * ceil(trials / most)
+    ok = [line["trial_id"] for line in killed.lines if line["outcome"] == "ok"]
+    assert sorted(ok) == sorted(trial.id for trial in plan.trials)
 
 
 def test_a_missing_training_needs_no_base(plan: Plan) -> None:
@@ -100,18 +157,6 @@ def test_a_missing_training_needs_no_base(plan: Plan) -> None:
 def test_attempts_are_the_highest_of_each_trial() -> None:
     lines = [{"trial_id": "a", "attempt": 1}, {"trial_id": "a", "attempt": 2}, {"trial_id": "b", "attempt": 1}]
     assert attempts(lines) == {"a": 2, "b": 1}
-
-
-def test_if_the_base_failed_its_substitute_is_measured_again(make_experiment: Make) -> None:
-    grid = {"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
-    by_cell = {(t.cell.strategy, t.cell.devices): t.id for t in plan.trials}
-    lines = [
-        {"trial_id": by_cell["ddp", 1], "outcome": "ok", "attempt": 1},
-        {"trial_id": by_cell["single", 1], "outcome": "oom", "attempt": 1},
-    ]
-    again = {trial.id for group in pending(plan, lines) for trial in group.trials}
-    assert again == {by_cell["ddp", 1], by_cell["ddp", 2]}  # the base itself lacks memory
 
 
 def test_blocks_skipped_by_precision_stay_skipped_and_need_no_base(make_experiment: Make) -> None:

@@ -116,5 +116,5 @@ def unsteady(rows: pd.DataFrame) -> str:
 
 
 def left_out(count: int) -> str:
-    why = "they are not equivalent to one device, or were measured on other hardware"
+    why = "they are not equivalent to one device, or were measured on other hardware or in another environment"
     return f" {count} cells have no ratio: {why}." if count else ""
