@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import subprocess
 import tempfile
 import time
@@ -16,7 +17,8 @@ import pytest
 
 import harness
 from harness.errors import ClusterLostError
-from harness.run.request import Request
+from harness.run.request import AUTO, Request
+from harness.system.signals import INTERRUPTED, UNSETTLED
 from tests.forks import start
 from tests.scripted import TEXT, command
 
@@ -224,11 +226,42 @@ def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> No
 
 def stopped(request: Request, finished_log: Path, message: Path) -> None:
     """Is interrupted at its third trial, and the report that follows it too."""
-    import signal
 
     def before(count: int) -> None:
         if count == 2:
             os.kill(os.getpid(), signal.SIGINT)
+
+    _redirect_stderr(message)
+    command(request, finished_log, before=before)
+
+
+@pytest.mark.parametrize(("at", "code"), [(0, UNSETTLED), (1, INTERRUPTED)])
+def test_an_invocation_that_settled_no_trial_says_so_and_has_its_own_exit_code(
+    tmp_path: Path, at: int, code: int
+) -> None:
+    """Before a trial is measured; after one; and, in a second invocation, before another one."""
+    for resume, trials, expected in ((None, 0, code), ("auto", at, UNSETTLED)):
+        found, message = call(tmp_path, [at_once, after_one][at if resume is None else 0], resume=resume and AUTO)
+        assert found == expected, message
+        left = f"settled no trial: {TRIALS - trials} trials to measure at its start and at its end"
+        assert (left in message) == (expected == UNSETTLED), message
+    assert call(tmp_path, plain, resume=AUTO)[0] == 0
+
+
+def at_once(request: Request, finished_log: Path, message: Path) -> None:
+    """Is terminated in its first trial."""
+    _terminated(request, finished_log, message, 0)
+
+
+def after_one(request: Request, finished_log: Path, message: Path) -> None:
+    """Is terminated in its second trial."""
+    _terminated(request, finished_log, message, 1)
+
+
+def _terminated(request: Request, finished_log: Path, message: Path, at: int) -> None:
+    def before(count: int) -> None:
+        if count == at:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     _redirect_stderr(message)
     command(request, finished_log, before=before)
