@@ -49,8 +49,9 @@ NOTHING_SETTLED = (
 
 
 def run(request: Request, experiment: Experiment, emit: Emit) -> int:
-    """Plan, measure and report; return the exit code. Raises HarnessError if nothing was started.
+    """Plan, measure and report; return the exit code, UNSETTLED if an interruption left as many trials as before.
 
+    Raises HarnessError if nothing was started.
     Raises WriteError if results can no longer be recorded; every record before is complete.
     """
     began = time.time()
