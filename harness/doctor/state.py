@@ -97,5 +97,5 @@ CHECK = Check(
     judge,
     needs_whole_model=True,
     about=("forward",),
-    clue=r"self\.[\w.]+ [-+*/]?= |self\.[\w.]+\.(append|update|add_|mul_|copy_|lerp_)\(",
+    clue=r"self\.[\w.]+ [-+*/]?= |self\.[\w.]+\.(append|update|add_|sub_|mul_|div_|copy_|lerp_|fill_|zero_)\(",
 )

@@ -74,6 +74,8 @@ class Steps:
     """Parameters that moved against their gradient before the optimizer's first step."""
     state: dict[str, str] = field(default_factory=dict)
     """Digests of the buffers and attributes that the steps changed, without batch statistics."""
+    buffers: list[str] = field(default_factory=list)
+    """Those of the names in ``state`` that are registered buffers."""
     same_batch_loss: float | None = None
     """The loss of a small batch after the steps, the same on every rank; None if it was not computed."""
     evaluates: bool = False
@@ -225,6 +227,7 @@ def _note_model(seen: Steps, model: nn.Module, state_before: Mapping[str, str]) 
     """Note what the model is made of, and what the steps changed in it beside its parameters."""
     after = digests_of_state(model)
     seen.state = {name: digest for name, digest in after.items() if state_before.get(name) != digest}
+    seen.buffers = [name for name, _ in model.named_buffers() if name in seen.state]
     seen.mode_layers, seen.batch_norms = layers_by_mode(model), batch_norms(model)
     seen.share_of_biases = share_of_biases(model)
 

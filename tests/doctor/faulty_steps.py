@@ -144,6 +144,51 @@ class CentresItsBatches(Healthy):
             return super().forward(x - self.mean)
 
 
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+class AddsOnRankOne(Healthy):
+    """What rank 1 adds to its buffer, ddp overwrites at its next forward pass."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and rank() == 1:
+                self.shift.add_(0.5)
+            return super().forward(x + self.shift)
+
+
+class SetsOnRankOne(Healthy):
+    """A buffer of an inner module is set, on which no loss depends."""
+
+    class Head(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(16, CLASSES)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if rank() == 1:
+                self.seen = torch.tensor(float(len(x)))
+            return super().forward(x)
+
+    def build_model(self) -> nn.Module:
+        model = Net()
+        model.last = self.Head()
+        return model
+
+
+class AddsOnRankZero(AddsOnRankOne):
+    class Net(AddsOnRankOne.Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and rank() == 0:
+                self.shift += 0.5
+            return Net.forward(self, x + self.shift)
+
+
 class RemembersItsBatches(Healthy):
     """The same as a number of Python."""
 
@@ -324,6 +369,9 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     ],
     "train mode": [(EvaluatesInLoss, "ddp"), (EvaluatesInLoss, "single"), (OneSampleNorm, "single")],
     "state in forward": [
+        (AddsOnRankOne, "ddp"),
+        (SetsOnRankOne, "ddp"),
+        (AddsOnRankZero, "ddp"),
         (CentresItsBatches, "ddp"),
         (CentresItsBatches, "fsdp"),
         (RemembersItsBatches, "ddp"),

@@ -186,6 +186,9 @@ def test_divergence_of_one_strategy_is_attributed_to_that_strategy() -> None:
     assert finding.severity == "error" and "learning rate is not the cause" in finding.means
     (finding,) = divergence.judge([replace(wild, single_device_losses=[1.0, 10.0, 100.0, 1000.0])] * 2, case())
     assert finding.severity == "warning" and "0.1" in finding.seen
+    assert not finding.stops and "tried once" in finding.means
+    (finding,) = divergence.judge([replace(wild, losses=[64.0, math.nan])], case("single", 1))
+    assert finding.stops and finding.severity == "error" and finding.row()["stops"]
     (finding,) = divergence.judge([wild], case("single", 1))
     assert finding.seen.startswith("losses of single on 1 device at a learning rate of 0.1: ")
 
@@ -381,6 +384,23 @@ def test_state_of_one_rank_matters_if_the_same_batch_has_another_loss() -> None:
     for unknown in (None, math.nan, math.inf):
         for known, other in (ranks, ranks[::-1]):
             assert rank_state.judge([replace(other, same_batch_loss=unknown), known], case()) == []
+
+
+@pytest.mark.parametrize("of_rank_one", [{"shift": "a"}, {"shift": "a", "n": "1"}])
+def test_a_buffer_that_rank_0_does_not_change_is_lost_under_ddp(of_rank_one: dict[str, str]) -> None:
+    same = {"n": "1"} if "n" in of_rank_one else {}
+    ranks = [steps(state=state, buffers=[*state], same_batch_loss=1.0) for state in (same, of_rank_one)]
+    (finding,) = rank_state.judge(ranks, case())
+    assert finding.seen == "buffers that forward changes on rank 1 of 2, and not on rank 0: shift"
+    assert rank_state.judge(ranks, case("fsdp")) == []  # nothing overwrites it, and no loss depends on it
+    assert rank_state.judge([ranks[1], ranks[1]], case()) == []  # all ranks change it alike
+    assert rank_state.judge(ranks[::-1], case()) == []  # ddp sends what rank 0 writes to all
+    assert rank_state.judge([ranks[0], replace(ranks[1], buffers=[])], case()) == []  # an attribute of Python
+
+
+def test_state_that_another_rank_alone_has_is_named_if_its_loss_differs() -> None:
+    ranks = [steps(same_batch_loss=1.0), steps(state={"n": "1"}, same_batch_loss=1.1)]
+    assert "each of 2 ranks: n;" in rank_state.judge(ranks, case("fsdp"))[0].seen
 
 
 def test_reading_for_repeated_draws_leaves_every_generator_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
