@@ -46,7 +46,7 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     records = checked.to_dict("records")
     ok = {(row["trial_id"], row["attempt"]): str(row["cell_id"]) for row in records if row["outcome"] == "ok"}
     found = _recorded(checks, ok)
-    failed = {row["cell_id"]: f"{row['outcome']}: {row['reason']}" for row in records}
+    failed = {row["cell_id"]: (row["outcome"], row["reason"]) for row in records}
     rows = []
     for row in records:
         if row["cell_id"] == row["base_id"]:
@@ -103,7 +103,8 @@ def verdicts(equivalence: pd.DataFrame) -> dict[str, Verdict]:
 def verdict_columns(found: Verdicts | None, check_ids: Iterable[str | None]) -> Values:
     """Return the columns ``equivalence`` and ``excluded`` of a ratio of cells with these checks.
 
-    Both are None if no check was planned; ``excluded`` is the reason if a cell is not equivalent, which has no ratio.
+    Both are None if no check was planned; ``excluded`` is the reason if a cell is not equivalent, whose ratio is no
+    claim. One whose equivalence is unknown keeps its ratio, marked, and may lead, at low trust.
     """
     planned = [str(check_id) for check_id in check_ids if not pd.isna(check_id)]
     if found is None or not planned:
@@ -119,11 +120,14 @@ def _worst(of: Iterable[Verdict]) -> Verdict:
     return max(of, key=lambda verdict: SEVERITY.index(verdict.equivalence))
 
 
-def _verdict(row: Mapping[Hashable, Any], computed_in: str, found: Recorded, failed: Mapping[str, str]) -> Values:
+def _verdict(
+    row: Mapping[Hashable, Any], computed_in: str, found: Recorded, failed: Mapping[str, tuple[str, str]]
+) -> Values:
     """Return the differences of a check in one precision, and the verdict."""
     for name, cell_id in (("the check", row["cell_id"]), ("one device's check", row["base_id"])):
         if (cell_id, computed_in) not in found:
-            return {"reason": f"unknown: {name} ended as {failed.get(cell_id, 'nothing: it was not run')}"}
+            outcome, why = failed.get(cell_id, ("nothing", "it was not run"))
+            return {"reason": f"unknown: {why if outcome == 'skipped' else f'{name} ended as {outcome}: {why}'}"}
     own, alone = found[row["cell_id"], computed_in], found[row["base_id"], computed_in]
     common = [name for name in QUANTITIES if name in own and name in alone]
     if not {"scaled_update", "update"} & set(common):

@@ -15,7 +15,7 @@ from harness.doctor.epoch_samples import distinct_samples, drawn_samples
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
-from harness.train.digests import value_digest
+from harness.train.digests import NoDigest, value_digest
 from harness.train.loader import SeededDataset
 from harness.train.workloads import SizedDataset
 
@@ -54,6 +54,8 @@ class Samples:
     """Every sample sets a generator to the same state."""
     drawn: frozenset[int] | None = None
     """See ``drawn_samples``."""
+    unknown: str = ""
+    """Why samples have no digests."""
 
 
 def observe(subject: Subject) -> Samples:
@@ -61,14 +63,17 @@ def observe(subject: Subject) -> Samples:
     train = subject.datasets[0]
     size = len(train)
     indices = sorted({step * size // PROBES for step in range(PROBES)})
-    seeded = SeededDataset(train, subject.seed)
-    first, again = ([value_digest(s) for s in seeded.__getitems__([(0, index) for index in indices])] for _ in range(2))
+    seeded, keys, unknown = SeededDataset(train, subject.seed), [(0, index) for index in indices], ""
+    try:
+        first, again = ([value_digest(sample) for sample in seeded.__getitems__(keys)] for _ in range(2))
+    except NoDigest as error:
+        first, again, unknown = [], [], str(error)
     samplers = [
         Sampler(found.num_replicas, found.rank, len(found.dataset), len(found))  # type: ignore[arg-type]
         for found in _samplers(train, DEPTH)
     ]
     samplers += _drawn_by_a_sampler(train)
-    return Samples(size, first, again, samplers, repeats_draws(train), drawn_samples(subject))
+    return Samples(size, first, again, samplers, repeats_draws(train), drawn_samples(subject), unknown)
 
 
 def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
@@ -95,6 +100,7 @@ def empty(samples: int) -> list[Finding]:
             "size of the training set: 0 samples",
             "no step can be taken",
             "return a training set with samples from datasets(); check its path, split and filters",
+            stops=True,
         )
     ]
 
@@ -124,6 +130,7 @@ def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
             f"size of the training set: {', '.join(f'{n:,}' for n in lengths)} samples on ranks 0 to {len(seen) - 1}",
             "shards of different data sets: some samples are never used, others twice an epoch",
             advice,
+            stops=True,  # ranks that take other numbers of steps wait for each other
         )
     elif len(seen) > 1 and any(rank.first != seen[0].first for rank in seen):
         other = next(n for n, rank in enumerate(seen) if rank.first != seen[0].first)
@@ -233,4 +240,11 @@ def _samplers(thing: object, depth: int, seen: set[int] | None = None) -> Iterat
             yield from _samplers(value, depth - 1, seen)
 
 
-CHECK = Check(NAME, observe, judge, about=("datasets",), clue=r"DistributedSampler|get_rank|get_world_size|seed\(")
+CHECK = Check(
+    NAME,
+    observe,
+    judge,
+    figures=lambda seen, case: {"comparison of samples": f"unknown: {seen[0].unknown}"} if seen[0].unknown else {},
+    about=("datasets",),
+    clue=r"DistributedSampler|get_rank|get_world_size|seed\(",
+)

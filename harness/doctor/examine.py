@@ -141,7 +141,7 @@ def _no_memory(error: Exception) -> bool:
 
 def _steps_raised(error: Exception) -> Finding:
     means, advice = "an error of the workload: every trial of these cells would fail", "see the log of the trial"
-    return Finding(EXECUTION, "error", f"{describe_error(error)}, in the first steps", means, advice)
+    return Finding(EXECUTION, "error", f"{describe_error(error)}, in the first steps", means, advice, stops=True)
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,7 @@ def _judge_before_steps(found: DoctorReport, seen: Seen, case: Case) -> bool:
         if check.name in seen and not check.after_steps:
             try:
                 findings = check.judge(seen[check.name], case)
+                found.figures |= check.figures(seen[check.name], case) if check.figures else {}
             except Exception as error:  # the same on every rank, which judge the same observations
                 findings = [_check_raised(check, error)]
             found.findings += findings
@@ -205,7 +206,7 @@ def _failed_alone(failed: dict[str, str], *, real_steps_fail: bool) -> list[Find
     check, text = next(iter(failed.items()))
     if real_steps_fail:
         means, advice = "an error of the workload on its own data", "run it as `single` on one device first"
-        return [Finding(EXECUTION, "error", f"{text}, in the check: {check}", means, advice)]
+        return [Finding(EXECUTION, "error", f"{text}, in the check: {check}", means, advice, stops=True)]
     means = "steps run with the cell's own batch, but not with a few samples: these checks have no result"
     advice = "nothing to do if the workload needs more than a few samples in a batch"
     return [Finding(EXECUTION, "warning", f"{text}, in the checks: {', '.join(failed)}", means, advice)]

@@ -12,11 +12,12 @@ from harness.doctor import divergence
 from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.process_group import group_of_one
 from harness.doctor.subject import Subject
-from harness.measure.equivalence import Frozen, drawing
+from harness.measure.equivalence import Frozen, drawing, in_comparable_mode, why_random
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
+from harness.train.token_weights import whole_tensor
 from harness.train.training import Training
 
 NAME = "gradient scaling"
@@ -39,22 +40,32 @@ class Products:
     """Some rank drew random numbers."""
     batch: int = 0
     """Samples of the global batch."""
-    failed: str = ""
-    """The error of the pass on one device."""
+    unknown: str = ""
+    """Why the gradients were not compared."""
 
 
 def observe(subject: Subject) -> Products:
     """Compare the gradients of one step with those of one device on the same global batch.
 
-    Batch statistics are frozen and dropout is off, since they may differ between a batch and its parts.
+    Batch statistics are frozen and dropout is off, since they may differ between a batch and its parts. A collate that
+    draws random numbers mixes a batch otherwise than its parts: no comparison.
     """
     if subject.ranks.world_size == 1 and subject.replicas == 1:
         return Products()
     subject = replace(subject, cell=_at_one_devices_batch(subject))
+    if (collate := getattr(subject.workload, "collate", None)) and (
+        reason := why_random(lambda watched: subject.stream(1, collate=watched), collate, subject.ranks)
+    ):
+        return Products(unknown=reason)
     [(_, whole)] = subject.stream(1, whole=True)
-    frozen = Frozen(subject.workload, whole)
-    gradients, drew = _gradients(subject.training(frozen), subject.stream(1)[0])
-    noisy = any(subject.ranks.gather(drew))
+
+    def attempt(frozen: Frozen) -> tuple[dict[str, Tensor], bool]:
+        return _gradients(subject.training(frozen), subject.stream(1)[0])
+
+    try:
+        frozen, gradients, noisy = in_comparable_mode(subject.workload, whole, subject.ranks, attempt)
+    except SkipTrial as error:
+        return Products(unknown=str(error))
     try:
         with group_of_one(subject.device):
             if not subject.ranks.first:
@@ -63,7 +74,7 @@ def observe(subject: Subject) -> Products:
     except (torch.OutOfMemoryError, SkipTrial):  # the global batch does not fit on one device: no comparison
         return Products()
     except Exception as error:  # steps on all ranks have succeeded, so it may be the pass on one device itself
-        return Products(failed=describe_error(error))
+        return Products(unknown=f"on one device, with the whole batch: {describe_error(error)}")
     subject.advance()
     products: dict[str, tuple[float, float, float]] = {}
     for name, one in expected.items():
@@ -91,10 +102,6 @@ def _at_one_devices_batch(subject: Subject) -> Cell:
 def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
     cell = case.cell
     products = seen[0].products
-    if seen[0].failed:
-        means = "steps run on all ranks, but not the same batch on one device: gradients are not compared"
-        advice = "nothing to do if the trials run; a loss that keeps the number of ranks, or a group, has no such pass"
-        return [Finding(NAME, "note", seen[0].failed, means, advice)]
     if not products:
         return []
     cross, one, own = (sum(values[i] for values in products.values()) for i in range(3))
@@ -152,16 +159,13 @@ def _gradients(training: Training, part: tuple[Share, object]) -> tuple[dict[str
     Collective if the strategy shards parameters.
     """
     share, batch = part
-    training.model.training = False  # the flag of the wrapper; the model inside it is in evaluation mode already
     with drawing() as drew:
         training.step(batch, share)
     named: list[tuple[str, nn.Parameter]] = list(training.model.named_parameters())
     found = {}
     for name, parameter in named:
         if parameter.grad is not None:
-            gradient = parameter.grad
-            whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
-            found[name.removeprefix("module.")] = whole.detach().cpu().double()
+            found[name.removeprefix("module.")] = whole_tensor(parameter.grad).detach().cpu().double()
     return found, drew()
 
 
@@ -174,6 +178,7 @@ CHECK = Check(
     NAME,
     observe,
     judge,
+    figures=lambda seen, case: {"equivalence of gradients": f"unknown: {seen[0].unknown}"} if seen[0].unknown else {},
     needs_peers=True,
     redundant=_redundant,
     needs_whole_model=True,

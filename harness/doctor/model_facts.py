@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from harness.doctor.unregistered import OWN
+from harness.measure.equivalence import acts_by_mode
 from harness.train.digests import value_digest
 from harness.train.token_weights import local_part
 
@@ -46,16 +46,14 @@ def digests_of_state(model: nn.Module) -> Mapping[str, str]:
         buffers = {} if isinstance(module, _BatchNorm) else dict(module.named_buffers(recurse=False))
         attributes = {name: value for name, value in vars(module).items() if name not in OWN}
         for name, value in {**buffers, **attributes}.items():
-            with suppress(Exception):  # a tensor without a digest, such as a sparse one, is not compared
-                found[prefix + name] = value_digest(value)
+            with suppress(Exception):  # a tensor without a digest, such as one of the meta device, is not compared
+                found[prefix + name] = value_digest(value, objects=name in buffers)
     return found
 
 
 def layers_by_mode(model: nn.Module) -> list[str]:
     """Return the layers that act differently in train mode: dropout and batch statistics."""
-    return [
-        path or "the model" for path, module in model.named_modules() if isinstance(module, _DropoutNd | _BatchNorm)
-    ]
+    return [path or "the model" for path, module in model.named_modules() if acts_by_mode(module)]
 
 
 def batch_norms(model: nn.Module) -> list[str]:

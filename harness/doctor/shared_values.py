@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from harness.train.digests import value_digest
+from harness.train.digests import NoDigest, value_digest
 from harness.train.loader import SeededDataset
 from harness.train.workloads import SizedDataset
 
@@ -52,10 +52,13 @@ def copies_by_value(train: SizedDataset, validation: SizedDataset, seed: int) ->
     began, seen, read = time.perf_counter(), set[str](), 0
     compared = _spread(len(validation), MOST)
     in_passes = (compared[place] for place in _in_passes(len(compared), PASSES))
-    wanted = set(_digests(validation, in_passes, seed, began + SECONDS / 2))
-    for digest in _digests(train, _in_passes(len(train), max(1, len(train) // MOST)), seed, began + SECONDS):
-        seen.add(digest)
-        read += 1
+    try:
+        wanted = set(_digests(validation, in_passes, seed, began + SECONDS / 2))
+        for digest in _digests(train, _in_passes(len(train), max(1, len(train) // MOST)), seed, began + SECONDS):
+            seen.add(digest)
+            read += 1
+    except NoDigest:  # the check of the training samples says so
+        return NO_COPIES
     if len(seen) < (1 - OWN_COPIES) * read:
         return NO_COPIES
     return Copies(len(wanted & seen), len(wanted), read)

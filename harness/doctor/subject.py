@@ -24,7 +24,7 @@ from harness.train.model import init_weights_of, on_host
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
-from harness.train.workloads import Datasets, Workload
+from harness.train.workloads import Collate, Datasets, Workload
 
 if TYPE_CHECKING:
     from harness.doctor.steps import Steps
@@ -120,20 +120,25 @@ class Subject:
         keys = tuple((0, index % self.training_samples) for index in range(count))
         return copier(device or self.device, {})(next(self._batches([Share(keys, count, count)])))
 
-    def stream(self, steps: int, *, whole: bool = False) -> list[tuple[Share, object]]:
-        """Return this rank's shares of the first steps with their batches; ``whole``: the global batches instead."""
+    def stream(self, steps: int, *, whole: bool = False, collate: Collate | None = None) -> list[tuple[Share, object]]:
+        """Return this rank's shares of the first steps with their batches; ``whole``: the global batches instead.
+
+        ``collate``: instead of the workload's own.
+        """
         rank, world_size = (0, 1) if whole else (self.ranks.rank, self.ranks.world_size)
         shares = endless_shares(self.training_samples, self.cell.global_batch_size, self.seed, rank, world_size)
         first = list(islice(shares, steps))
-        return [(share, self.to_device(batch)) for share, batch in zip(first, self._batches(first), strict=True)]
+        return [
+            (share, self.to_device(batch)) for share, batch in zip(first, self._batches(first, collate), strict=True)
+        ]
 
     @cached_property
     def replicas(self) -> int:
         """The number of devices of this rank."""
         return len(self.ranks.devices)
 
-    def _batches(self, shares: Sequence[Share]) -> Iterator[object]:
-        collate = getattr(self.workload, "collate", None)
+    def _batches(self, shares: Sequence[Share], collate: Collate | None = None) -> Iterator[object]:
+        collate = collate or getattr(self.workload, "collate", None)
         return batches(
             self.datasets[0], shares, seed=self.seed, ranks=self.ranks, options={"pin_memory": False}, collate=collate
         )

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.data import default_collate
 
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipReason, SkipTrial
+from harness.train.digests import value_digest
 from harness.train.loader import Share, batches, endless_shares
+from harness.train.loss_value import as_loss
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
 from harness.train.phases import BACKWARD, Phase
 from harness.train.precision import REDUCED
 from harness.train.ranks import Ranks
+from harness.train.token_weights import whole_tensor
 from harness.train.training import Training
 from harness.train.transfer import copier
-from harness.train.workloads import SizedDataset, Workload, collate_of
+from harness.train.workloads import Collate, SizedDataset, Workload, collate_of
 
 STEPS = 2
 """Steps of the scaled update: the second is the first that uses the optimizer's state."""
@@ -32,6 +39,7 @@ RELATIVE_STEP = 1e-3
 BUCKETS = 4096
 """Length of a sketch; the relative error of a difference's norm is sqrt(2 / BUCKETS) = 2 %."""
 NORMS = (nn.modules.batchnorm._BatchNorm,)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,19 +60,21 @@ class Sketches:
 class Frozen:
     """A workload whose model is in eval mode: with batch statistics or dropout, a split batch trains differently.
 
-    Normalisation uses the statistics of one small batch, the same on every rank: with those of a new model the
-    activations of a deep net would explode.
+    ``train``: a model that has neither stays in train mode. Normalisation uses the statistics of one small batch, the
+    same on every rank: with those of a new model the activations of a deep net would explode.
     """
 
-    def __init__(self, workload: Workload, batch: object) -> None:
-        self._workload, self._batch = workload, batch
-        self.unit = workload.unit
+    def __init__(self, workload: Workload, batch: object, *, train: bool = False) -> None:
+        self._workload, self._batch, self._train = workload, batch, train
+        self.unit, self.evaluates = workload.unit, False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._workload, name)
 
     def build_model(self) -> nn.Module:
         model = build_model(self._workload)
+        if self._train and not any(map(acts_by_mode, model.modules())):
+            return model
         norms = [module for module in model.modules() if isinstance(module, NORMS)]
         if norms:
             for module in norms:
@@ -72,19 +82,67 @@ class Frozen:
             with torch.no_grad():
                 self._workload.loss(model, self._batch)
         model.eval()
+        self.evaluates = True
         for part in model.modules():
             if isinstance(part, nn.RNNBase):  # cuDNN has no backward for one in eval mode
                 part.train()
                 part.dropout = 0.0
         return model
 
+    def loss(self, model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
+        """Return the workload's loss; raise SkipTrial if it fails in eval mode, in which some models have none."""
+        model.training &= not self.evaluates  # the flag of a wrapper; that of the model inside it is set already
+        try:
+            return as_loss(self._workload.loss(model, batch))
+        except Exception as error:
+            if not self.evaluates or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = f"loss() fails in eval mode: {type(error).__name__}: {error}"
+            raise SkipTrial(SkipReason("evaluation_fails", reason)) from error
+
+
+def acts_by_mode(module: nn.Module) -> bool:
+    """Return whether a layer acts differently in train mode: by dropout or batch statistics."""
+    rate = getattr(module, "dropout", None)  # of recurrent layers and attention
+    return isinstance(module, (_DropoutNd, *NORMS)) or (isinstance(rate, float) and rate > 0)
+
+
+def in_comparable_mode(
+    workload: Workload, batch: object, ranks: Ranks, attempt: Callable[[Frozen], tuple[T, bool]]
+) -> tuple[Frozen, T, bool]:
+    """Return what an attempt trained, its result, and whether some rank drew random numbers even in eval mode."""
+    for train in (True, False):  # with a layer that acts by mode, the first is in eval mode already
+        frozen = Frozen(workload, batch, train=train)
+        result, drew = attempt(frozen)
+        drew = any(ranks.gather(drew))
+        if frozen.evaluates or not drew:
+            break
+    return frozen, result, drew
+
+
+def why_random(load: Callable[[Collate], object], collate: Collate | None, ranks: Ranks) -> str:
+    """Return why a batch depends on more than its samples; empty if it does not. ``load``: loads it with a collate."""
+    drew: list[bool] = []
+
+    def watched(samples: list[object]) -> object:
+        with drawing() as drawn:
+            batch = (collate or default_collate)(samples)
+        drew.append(drawn())
+        return batch
+
+    differs = len({value_digest(load(watched), objects=False) for _ in range(2)}) > 1
+    if any(ranks.gather(any(drew))):
+        return "collate draws random numbers"
+    reason = "a batch changes when it is read again: the data set or collate draws from a generator of its own"
+    return reason if any(ranks.gather(differs)) else ""
+
 
 @dataclass(frozen=True)
 class Check:
-    """One cell's check on one rank: its workload, frozen, and its parts of the global batches."""
+    """One cell's check on one rank: its workload, and its parts of the global batches."""
 
     cell: Cell
-    workload: Frozen
+    workload: Workload
     parts: Sequence[tuple[Share, object]]
     seed: int
     ranks: Ranks
@@ -123,12 +181,18 @@ def measure_sketches(
     cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks, advance: Callable[[], None]
 ) -> Sketches:
     """Return the cell's sketches; raise SkipTrial if the data is too small or steps draw at random."""
-    check = _prepare(cell, workload, dataset, seed, ranks, advance)
-    first = take_steps(check, 1)
-    gc.collect()  # wrappers are in reference cycles: two models may not fit on the device
-    # the same factor on every rank: copies that differ would take steps of different lengths
-    scaled = take_steps(check, STEPS, ranks.broadcast(first.scale))
-    if any(ranks.gather(first.drew or scaled.drew)):
+    check, whole = _prepare(cell, workload, dataset, seed, ranks, advance)
+
+    def attempt(frozen: Frozen) -> tuple[tuple[Steps, Steps], bool]:
+        frozen_check = replace(check, workload=frozen)
+        first = take_steps(frozen_check, 1)
+        gc.collect()  # wrappers are in reference cycles: two models may not fit on the device
+        # the same factor on every rank: copies that differ would take steps of different lengths
+        scaled = take_steps(frozen_check, STEPS, ranks.broadcast(first.scale))
+        return (first, scaled), first.drew or scaled.drew
+
+    _, (first, scaled), drew = in_comparable_mode(workload, whole, ranks, attempt)
+    if drew:
         reason = "loss or model draw random numbers even when the model only evaluates: no two runs are alike"
         raise SkipTrial(SkipReason("random_evaluation", reason))
     vectors = {"first_update": first.update, "scaled_update": scaled.update}
@@ -141,22 +205,24 @@ def measure_sketches(
 
 def _prepare(
     cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks, advance: Callable[[], None]
-) -> Check:
+) -> tuple[Check, object]:
     samples = len(dataset)
     if cell.global_batch_size > samples:
         reason = f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples"
         raise SkipTrial(SkipReason("too_few_samples", reason))
-    collate = collate_of(workload)
+    collate, place = collate_of(workload), (ranks.rank, ranks.world_size)
 
-    def stream(rank: int, world_size: int) -> Iterator[tuple[Share, object]]:
+    def stream(rank: int, world_size: int, collate: Collate | None = collate) -> Iterator[tuple[Share, object]]:
         shares = endless_shares(samples, cell.global_batch_size, seed, rank, world_size)
         own = list(islice(shares, STEPS))
         return zip(own, batches(dataset, own, seed=seed, ranks=ranks, options={}, collate=collate), strict=True)
 
-    _, whole = next(iter(stream(0, 1)))
+    if reason := why_random(lambda watched: next(stream(*place, watched))[1], collate, ranks):
+        raise SkipTrial(SkipReason("random_batches", reason))
+    _, whole = next(stream(0, 1))
     copy = copier(ranks.devices[0], {})
-    parts = [(share, copy(batch)) for share, batch in stream(ranks.rank, ranks.world_size)]
-    return Check(cell, Frozen(workload, whole), parts, seed, ranks, advance)
+    parts = [(share, copy(batch)) for share, batch in stream(*place)]
+    return Check(cell, workload, parts, seed, ranks, advance), whole
 
 
 def take_steps(check: Check, steps: int, factor: float = 1.0) -> Steps:
@@ -185,18 +251,18 @@ def take_steps(check: Check, steps: int, factor: float = 1.0) -> Steps:
 
 @contextmanager
 def drawing() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns, after the block, whether the block drew from torch's generators."""
+    """Yield a function that returns, after the block, whether it drew from the generators of torch, NumPy or Python."""
     before = _generators()
-    after: list[list[Tensor]] = []
+    after: list[str] = []
     try:
-        yield lambda: any(not torch.equal(a, b) for a, b in zip(before, after[0], strict=True))
+        yield lambda: after[0] != before
     finally:
         after.append(_generators())
 
 
-def _generators() -> list[Tensor]:
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
+def _generators() -> str:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    return value_digest([torch.get_rng_state(), *cuda, np.random.get_state(), hash(random.getstate())])
 
 
 def fold(vectors: Sequence[Sequence[Tensor]], buckets: int = BUCKETS) -> list[list[float]]:
@@ -231,5 +297,4 @@ def _gradient(training: Training, *, keep: bool) -> list[Tensor]:
 
 def _flat(tensors: Iterable[Tensor], *, keep: bool) -> list[Tensor]:
     """Return each tensor whole and flat, on the host; none if not ``keep``. Collective if they are sharded."""
-    whole = (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in tensors)
-    return [tensor.detach().cpu().flatten().clone() for tensor in whole if keep]
+    return [tensor.detach().cpu().flatten().clone() for tensor in map(whole_tensor, tensors) if keep]

@@ -41,6 +41,8 @@ SkipCode = Literal[
     "model_too_large",
     "too_few_samples",
     "random_evaluation",
+    "random_batches",
+    "evaluation_fails",
     "doctor",
     "doctor_memory",
     "out_of_memory",
@@ -149,6 +151,8 @@ class FindingRow(TypedDict):
     advice: str
     place: NotRequired[str]
     """A place in the user's code; absent if there is none."""
+    stops: NotRequired[bool]
+    """Whether an error stops its cells; absent from warnings, and from older rows, in which each error did."""
 
 
 class TrialFacts(ExchangeSeconds, total=False):

@@ -13,23 +13,35 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 
-def value_digest(value: object) -> str:
-    """Return 12 hexadecimal digits for a tensor, or for the tensors, arrays, numbers and texts in nested containers."""
+class NoDigest(TypeError):
+    """Raised for a value of which nothing can be compared."""
+
+
+def value_digest(value: object, *, objects: bool = True) -> str:
+    """Return 12 hexadecimal digits for a tensor, or for the tensors, arrays, numbers and texts in nested containers.
+
+    Of other objects their pickle counts, without ``objects`` the name of their type. Raises NoDigest without a pickle.
+    """
     digest = hashlib.sha1(usedforsecurity=False)
     for leaf in tree_leaves(value):
-        digest.update(_bytes(leaf))
+        digest.update(_bytes(leaf, objects=objects))
     return digest.hexdigest()[:12]
 
 
-def _bytes(leaf: object) -> bytes:
-    if isinstance(leaf, Tensor):
+def _bytes(leaf: object, *, objects: bool) -> bytes:
+    if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
         return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(leaf, str | bytes | int | float | complex | None):
         return repr(leaf).encode()
-    if hasattr(leaf, "__array_interface__"):  # an array of NumPy, an image of Pillow
-        array = np.asarray(leaf)
-        return array.tobytes() if array.dtype != object else repr(array.shape).encode()
-    return type(leaf).__name__.encode()  # its repr may contain its address, which changes with every object
+    if isinstance(leaf, set | frozenset):  # whose order differs between processes
+        return repr(sorted(value_digest(item, objects=objects) for item in leaf)).encode()
+    if hasattr(leaf, "__array_interface__") and (array := np.asarray(leaf)).dtype != object:  # of NumPy, or of Pillow
+        return array.tobytes()
+    if not objects:
+        return type(leaf).__name__.encode()  # its repr may contain its address, which changes with every object
+    if (found := pickle_digest(leaf)) is None:
+        raise NoDigest(f"values of the type {type(leaf).__name__} cannot be compared: pickle refuses them")
+    return found.encode()
 
 
 def pickle_digest(thing: object) -> str | None:

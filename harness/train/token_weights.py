@@ -47,6 +47,12 @@ def scale_gradients(model: nn.Module, factor: Tensor) -> None:
         torch._foreach_mul_(gradients, factor)
 
 
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor whole and dense. Collective if it is sharded."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole if whole.layout is torch.strided else whole.to_dense()
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor, which fsdp creates; any other tensor is returned itself."""
     to_local = getattr(tensor, "to_local", None)

@@ -167,6 +167,8 @@ def test_checks_of_different_versions_have_no_verdict() -> None:
         ([LINES[0], check("ddp2", "single", "error")], {"single": [1.0]}, "the check ended as error: because of error"),
         ([check("single", "single", "oom"), LINES[1]], {"ddp2": [1.0]}, "one device's check ended as oom: because"),
         (LINES, {"single": [0.0], "ddp2": [1.0]}, "one device's parameters did not change"),
+        ([LINES[0], check("ddp2", "single", "skipped")], {"single": [1.0]}, "because of skipped"),
+        ([check("single", "single", "skipped"), LINES[1]], {"ddp2": [1.0]}, "because of skipped"),
     ],
 )
 def test_an_unchecked_pair_has_a_reason_and_keeps_its_ratio(lines: Any, updates: Any, reason: str) -> None:
@@ -176,13 +178,23 @@ def test_an_unchecked_pair_has_a_reason_and_keeps_its_ratio(lines: Any, updates:
     assert "not equivalent" not in {verdict.equivalence for verdict in verdicts(found).values()}
 
 
-def test_a_pair_that_disagrees_has_no_ratio_but_its_speed_and_the_reason() -> None:
-    lines = [line("single"), line("ddp2", rates=(90.0, 90.0), check_id="c")]
+def test_a_pair_that_disagrees_keeps_its_ratio_with_the_reason_that_it_is_no_claim() -> None:
+    rates = (88.0, 90.0, 93.0)
+    lines = [one for block, rate in enumerate(rates) for one in (
+        line("single", block=block), line("ddp2", rates=(rate, rate), block=block, check_id="c"))]  # fmt: skip
+    checked = {"c": Verdict("not equivalent", "because")}
+    row, alone = (ratios.scaling(trials_of(lines), None, of).to_dict("records")[1] for of in (checked, None))
+    assert (row["excluded"], row["equivalence"]) == ("because", "not equivalent")
+    for column in ("speedup", "low", "high", "efficiency", "efficiency_low", "throughput_per_s"):
+        assert row[column] == pytest.approx(alone[column], nan_ok=False)
+
+
+def test_a_pair_that_disagrees_on_other_hardware_has_no_ratio() -> None:
+    there = {"ranks": [{"rank": 0, "device_model": "H100"}]}
+    lines = [line("single") | {"ranks": [{"rank": 0, "device_model": "A100"}]}, line("ddp2", check_id="c") | there]
     row = ratios.scaling(trials_of(lines), None, {"c": Verdict("not equivalent", "because")}).to_dict("records")[1]
-    assert row["excluded"] == "because"
-    assert pd.isna(row["speedup"])
-    assert pd.isna(row["efficiency"])
-    assert row["throughput_per_s"] == pytest.approx(180.0)
+    assert pd.isna(row["speedup"]) and row["excluded"].startswith("other hardware: ")
+    assert row["equivalence"] == "not equivalent"
 
 
 def test_a_pair_without_a_verdict_has_a_ratio_that_says_so() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, DistributedSampler
 
-from tests.doctor import faulty_steps, lookalikes
+from tests.doctor import faulty_steps, lookalikes, recipes
 from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, blobs
 
 
@@ -519,4 +519,5 @@ HEALTHY: list[tuple[type[Healthy], str]] = [
     (SumOverReplicas, "dp"),
     (CountsItsSteps, "ddp"),
     *lookalikes.HEALTHY,
+    *recipes.HEALTHY,
 ]

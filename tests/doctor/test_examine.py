@@ -13,6 +13,7 @@ from harness.doctor import copies
 from harness.doctor.check import Case
 from harness.plan.checks import batches, links, versions
 from harness.plan.checks.finding import Finding
+from tests.doctor import recipes
 from tests.doctor.conftest import Examined
 from tests.doctor.faulty import FAULTS, HEALTHY
 from tests.doctor.ranks import BUILTIN, cell_for
@@ -66,6 +67,13 @@ def test_healthy_workloads_have_no_findings(examined: Examined, name: str) -> No
     assert "raised" not in examined[name]
 
 
+@pytest.mark.parametrize("name", [f"{workload.__name__} {strategy}" for workload, strategy in recipes.HEALTHY])
+def test_a_comparison_that_cannot_be_made_is_unknown_with_its_reason(examined: Examined, name: str) -> None:
+    unknown = {title: text for title, text in examined[name]["figures"].items() if "unknown" in text}
+    assert list(unknown) == ([recipes.UNKNOWN[name][0]] if name in recipes.UNKNOWN else [])
+    assert all(text.startswith(recipes.UNKNOWN[name][1]) for text in unknown.values())
+
+
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp"])
 @pytest.mark.parametrize(("name", "model"), BUILTIN)
 def test_built_in_workloads_have_no_findings(examined: Examined, name: str, model: str, strategy: str) -> None:
@@ -111,6 +119,11 @@ def test_messages_contain_names_and_numbers(examined: Examined) -> None:
     assert "trainable parameters that forward modifies: centre" in seen("TrainsItsReplica dp")
     assert "factor 0.5" in seen("MeanOverReplicas dp")
     assert "factor 2.0" in seen("MeanForSum ddp") and ": 2 times" in seen("MeanForSum ddp")
+    of_one_rank = "buffers that forward changes on rank 1 of 2, and not on rank 0: "
+    assert [seen(f"{name}OnRankOne ddp") for name in ("Adds", "Sets")] == [
+        of_one_rank + n for n in ("shift", "last.seen")
+    ]
+    assert "AddsOnRankOne.Net.forward" in examined["AddsOnRankOne ddp"]["findings"][0]["place"]
     assert "64 of 256 samples" in seen("SamplerInside dp")
     assert "rank 1" in seen("OneSlowRank ddp")
     assert "steps" in seen("CountsItsSteps dp") and "mean" in seen("RunningMean dp")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from harness.analysis.equivalence import MAX_DIFFERENCE, REDUCED_DIFFERENCE, along, relative
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -156,6 +158,135 @@ def test_the_frozen_model_has_statistics_but_learns_no_new_ones() -> None:
     assert not model[0].training  # what asks for self.training, as functional dropout does, rests too
     seen = model[0](batch[0]).mean(dim=0)
     assert torch.allclose(norm.running_mean, seen, atol=1e-6)
+
+
+class Collates(Small):
+    """Collates with a function that may draw random numbers."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def collate(self, samples: list[Any]) -> Any:
+        x, y = default_collate(samples)
+        return x * (1.0 + 0.1 * self.draw()), y
+
+
+OWN, REPEATS = np.random.default_rng(1), random.Random(1)
+
+
+@pytest.mark.parametrize(
+    ("draw", "reason"),
+    [
+        (lambda: float(np.random.beta(1.0, 1.0)), "^collate draws random numbers$"),
+        (lambda: float(torch.rand(())), "^collate draws random numbers$"),
+        (random.random, "^collate draws random numbers$"),
+        (lambda: float(OWN.uniform()), "a batch changes when it is read again: the data set or collate draws"),
+        (REPEATS.random, "a batch changes when it is read again"),
+    ],
+)
+def test_a_collate_that_draws_is_a_skip_with_the_reason(draw: Callable[[], float], reason: str) -> None:
+    with pytest.raises(SkipTrial, match=reason):
+        sketches_of(replicated(BASE), Collates(draw))
+
+
+def test_a_collate_that_draws_nothing_is_compared() -> None:
+    workload = Collates(lambda: 0.5)
+    found = differences(sketches_of(replicated(BASE), workload), sketches_of(BASE, workload))
+    assert max(found.values()) < 1e-4
+
+
+class InTrainModeAlone(Small):
+    """Has losses in train mode alone. ``layer``: what acts by mode in it, or not."""
+
+    def __init__(self, layer: nn.Module | None = None, draw: Callable[[], float] = lambda: 1.0) -> None:
+        self.layer, self.draw = layer, draw
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), self.layer or nn.ReLU(), nn.Linear(8, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = batch
+        losses = {"loss": (model(x) - y).square().sum() * self.draw()} if model.training else {}
+        return losses["loss"], torch.tensor(float(len(x)))
+
+
+def test_losses_of_train_mode_alone_are_compared_if_nothing_acts_by_mode() -> None:
+    workload = InTrainModeAlone()
+    wrong = InTrainModeAlone(draw=lambda: 1.1)
+    alone = sketches_of(BASE, workload)
+    assert max(differences(sketches_of(replicated(BASE), workload), alone).values()) < 1e-4
+    assert differences(sketches_of(replicated(BASE), wrong), alone)["gradient"] > 0.09
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        InTrainModeAlone(nn.Dropout(0.1)),
+        InTrainModeAlone(nn.BatchNorm1d(8)),
+        InTrainModeAlone(draw=lambda: float(torch.rand(()))),  # samples what its loss is of, as detection does
+    ],
+    ids=["dropout", "batch statistics", "at random"],
+)
+def test_losses_of_train_mode_alone_are_a_skip_with_the_reason_if_only_eval_mode_can_be_compared(workload: Any) -> None:
+    with pytest.raises(SkipTrial, match=r"^loss\(\) fails in eval mode: KeyError: 'loss'$"):
+        sketches_of(BASE, workload)
+
+
+class FunctionalDropout(Small):
+    """Acts by mode without a layer that does: compared in eval mode after an attempt in train mode."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = batch
+        return super().loss(model, (nn.functional.dropout(x, 0.5, training=model.training), y))
+
+
+class InnerDropout(FunctionalDropout):
+    """Dropout as an attribute of attention."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 1, dropout=0.5, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x[:, None, :].expand(-1, 3, -1)
+            out: torch.Tensor = self.attention(rows, rows, rows)[0].sum(dim=(1, 2))[:, None]
+            return out
+
+    def build_model(self) -> nn.Module:
+        return self.Net()
+
+
+@pytest.mark.parametrize("workload", [FunctionalDropout(), InnerDropout()])
+def test_dropout_that_is_no_layer_is_off(workload: Any) -> None:
+    found = differences(sketches_of(replicated(BASE), workload), sketches_of(BASE, workload))
+    assert max(found.values()) < 1e-4
+
+
+class SparseTable(Small):
+    """An embedding with sparse gradients: a table, or bags of its rows."""
+
+    def __init__(self, kind: Callable[..., nn.Module], width: int) -> None:
+        self.kind, self.width = kind, width
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(self.kind(20, 4, sparse=True), nn.Flatten(), nn.Linear(self.width, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = batch
+        return super().loss(model, ((5 * x.abs()).long().clamp(max=19), y))
+
+
+@pytest.mark.parametrize(("kind", "width"), [(nn.Embedding, 16), (nn.EmbeddingBag, 4)])
+def test_sparse_gradients_are_compared(kind: Callable[..., nn.Module], width: int) -> None:
+    workload, wrong = SparseTable(kind, width), SparseTable(kind, width)
+    wrong.scale = 1.1
+    alone = sketches_of(BASE, workload)
+    assert max(differences(sketches_of(BASE, workload), alone).values()) == 0.0
+    assert differences(sketches_of(BASE, wrong), alone)["gradient"] == pytest.approx(0.1, rel=1e-2)
 
 
 def test_too_little_data_is_a_skip_with_the_numbers() -> None:
