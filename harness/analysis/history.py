@@ -67,7 +67,7 @@ def _rows(results: Results) -> Iterator[Row]:
             "environment": _hash(cell),
             **_throughput(cell),
             **{name: scaled.get(name) for name in ("base_id", "speedup", "efficiency")},
-            "doubts": tally(cell.rows),
+            "doubts": (*tally(cell.rows), *filter(None, [cell.excluded])),
         }
 
 

@@ -88,10 +88,11 @@ def _ratio_text(row: Row, name: str, prefix: str, form: str, factor: float) -> s
         return form.format(factor * float(value))
 
     low, high = row[f"{prefix}low"], row[f"{prefix}high"]
+    differs = "" if pd.isna(row["excluded"]) else ", not equivalent"
     if not pd.isna(low):
-        return f"{text(row[name])} ({text(low).removesuffix(' %')} to {text(high)})"
+        return f"{text(row[name])} ({text(low).removesuffix(' %')} to {text(high)}){differs}"
     least, most = row[f"{prefix}least"], row[f"{prefix}most"]
-    return f"{text(row[name])} (no interval; blocks {text(least).removesuffix(' %')} to {text(most)})"
+    return f"{text(row[name])} (no interval; blocks {text(least).removesuffix(' %')} to {text(most)}){differs}"
 
 
 def describe(results: Results) -> str:

@@ -81,7 +81,7 @@ def excludes_one(ratio: Estimate) -> bool | None:
 
 
 def _ratio(group: Rows, other: Rows, rule: Rule | None, checked: Verdicts | None = None) -> Values | None:
-    """Return both throughputs and their ratio, or the reason for its absence; None if no block holds both cells."""
+    """Return both throughputs and their ratio, with the reason if it is no claim; None if no block holds both cells."""
     speeds, others, pilot = paired(group, other, rule)
     if not speeds:  # of other hardware or environments the throughputs are shown, and no ratio
         speeds, others, pilot = paired(group, other, rule, anywhere=True)
@@ -95,8 +95,8 @@ def _ratio(group: Rows, other: Rows, rule: Rule | None, checked: Verdicts | None
     }
     columns |= {**ends(ratio), "excludes_one": excludes_one(ratio), "precise": meets(ratio, rule)}
     columns["p_value"] = pair_p_value(speeds, others, pilot)
-    verdict = with_hardware(verdict_columns(checked, [rows[0]["check_id"] for rows in (group, other)]), group, other)
-    return columns | (dict.fromkeys(RATIO) if verdict["excluded"] else {}) | verdict
+    verdict = verdict_columns(checked, [rows[0]["check_id"] for rows in (group, other)])
+    return columns | with_hardware(verdict, group, other, RATIO)
 
 
 def _axes(group: Rows) -> Values:

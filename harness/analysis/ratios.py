@@ -24,7 +24,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
 
     The base is the planned one or, if that could not run, the same strategy on the smallest device count that
     ran. A cell without a base has no row: ratios never mix bases. ``checked``: the verdicts of equivalence checks;
-    a cell that is not equivalent has no ratio.
+    the ratio of a cell that is not equivalent is no claim: ``excluded`` is set.
     """
     cells, usual = by_cell(measured(trials)), usual_doubts(trials)
     bases = bases_of(cells)
@@ -36,8 +36,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
         row = _against(group, base, rule)
         if row is None:
             continue
-        verdict = with_hardware(verdict_columns(checked, [first["check_id"]]), group, base)
-        row |= {**(dict.fromkeys(RATIOS) if verdict["excluded"] else {}), **verdict}
+        row |= with_hardware(verdict_columns(checked, [first["check_id"]]), group, base, RATIOS)
         axes = {axis: first[axis] for axis in ("unit", *DESCRIPTION)}
         doubts = {"doubts": doubts_of(group, base, "base"), "unusual": unusual(tally(group), usual)}
         rows.append({"cell_id": cell_id, "base_id": base_id, **axes, **row, **doubts})
@@ -92,16 +91,19 @@ def same_hardware(row: Row, other: Row) -> bool:
     return any(pd.isna(model) for model in models) or models[0] == models[1]
 
 
-def with_hardware(verdict: Values, group: Rows, other: Rows) -> Values:
-    """Return the verdict of the equivalence check on a ratio, or the reason that no two of its trials form a pair."""
+def with_hardware(verdict: Values, group: Rows, other: Rows, ratios: Sequence[str]) -> Values:
+    """Return the verdict of the equivalence check on a ratio.
+
+    If no two of its trials form a pair, the reason instead, and the columns ``ratios`` as missing.
+    """
     apart = _pairs(group, other, anywhere=True)
-    if verdict["excluded"] or not apart or _pairs(group, other):
+    if not apart or _pairs(group, other):
         return verdict
     hardware = not all(same_hardware(*pair) for pair in apart)
     column, word, ran = ("device_model", "", "on") if hardware else ("invocation", "invocation ", "in")
     own, theirs = (", ".join(sorted({f"{word}{row[column]}" for row in rows})) for rows in (group, other))
-    name = OTHER_HARDWARE if hardware else OTHER_ENVIRONMENT
-    return {**verdict, "excluded": f"{name}: {own}; what it is compared with ran {ran} {theirs}"}
+    reason = f"{OTHER_HARDWARE if hardware else OTHER_ENVIRONMENT}: {own}; what it is compared with ran {ran} {theirs}"
+    return {**dict.fromkeys(ratios), **verdict, "excluded": reason}
 
 
 def pair_p_value(speeds: Sequence[float], others: Sequence[float], pilot: Sequence[bool] | None) -> float | None:

@@ -106,8 +106,8 @@ class Pair:
 
     @property
     def rehearsal(self) -> bool:
-        """Whether the cell is emulated, oversubscribed or faulty in a run: its speed is no claim."""
-        return bool(self.first.rehearsal or self.later.rehearsal)
+        """Whether the cell's speed is no claim: emulated, oversubscribed or faulty in a run, not equivalent in both."""
+        return bool(self.first.rehearsal or self.later.rehearsal or (self.first.excluded and self.later.excluded))
 
     @property
     def is_base(self) -> bool:

@@ -54,4 +54,4 @@ def is_not_equivalent(row: Row) -> bool:
 
 def why_excluded(row: Row) -> str:
     """Return in two words why the row has no ratio."""
-    return NOT_EQUIVALENT if is_not_equivalent(row) else str(row["excluded"]).partition(":")[0]
+    return str(row["excluded"]).partition(":")[0]

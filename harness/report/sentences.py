@@ -103,7 +103,7 @@ def _equivalence(row: Row, context: Context) -> Sentence:
     label = context.name(row["cell_id"])
     if code == "unknown":
         return Sentence("equivalence", label, f"whether it trains as one device does is {row['subject']}.", code=code)
-    return Sentence("equivalence", label, f"{row['subject']}; its cells have no ratios.", code=code)
+    return Sentence("equivalence", label, f"{row['subject']}; its ratios are no claims.", code=code)
 
 
 def _failed(row: Row, context: Context) -> Sentence:

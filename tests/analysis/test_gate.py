@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
 from harness.analysis.condition import Condition, parse_condition
+from harness.analysis.equivalence import Verdict
 from harness.analysis.gate import exit_code, gate
 from harness.analysis.run_cells import RunCell
 from harness.analysis.run_noise import RunNoise
@@ -90,6 +93,13 @@ def test_p_values_are_adjusted_over_all_cells() -> None:
 def test_a_cell_without_equivalence_is_undecided_and_a_rehearsal_has_no_row() -> None:
     rows = gate([pair(0.5, no_claim="B: not equivalent"), pair(0.5, name="dp2")], [], [BELOW])
     assert rows[["verdict", "reason"]].values.tolist() == [["undecided", "B: not equivalent"]]
+
+
+def test_a_cell_that_is_equivalent_in_no_run_has_no_row() -> None:
+    differs = replace(cell(), verdict=Verdict("not equivalent", "it differs"))
+    kept = replace(pair(0.5, no_claim="it differs"), first=differs)
+    assert len(gate([kept], [], [BELOW])) == 1  # what changed is undecided
+    assert gate([replace(kept, later=differs)], [], [BELOW]).empty
 
 
 def test_the_base_has_no_verdict_on_its_speedup_and_others_without_one_are_undecided() -> None:

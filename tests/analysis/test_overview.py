@@ -41,7 +41,16 @@ def test_each_cell_is_a_row_of_text_with_its_interval() -> None:
             efficiency_least=0.7,
             efficiency_most=0.8,
         ),
-        scaling_row("fsdp x2", excluded="not equivalent"),
+        scaling_row(
+            "fsdp x2",
+            excluded="differs",
+            speedup=1.5,
+            low=1.3,
+            high=1.72,
+            efficiency=0.75,
+            efficiency_low=0.65,
+            efficiency_high=0.86,
+        ),
         scaling_row("ddp x4"),
     ]
     table = efficiency_table(SCALING.frame(rows))
@@ -51,14 +60,14 @@ def test_each_cell_is_a_row_of_text_with_its_interval() -> None:
         "base",
         "75 % (65 to 86 %)",
         "75 % (no interval; blocks 70 to 80 %)",
-        "not equivalent",
+        "75 % (65 to 86 %), not equivalent",
         "-",
     ]
     assert table["speedup"].tolist() == [
         "base",
         "1.50 (1.30 to 1.72)",
         "1.50 (no interval; blocks 1.40 to 1.60)",
-        "not equivalent",
+        "1.50 (1.30 to 1.72), not equivalent",
         "-",
     ]
 

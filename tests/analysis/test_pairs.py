@@ -148,14 +148,18 @@ def test_a_strategys_own_options_are_no_difference_others_are() -> None:
     assert pairs.versus(trials_of(lines)).empty
 
 
-def test_a_non_equivalent_cell_has_no_ratio() -> None:
+def test_the_ratio_of_a_non_equivalent_cell_is_marked() -> None:
     differs = Verdict("not equivalent", "not equivalent to one device")
     found = pairs.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": differs})
     of_ddp = found[found["strategy"].eq("ddp") | found["other_strategy"].eq("ddp")]
-    assert of_ddp["ratio"].isna().all() and of_ddp["low"].isna().all()
+    alone = pairs.versus(trials_of(study(1.0, 1.0)))
+    for column in ("ratio", "low", "high"):
+        assert found[column].equals(alone[column])
     assert of_ddp["excluded"].tolist() == ["not equivalent to one device"] * 2
-    assert [row.cells[3] for row in versus_table(of_ddp).rows] == ["not equivalent"] * 2
-    assert found["ratio"].notna().sum() == 1  # fsdp against dp
+    rows = versus_table(found).rows
+    marks = {("ddp" in row.cells[0], any(cell.endswith(" (not equivalent)") for cell in row.cells)) for row in rows}
+    assert marks == {(False, False), (True, True)}
+    assert {row.kind for row in rows if "ddp" in row.cells[0]} == {"apart"}
 
 
 def test_doubts_of_the_other_are_named_as_its_own() -> None:
@@ -216,11 +220,11 @@ def test_noise_and_parity_carry_the_doubts_of_both() -> None:
     assert result == (CountedDoubt("slow rank 1", 1, 1, "torchrun"),)
 
 
-def test_parity_of_non_equivalent_cells_is_omitted_with_the_reason() -> None:
+def test_parity_of_non_equivalent_cells_has_the_reason_that_it_is_no_claim() -> None:
     found = pairs.parity(
         trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": Verdict("not equivalent", "why")}
     )
-    assert found["ratio"].isna().all() and found["excluded"].tolist() == ["why"]
+    assert found["ratio"].notna().all() and found["excluded"].tolist() == ["why"]
 
 
 PAIR = (50.0, 50.0)

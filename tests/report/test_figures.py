@@ -550,21 +550,20 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
     assert "n = 3 blocks" in drawing.caption and "DataParallel on CPU slots is emulated" in drawing.caption
 
 
-def test_non_equivalent_cells_are_hatched_and_have_no_ratio() -> None:
+def test_non_equivalent_cells_are_hatched_and_keep_their_ratio() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
     drawings = draw_all(results_of(lines, checked={"check-ddp": NOT_EQUIVALENT}))
     hatched = {
         name: [
             line for axes in axes_of(drawings[name].figure) for line in axes.get_lines() if "////" in line.get_marker()
         ]
-        for name in ("throughput", "batch_sizes")
+        for name in ("throughput", "efficiency", "batch_sizes", "ratios")
     }
-    assert [len(lines) for lines in hatched.values()] == [2, 2]
+    assert [len(lines) for lines in hatched.values()] == [2, 2, 2, 2]
     boxes = [box.get_hatch() for axes in axes_of(drawings["step_times"].figure) for box in axes.patches]
     assert sorted(boxes, key=str) == ["////", "////", None, None, None, None]
-    for name in ("throughput", "batch_sizes", "step_times"):
+    for name in ("throughput", "efficiency", "batch_sizes", "step_times", "ratios"):
         assert "Hatched: not equivalent to one device." in drawings[name].caption, name
-    assert drawings["ratios"].figure is None
     whole = draw_all(results_of(lines))
     assert not any("Hatched: " in whole[name].caption for name in ("throughput", "step_times"))
 

@@ -213,7 +213,7 @@ def test_high_trust_needs_no_more_blocks() -> None:
         ),
         (
             {"topic": "equivalence", "code": "not equivalent", "cell_id": "b", "subject": "not equivalent: differs"},
-            "fsdp on 8 devices · batch 32/device: not equivalent: differs; its cells have no ratios.",
+            "fsdp on 8 devices · batch 32/device: not equivalent: differs; its ratios are no claims.",
         ),
         (
             {"topic": "equivalence", "code": "unknown", "cell_id": "b", "subject": "unknown: it was not run"},

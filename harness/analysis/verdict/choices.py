@@ -49,7 +49,7 @@ def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
 
 
 def _is_claim(row: Row) -> bool:
-    return not (pd.isna(row["ratio"]) or is_no_claim(row))
+    return not (pd.isna(row["ratio"]) or is_no_claim(row)) and pd.isna(row["excluded"])
 
 
 def _size(row: Row) -> tuple[int, float]:

@@ -88,7 +88,7 @@ def scaling_limit(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     families = dict(zip(tables["trials"]["cell_id"], tables["trials"]["family_id"], strict=True))
     by_family: dict[object, list[Row]] = {}
     for row in sorted(records(tables["scaling"]), key=lambda row: int(row["devices"])):
-        if row["devices"] > row["base_devices"] and not pd.isna(row["efficiency"]):
+        if row["devices"] > row["base_devices"] and not pd.isna(row["efficiency"]) and pd.isna(row["excluded"]):
             by_family.setdefault(families.get(row["cell_id"]), []).append(row)
     found = []
     for leader in leading:

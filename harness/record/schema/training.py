@@ -12,7 +12,7 @@ CHECKED = (
     _c(
         "excluded",
         "string",
-        "reason if it is in no ratio or comparison: not equivalent to one device, other hardware or environment",
+        "reason if its ratio is no claim: not equivalent to one device; or missing: other hardware or environment",
     ),
 )
 

@@ -42,7 +42,7 @@ def set_apart(rows: pd.DataFrame) -> str:
     if shared:
         words.append("oversubscribed ranks share a device")
     if "faulty" in rows and rows["faulty"].fillna(False).any():
-        words.append("faulty cells have an error of the doctor that the file allows")
+        words.append("faulty cells have an error of the doctor")
     marked = f" Hollow, dotted, pale or starred: {' and '.join(words)}; not a claim about speed." if words else ""
     scaled = rows["precision"].eq("fp16").fillna(False).any()
     return marked + (" A step in fp16 includes the host's read of whether a gradient overflowed." if scaled else "")
@@ -116,5 +116,5 @@ def unsteady(rows: pd.DataFrame) -> str:
 
 
 def left_out(count: int) -> str:
-    why = "they are not equivalent to one device, or were measured on other hardware or in another environment"
+    why = "they were measured on other hardware or in another environment"
     return f" {count} cells have no ratio: {why}." if count else ""

@@ -14,9 +14,9 @@ from harness.plan.labels import TAGS
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, draw_interval, log_limits, log_values
 from harness.report.figures.chart import mark
-from harness.report.figures.common import COLOURS, MARKERS, Drawing, facets_of, merge_single_rows, panels
+from harness.report.figures.common import COLOURS, MARKERS, Drawing, facets_of, hatch_point, merge_single_rows, panels
 from harness.report.labels import cell_label
-from harness.report.row import Row, number, rows_of
+from harness.report.row import Row, is_not_equivalent, number, rows_of
 from harness.report.tables.ratios import main_axes, pair_label, ratio
 from harness.report.tables.text import estimate
 
@@ -49,6 +49,8 @@ def paired_ratios(results: Results) -> Drawing:
             colour = COLOURS[strategy]
             draw_interval(axes, "x", y, (row["low"], row["high"]), ends, colour)
             face = "white" if is_no_claim(row) else colour
+            if is_not_equivalent(row):
+                hatch_point(axes, value, y)
             axes.plot(value, y, marker=MARKERS[strategy], color=colour, markerfacecolor=face, zorder=4)
             mark(axes, value, y, f"{row['label']}: {estimate(ratio, row, 'ratio')}")
         axes.set_yticks(range(len(part)), part["label"].tolist())
@@ -59,7 +61,7 @@ def paired_ratios(results: Results) -> Drawing:
     caption = (
         f"Geometric mean over blocks, paired by block, with 95 % intervals{captions.no_interval(rows)}, an "
         f"arrow at ends beyond the axis; {captions.count(rows)}. Above 1 the first of the two is faster."
-        f"{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}{captions.unverified(rows)}"
+        f"{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}{captions.excluded(rows)}"
         f"{captions.set_apart(rows)}{captions.cut(every)}"
     )
     return Drawing(title, caption, figure)

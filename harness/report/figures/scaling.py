@@ -115,7 +115,7 @@ def efficiency_by_devices(results: Results) -> Drawing:
         f"{captions.count(rows)}{captions.no_interval(rows)}, an arrow at ends beyond the axis. "
         "Cells on as many devices "
         f"as their base are in the table. {captions.bases(rows)}{captions.unsteady(rows)}"
-        f"{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}{captions.unverified(rows)}"
+        f"{captions.noise(results.noise)}{captions.left_out(int(left_out.sum()))}{captions.excluded(rows)}"
         f"{captions.set_apart(rows)}{captions.in_table(every, facets)}{captions.cut(facets)}"
     )
     return Drawing(title, caption, figure)

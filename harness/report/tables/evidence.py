@@ -177,9 +177,9 @@ def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:
     """Return a sentence on the intervals that are wider than the rule for blocks asks; empty if there are none."""
     asked, wide = 0, []
     for name, label in INTERVALS.items():
-        known = tables[name][tables[name]["precise"].notna()]
-        asked += len(known)
-        wide += [label(row) for row in rows_of(known) if not row["precise"]]
+        claims = [row for row in rows_of(tables[name]) if is_missing(row.get("excluded"))]
+        asked += sum(not is_missing(row["precise"]) for row in claims)
+        wide += [label(row) for row in claims if not is_missing(row["precise"]) and not row["precise"]]
     if not wide:
         return ""
     some = "; ".join(wide[:NAMED]) + ("; ..." if len(wide) > NAMED else "")

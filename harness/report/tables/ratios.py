@@ -8,7 +8,7 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.verdict.choices import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
 from harness.report.labels import cell_label, rate_unit, setting_without
-from harness.report.row import Row, Scalar, is_missing, is_true, number, rows_of, why_excluded
+from harness.report.row import Row, Scalar, is_missing, is_not_equivalent, is_true, number, rows_of, why_excluded
 from harness.report.tables.scaling import marked
 from harness.report.tables.text import Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
 
@@ -70,7 +70,7 @@ def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
 
 
 def _kind(row: Row) -> str:
-    return "apart" if is_no_claim(row) else "base" if is_true(row["excludes_one"]) else ""
+    return "apart" if is_no_claim(row) or is_not_equivalent(row) else "base" if is_true(row["excludes_one"]) else ""
 
 
 def pair_label(row: Row) -> str:

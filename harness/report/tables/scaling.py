@@ -11,7 +11,7 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import LOUD
 from harness.plan.labels import batch_text, joined
 from harness.report.labels import cell_label, rate_unit, setting_without_batch, shown_devices, shown_strategy
-from harness.report.row import Row, is_missing, is_unverified, rows_of, why_excluded
+from harness.report.row import NOT_EQUIVALENT, Row, is_missing, is_not_equivalent, is_unverified, rows_of, why_excluded
 from harness.report.tables.text import (
     NO_BREAK,
     Column,
@@ -51,7 +51,7 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
     columns: tuple[Column, ...] = (
         ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if row["unusual"] else ""), words),
         (rate_unit(scaling), _throughput_or_interval, flush_right),
-        ("speedup", lambda row: "1" if _is_base(row) else marked(two_digits(row["speedup"]), row), flush_right),
+        ("speedup", lambda row: _speedup(row, two_digits(row["speedup"])), flush_right),
         ("efficiency", _efficiency_in_words, flush_right),
         ("n", "blocks", flush_right),
     )
@@ -78,7 +78,7 @@ def scaling_table(scaling: pd.DataFrame) -> TextTable:
         ("strategy", shown_strategy, words),
         ("devices", shown_devices, flush_right),
         (unit, _throughput, flush_right),
-        ("speedup", _speedup, flush_right),
+        ("speedup", lambda row: _speedup(row, estimate(two_digits, row, "speedup")), flush_right),
         ("efficiency", _efficiency, flush_right),
         ("n", "blocks", flush_right),
         (f"base ({unit})", _base, flush_right),
@@ -99,7 +99,7 @@ def _is_base(row: Row) -> bool:
 
 
 def _kind(row: Row) -> str:
-    return "base" if _is_base(row) else "apart" if is_no_claim(row) else ""
+    return "base" if _is_base(row) else "apart" if is_no_claim(row) or is_not_equivalent(row) else ""
 
 
 def _throughput(row: Row) -> str:
@@ -115,19 +115,21 @@ def _base(row: Row) -> str:
     return f"{row['base_strategy']} x{row['base_devices']}: {speed(row['base_throughput_per_s'])}"
 
 
-def _speedup(row: Row) -> str:
-    return "1" if _is_base(row) else marked(estimate(two_digits, row, "speedup"), row)
+def _speedup(row: Row, text: str) -> str:
+    return "1" if _is_base(row) else marked(text, row, in_words=False)
 
 
-def marked(text: str, row: Row) -> str:
-    """Return a text with the mark of a row whose cells may not train as one device does."""
-    return f"{text}{NO_BREAK}{UNVERIFIED}" if is_unverified(row) else text
+def marked(text: str, row: Row, *, in_words: bool = True) -> str:
+    """Return a text with the mark of a row whose cells may not train as one device does, or ``in_words`` do not."""
+    if is_unverified(row):
+        return f"{text}{NO_BREAK}{UNVERIFIED}"
+    return f"{text} ({NOT_EQUIVALENT})" if in_words and is_not_equivalent(row) else text
 
 
 def _efficiency(row: Row) -> str:
     if _is_base(row):
         return "base"
-    if not is_missing(row["excluded"]):
+    if is_missing(row["efficiency"]):
         return why_excluded(row)
     return marked(estimate(percent, row, "efficiency", "efficiency_"), row)
 
@@ -208,8 +210,7 @@ def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
 
 
 def _training(row: Row) -> str:
-    differs = "" if is_missing(row["excluded"]) else " (not equivalent)"
-    return marked(f"{cell_label(row)}{differs}", row)
+    return marked(cell_label(row), row)
 
 
 def training_setting(row: Row) -> str:

@@ -51,6 +51,11 @@ def test_a_difference_is_claimed_by_its_p_value(change: dict[str, Any], code: st
     assert found.subject == "ddp.bucket_cap_mb 25 / 1"
 
 
+@pytest.mark.parametrize("change", [{"excluded": "not equivalent"}, {"faulty": True}, {"ratio": None}])
+def test_nothing_is_claimed_of_cells_that_are_no_claim(change: dict[str, Any]) -> None:
+    assert stated(change) == [] and len(stated({})) == 1
+
+
 def test_several_differences_are_adjusted() -> None:
     second = {"axis": "training.accumulation", "other_id": "2", "p_value": 0.03}
     assert [found.code for found in stated({"p_value": 0.03}, second)] == [UNCLEAR, UNCLEAR]

@@ -154,6 +154,16 @@ def test_efficiency_is_above_80_percent_only_if_its_interval_is(
     assert (found.code, found.devices, found.subject) == (code, devices, until)
 
 
+def test_the_efficiency_of_a_cell_that_is_not_equivalent_is_not_stated() -> None:
+    ends = {"base_devices": 1, "blocks": 5, "efficiency": 0.9, "efficiency_low": 0.85, "efficiency_high": 0.95}
+    two, four = ({**ends, "cell_id": f"x{devices}", "devices": devices} for devices in (2, 4))
+    trials = [{"cell_id": row["cell_id"], "family_id": "ddp"} for row in (two, four)]
+    leader = {**AXES, "cell_id": "x4", "device_ids": None}
+    for excluded, devices in ((None, 4), ("not equivalent", 2)):
+        rows = [two, {**four, "excluded": excluded}]
+        assert one(rules.scaling_limit(tables(scaling=rows, trials=trials), [leader])).devices == devices
+
+
 def test_efficiency_is_that_on_the_nodes_of_the_leading_cell() -> None:
     ends = {"base_devices": 1, "devices": 4, "blocks": 5}
     spread = {**ends, "cell_id": "two", "nodes": 2, "efficiency": 0.6, "efficiency_low": 0.5, "efficiency_high": 0.7}
