@@ -1,4 +1,4 @@
-"""Cells that are measured despite an error of the doctor, since the experiment file allows its check."""
+"""Cells that are measured despite an error of the doctor: it does not stop them, or the file allows its check."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from harness.plan.rows import RecordedTrial
 
 
 def with_faulty(lines: Sequence[RecordedTrial], allow: Collection[str]) -> list[RecordedTrial]:
-    """Return the lines with the flag ``faulty``; without it if the file allows no check.
+    """Return the lines with the flag ``faulty``; without it if the file allows no check and there is no such error.
 
     An error of the doctor concerns every cell of the examined kind: see ``Cell.workload_key``. The latest examination
     of a kind counts.
     """
-    if not allow:
-        return list(lines)
     names = allowed_findings(allow)
     latest = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor" and "findings" in line["facts"]}
     kinds = {_kind(line) for line in latest.values() if _has_error(line, names)}
+    if not (kinds or allow):
+        return list(lines)
     return [{**line, "faulty": _kind(line) in kinds} for line in lines]
 
 
 def _has_error(line: RecordedTrial, names: Collection[str]) -> bool:
-    found = line["facts"].get("findings", ())
-    return any(finding["severity"] == "error" and finding["check"] in names for finding in found)
+    errors = (finding for finding in line["facts"].get("findings", ()) if finding["severity"] == "error")
+    return any(finding["check"] in names or not finding.get("stops", True) for finding in errors)
 
 
 def _kind(line: Mapping[str, object]) -> tuple[str, ...]:

@@ -113,6 +113,7 @@ def judge(seen: Sequence[Placement], case: Case) -> list[Finding]:
                     f"error of the forward pass on a GPU, or a copy between devices in every step{when}",
                     "register the tensor (register_buffer, nn.Parameter, or a submodule in __init__), or create it "
                     "with device=x.device",
+                    stops=True,
                 )
             ]
         if rank.by_name:
@@ -124,6 +125,7 @@ def judge(seen: Sequence[Placement], case: Case) -> list[Finding]:
                     "the workload ignores the device of its rank: it fails without that device, and ranks share it",
                     "remove .cuda() and device='cuda:0': the harness moves model and batch; in forward, use "
                     "device=x.device",
+                    stops=True,
                 )
             ]
     return []

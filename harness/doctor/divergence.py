@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 
 from harness.doctor.check import Case, Check, any_error
+from harness.doctor.gate import DIVERGENCE, diverges
 from harness.doctor.steps import Steps, mean_losses
 from harness.plan.checks.finding import Finding
 
-NAME = "divergence"
-GROWTH, LEAST = 4.0, 0.5
-"""A loss diverges beyond GROWTH times the first loss plus LEAST; the first may be near zero."""
+NAME = DIVERGENCE
 
 
 def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
     cell, losses, alone = case.cell, mean_losses(seen), seen[0].single_device_losses
     if not diverges(losses):
         return []
+    stops = not all(map(math.isfinite, losses))
     here = (
         f"losses of {cell.strategy} on {cell.devices} device{'s' * (cell.devices > 1)} at a learning rate of "
         f"{seen[0].lr:g}: {_format_losses(losses)}"
@@ -30,27 +30,21 @@ def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
                 f"{here}; on one device, same batches: {_format_losses(alone)}",
                 "the strategy is not equivalent to one device; the learning rate is not the cause",
                 "see the other findings; on pairs of GPUs without NVLink, check the copies between them (nccl-tests)",
+                stops=stops,
             )
         ]
     also = f"; on one device, same batches: {_format_losses(alone)}" if alone else ""
     return [
         Finding(
             NAME,
-            "warning",
+            "error" if stops else "warning",
             here + also,
-            "divergence in the first steps, on one device too: such trials end with the outcome diverged"
-            if alone
-            else "divergence in the first steps: such trials end with the outcome diverged",
+            f"divergence in the first steps{', on one device too' if alone else ''}: such cells are "
+            + ("not measured" if stops else "tried once, and not in further blocks if they diverge there too"),
             "use a smaller learning rate, or a learning-rate warm-up (training.warmup_epochs)",
+            stops=stops,
         )
     ]
-
-
-def diverges(losses: Sequence[float]) -> bool:
-    """Return whether a loss is not finite, or the last one exceeds GROWTH times the first plus LEAST."""
-    if not all(map(math.isfinite, losses)):
-        return True
-    return losses[-1] > GROWTH * abs(losses[0]) + LEAST
 
 
 def _format_losses(losses: Sequence[float]) -> str:

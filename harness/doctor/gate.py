@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from harness.plan.memory_rows import MemoryFacts
 from harness.plan.rows import FindingRow, TrialFacts
 from harness.plan.trial import SkipReason, TrialResult
 
+DIVERGENCE = "divergence"
+GROWTH, LEAST = 4.0, 0.5
+"""A loss diverges beyond GROWTH times the first loss plus LEAST; the first may be near zero."""
 EXECUTION = "execution"
 """The name of findings on the examination itself: what raised or hung in it."""
 SKIP_RULES = "skip rules"
@@ -40,10 +44,10 @@ class SkipRule:
 
 
 def errors(facts: TrialFacts, allow: Collection[str] = ()) -> Sequence[FindingRow]:
-    """Return the errors among the findings of a doctor trial, but those of the checks that are allowed."""
+    """Return the errors that stop the cells of a doctor trial, but those of the checks that are allowed."""
     allowed = allowed_findings(allow)
-    found = facts.get("findings", ())
-    return [finding for finding in found if finding["severity"] == "error" and finding["check"] not in allowed]
+    found = (finding for finding in facts.get("findings", ()) if finding["severity"] == "error")
+    return [finding for finding in found if finding.get("stops", True) and finding["check"] not in allowed]
 
 
 def failed_rules(examined: Cell, result: TrialResult) -> list[SkipRule]:
@@ -66,6 +70,13 @@ def skip_rules(examined: Cell, facts: TrialFacts, allow: Collection[str] = ()) -
         reason = SkipReason("doctor", f"preflight: {finding['check']}: {finding['seen']}{how}")
         found.append(SkipRule(examined.workload_key, reason, model))
     return found
+
+
+def diverges(losses: Sequence[float]) -> bool:
+    """Return whether a loss is not finite, or the last one exceeds GROWTH times the first plus LEAST."""
+    if not all(map(math.isfinite, losses)):
+        return True
+    return losses[-1] > GROWTH * abs(losses[0]) + LEAST
 
 
 def skip_reason(found: Iterable[SkipRule], cell: Cell) -> SkipReason | None:

@@ -32,6 +32,7 @@ def _of_samples(weight: float, samples: int, rank: int) -> Iterator[Finding]:
             "the weight is the number of samples",
             "return the sum of the losses of the samples, as with reduction='sum', and len(batch) as its weight; "
             "tokens are counted with unit = 'tokens'",
+            stops=True,
         )
 
 
@@ -43,6 +44,7 @@ def _of_tokens(weight: float, samples: int, rank: int) -> Iterator[Finding]:
             f"weight that loss() returns for a batch of {samples} samples: {weight:g} (rank {rank})",
             "the loss of the batch cannot be averaged: with unit 'tokens' the weight is the number of its tokens",
             "return the number of tokens that the loss counts as its weight",
+            stops=True,
         )
     elif weight < samples or weight != int(weight):
         yield Finding(

@@ -56,7 +56,8 @@ def unchanged(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
             severity: Severity = "error" if every or kind == "some" or (kind == "none" and stops) else "warning"
             count = f"all {len(names)}" if every else f"{len(names)} of {seen[0].trainable}"
             seen_text = f"trainable parameters {what} in {STEPS} steps: {count} ({join_names(names)})"
-            found.append(Finding(NAME, severity, seen_text, means, advice))
+            crashes = every or (kind == "none" and stops)
+            found.append(Finding(NAME, severity, seen_text, means, advice, stops=crashes))
     return found
 
 

@@ -63,6 +63,7 @@ def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
                 f"error of forward on a replica's part of the batch: {shapes.failed}",
                 "dp splits every tensor argument of forward along its first dimension; other arguments are not split",
                 "pass tensors whose first dimension is the batch; create states, such as those of an RNN, in forward",
+                stops=True,
             )
         ]
     if shapes.loss:
@@ -73,6 +74,7 @@ def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
                 f"shape of the loss under dp: {shapes.loss}; each replica's forward returns a scalar",
                 "gather stacks the scalars of the replicas to a vector, and backward needs a scalar",
                 "compute the loss outside the model, or sum the output of forward: model(...).sum()",
+                stops=True,
             )
         ]
     return _gathered(shapes)
@@ -94,6 +96,7 @@ def _gathered(outputs: Outputs) -> list[Finding]:
                     f"shapes of output {position} on dp's replicas: {shown}",
                     "gather fails: it concatenates along the first dimension, and the other dimensions differ",
                     "pad to one length for the whole batch: pad_packed_sequence(..., total_length=x.size(1))",
+                    stops=True,
                 )
             ]
         # single numbers: the check of gradients shows whether the loss combines them correctly
@@ -106,6 +109,7 @@ def _gathered(outputs: Outputs) -> list[Finding]:
                     f"shape of output {position}: {tuple(shape)} on one device, {shown} on dp's replicas",
                     "gather concatenates along the first dimension, which is not the batch",
                     "return the batch as the first dimension (batch_first=True), or omit that output",
+                    stops=True,
                 )
             ]
     return []

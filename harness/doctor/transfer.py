@@ -64,6 +64,7 @@ def judge(seen: Sequence[Moved], case: Case) -> list[Finding]:
             means + ("" if on_gpu else " (no effect on this machine, which has no GPU)"),
             "return tensors, lists, tuples, mappings or dataclasses of them from the data set or collate, or give the "
             "batch a method to(device) that returns it with all its tensors on the device",
+            stops=True,
         )
     ]
 

@@ -87,7 +87,7 @@ def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
         return []
     if not first.count:
         means, advice = "no epoch can be evaluated", "return a validation set with samples; check its split and filters"
-        return [Finding(NAME, "error", "size of the validation set: 0 samples", means, advice)]
+        return [Finding(NAME, "error", "size of the validation set: 0 samples", means, advice, stops=True)]
     shared = _shared_words(first)
     if not shared:
         return []

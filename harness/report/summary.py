@@ -44,7 +44,8 @@ def preflight_words(results: Results) -> str:
     if not examined:
         return ""
     line = summary_line(results.findings, examined)
-    return f"{line} An examination is the first trial of its worker group; after an error, later trials are skipped."
+    after = "after an error that stops every training, later trials are skipped; after others they are marked."
+    return f"{line} An examination is the first trial of its worker group; {after}"
 
 
 def noise_words(noise: pd.DataFrame) -> str:

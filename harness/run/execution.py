@@ -40,7 +40,7 @@ class Execution:
         devices = plan.machine.devices
         spent = spent_by(folder, lines, devices)
         spent += (time.time() - began) * devices if began else 0.0
-        self._policy = SkipPolicy(plan, out_of_memory(plan, lines), folder.lines, spent)
+        self._policy = SkipPolicy(plan, out_of_memory(plan, lines), folder.lines, spent, lines)
         recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)
         self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
         self.groups = pending(plan, lines)

@@ -7,19 +7,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from harness.analysis.sample_size import needed_blocks
-from harness.doctor.gate import SkipRule, failed_rules, skip_reason, skip_rules
+from harness.config.doctor_checks import allowed_findings, how_to_allow
+from harness.doctor.gate import DIVERGENCE, SkipRule, diverges, failed_rules, skip_reason, skip_rules
 from harness.plan.budget import end_of
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan
 from harness.plan.trial import SkipReason, Trial, TrialResult, skipped
 from harness.run.resume import Lines
 
+DIVERGES = "preflight: divergence, also when tried once: "
+"""How the reason begins that a cell is not tried again."""
+
 
 class SkipPolicy:
     """Decides which trials are skipped: no time left, refused by the doctor, precise enough, too little memory.
 
-    ``out_of_memory``: cells that ran out of memory in earlier invocations. ``read_lines``: returns every recorded
-    line; called once, when the number of blocks is decided. ``spent_device_s``: the device-seconds of the run so far.
+    ``out_of_memory``: cells that ran out of memory in earlier invocations; ``lines``: their lines. ``read_lines``:
+    returns every recorded line; called once, when the number of blocks is decided. ``spent_device_s``: the
+    device-seconds of the run so far.
     """
 
     def __init__(
@@ -28,11 +33,19 @@ class SkipPolicy:
         out_of_memory: Iterable[Cell],
         read_lines: Callable[[], Lines],
         spent_device_s: float = 0.0,
+        lines: Lines = (),
     ) -> None:
         self._plan, self._read_lines = plan, read_lines
         self._out_of_memory = list(out_of_memory)
         self._refusals: list[SkipRule] = []
         self._failed: set[tuple[Cell, int]] = set()
+        self._diverging: dict[tuple[str, ...], str] = {}
+        self._diverged: set[Cell] = set()
+        known = {trial.id: trial for trial in plan.trials}
+        for line in lines:
+            if trial := known.get(line["trial_id"]):
+                result = TrialResult(trial.id, line["outcome"], str(line["reason"]), facts=line["facts"])
+                self._learn_divergence(trial, result)
         self._needed: dict[str, int] | None = None
         self.end = end_of(plan.experiment, plan.machine.devices, spent_device_s)
         """The limit that ends the run first."""
@@ -44,6 +57,7 @@ class SkipPolicy:
         self._refusals += skip_rules(trial.cell, result.facts, self._plan.experiment.allow)
         if trial.purpose == "doctor":
             self._refusals += failed_rules(trial.cell, result)
+        self._learn_divergence(trial, result)
         if trial.timed and trial.purpose != "twin":
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
             change((trial.cell, trial.block))
@@ -55,6 +69,17 @@ class SkipPolicy:
             and self._plan.experiment.limits.prune_oom
         ):
             self._out_of_memory.append(trial.cell)
+
+    def _learn_divergence(self, trial: Trial, result: TrialResult) -> None:
+        key, findings = trial.cell.workload_key, result.facts.get("findings", ())
+        for finding in findings if DIVERGENCE not in allowed_findings(self._plan.experiment.allow) else ():
+            if finding["check"] == DIVERGENCE:
+                self._diverging[key] = finding["seen"]
+        losses = [float(str(loss)) for loss in result.steps.get("loss", ())] if key in self._diverging else []
+        grew = bool(losses) and diverges([losses[0], max(losses)])
+        grew |= result.outcome == "diverged" or result.reason.startswith(DIVERGES)
+        if grew and trial.scenario in ("throughput", "convergence"):  # a check takes other steps
+            self._diverged.add(trial.cell)
 
     def skipped(self, trial: Trial) -> TrialResult | None:
         """Return the result of a trial that is not started, with its reason; None if it is started."""
@@ -68,7 +93,11 @@ class SkipPolicy:
         return SkipReason("time_up", self.end.reason)
 
     def _refused(self, trial: Trial) -> SkipReason | None:
-        return skip_reason(self._refusals, trial.cell) if trial.trains else None
+        if not trial.trains:
+            return None
+        if trial.cell in self._diverged and (seen := self._diverging.get(trial.cell.workload_key)):
+            return SkipReason("doctor", f"{DIVERGES}{seen}{how_to_allow(DIVERGENCE)}")
+        return skip_reason(self._refusals, trial.cell)
 
     def _precise_enough(self, trial: Trial) -> SkipReason | None:
         """Decide once, after the pilot's blocks: deciding again after each block would make intervals too narrow."""

@@ -35,6 +35,13 @@ def test_an_error_marks_every_cell_of_its_kind_if_its_check_is_allowed() -> None
     assert with_faulty(study("GPU copies"), ()) == study("GPU copies")  # type: ignore[arg-type]
 
 
+def test_an_error_that_stops_nothing_marks_every_cell_of_its_kind() -> None:
+    for stops, cells in ((False, {"dp2"}), (True, set[str]())):
+        *measured, examined = study("gradient scaling")
+        examined["facts"]["findings"][0]["stops"] = stops
+        assert faulty_cells(with_faulty([*measured, examined], ())) == cells  # type: ignore[list-item]
+
+
 def test_the_latest_examination_counts() -> None:
     *measured, wrong = study("GPU copies")
     right: dict[str, Any] = {**wrong, "attempt": 2, "facts": {"findings": []}}

@@ -99,19 +99,94 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) 
 
 
 @pytest.mark.slow
-def test_cells_with_errors_are_not_measured(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
+def test_cells_that_would_crash_are_not_measured(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, folder = measured("NoTotalLength", "single", "dp", blocks=2)
     lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
     for block in (0, 1):  # in its own worker group, and in a later one
         dp = lines["dp", block, ""]
-        assert dp["outcome"] == "skipped" and dp["reason"].startswith("preflight: wrapper use: forward calls of dp")
+        assert dp["outcome"] == "skipped" and dp["reason"].startswith("preflight: output shapes: ")
         assert lines["single", block, ""]["outcome"] == "ok"
     assert pipeline._exit_code(folder, plan) == 1
     monkeypatch.setattr("harness.report.html.FIGURES", {})
     results = write_report(folder.path)
-    assert list(results.findings["check"]) == ["wrapper use"]
+    assert list(results.findings["check"]) == ["output shapes"] and results.findings["stops"].tolist() == [True]
+    report = folder.report.read_text()
+    assert "2 cells examined: 1 error." in report
+
+
+@pytest.mark.slow
+def test_cells_with_other_errors_are_measured_and_marked(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
+    assert {line["outcome"] for line in folder.lines()} == {"ok"} and pipeline._exit_code(folder, plan) == 0
+    monkeypatch.setattr("harness.report.html.FIGURES", {})
+    results = write_report(folder.path)
+    assert list(results.findings["check"]) == ["wrapper use"] and results.findings["stops"].tolist() == [False]
+    cells = results.scaling.set_index("strategy")
+    assert cells["faulty"].to_dict() == {"single": False, "dp": True} and cells["speedup"].notna().all()
+    assert set(results.leaders["strategy"]) == {"single"}
     report = folder.report.read_text()
     assert "2 cells examined: 1 error." in report and "0; the model inside it 4" in report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "equivalence", "reason"),
+    [
+        ("recipes:MixesUp", "unknown", "unknown: collate draws random numbers"),
+        ("recipes:PadsInCollate", "equivalent", None),
+        ("faulty:MeanOverReplicas", "not equivalent", "not equivalent to one device: its gradient differs by 50 %"),
+    ],
+)
+def test_a_recipe_that_is_not_equivalent_or_not_comparable_is_measured_and_says_so(
+    make_experiment: Make, tmp_path: Path, workload: str, equivalence: str, reason: str | None
+) -> None:
+    experiment = make_experiment(
+        {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 32},
+        exclude=[{"strategy": "single", "devices": 2}, {"strategy": "dp", "devices": 1}],
+        workload=f"tests.doctor.{workload}",
+        optimizer=SGD,
+        throughput={**SHORT, "explain": False, "blocks": 3},
+        preflight=True,
+        equivalence=True,
+    )
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    timed = [line for line in folder.lines() if line["purpose"] == ""]
+    assert len(timed) == 6 and {line["outcome"] for line in timed} == {"ok"}
+    results = harness.load(folder.path)
+    assert results.equivalence["reason"].fillna("").tolist() == [reason or ""]
+    row = results.scaling.set_index("strategy").loc["dp"]
+    assert row["equivalence"] == equivalence and row["speedup"] > 0 and row["low"] < row["speedup"] < row["high"]
+    assert pipeline._exit_code(folder, plan) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lr", "outcomes"), [(1e-3, ["ok", "ok"]), (1.0, ["tried", "skipped"])])
+def test_a_cell_whose_finite_loss_diverges_is_tried_once(
+    make_experiment: Make, tmp_path: Path, lr: float, outcomes: list[str]
+) -> None:
+    experiment = make_experiment(
+        {"strategy": "single", "per_device_batch_size": 32},
+        workload="tests.doctor.faulty:Healthy",
+        optimizer={"name": "SGD", "lr": lr},
+        throughput={**SHORT, "explain": False},
+        preflight=True,
+    )
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    findings = harness.load(folder.path).findings
+    assert findings["check"].tolist() == ["divergence"] * (outcomes[0] == "tried")
+    assert not any("nan" in seen or "inf" in seen for seen in findings["seen"])
+    found = [line for line in folder.lines() if line["purpose"] == ""]
+    assert [line["outcome"].replace("diverged", "tried") for line in found][1] == outcomes[1]
+    assert found[0]["outcome"] in ({"ok"} if outcomes[0] == "ok" else {"ok", "diverged"})
+    if outcomes[1] == "skipped":
+        assert found[1]["reason"].startswith("preflight: divergence, also when tried once: losses of single")
+        Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+        again = [line for line in folder.lines() if line["purpose"] == ""][2:]
+        assert {line["outcome"] for line in again} <= {"skipped"}
 
 
 @pytest.mark.slow
@@ -218,7 +293,7 @@ def test_a_warning_forbids_nothing(measured: Measured) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_run_examines_refused_cells_again(measured: Measured) -> None:
-    plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
+    plan, folder = measured("NoTotalLength", "single", "dp", blocks=2)
     before = len(folder.lines())
     again = Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None)
     again.run()

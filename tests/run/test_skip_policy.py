@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.config.experiment import Experiment
@@ -136,6 +138,65 @@ def test_cells_whose_examination_failed_in_the_users_code_are_skipped_with_that_
     policy.learn(examination, TrialResult(examination.id, outcome, "7", facts=facts))
     of_kind = [t for t in plan.trials if t.trains and t.cell.workload_key == examination.cell.workload_key]
     assert {reason_of(policy, trial) for trial in of_kind} == {"preflight: execution: 7" if skips else None}
+
+
+def diverging(plan: Plan, **more: Any) -> tuple[Trial, TrialResult]:
+    """The examination of ddp, in which finite losses diverged."""
+    trial = next(t for t in plan.trials if t.purpose == "doctor" and t.cell.strategy == "ddp" and t.cell.devices == 2)
+    seen: Any = {**finding("divergence"), "severity": "warning", "stops": False, **more}
+    return trial, TrialResult(trial.id, "ok", facts={"findings": [seen]})
+
+
+GREW = {"loss": np.array([1.0, 20.0, 400.0, 100.0])}
+FELL = {"loss": np.array([1.0, 3.0, 0.5])}
+REASON = "preflight: divergence, also when tried once: 7 (to reproduce it on purpose: allow: [divergence])"
+
+
+@pytest.mark.parametrize("severity", ["warning", "error"])
+@pytest.mark.parametrize(
+    ("outcome", "steps", "tried"),
+    [("diverged", {}, True), ("ok", GREW, True), ("ok", FELL, False), ("oom", {}, False), ("lost", {}, False)],
+)
+def test_a_cell_that_the_doctor_saw_diverge_is_tried_once(
+    plan: Plan, severity: str, outcome: Outcome, steps: Any, *, tried: bool
+) -> None:
+    policy = policy_of(plan)
+    policy.learn(*diverging(plan, severity=severity))
+    cells = [t for t in plan.trials if t.purpose == "" and t.cell == trial_of(plan, "ddp", 8).cell]
+    assert [reason_of(policy, trial) for trial in cells] == [None, None]
+    policy.learn(cells[0], TrialResult(cells[0].id, outcome, steps=steps))
+    if outcome != "oom":
+        assert reason_of(policy, cells[1]) == (REASON if tried else None)
+        other = policy_of(plan)
+        other.learn(*diverging(plan, severity=severity))
+        other.learn(replace(cells[0], purpose="equivalence"), TrialResult(cells[0].id, outcome, steps=steps))
+        assert reason_of(other, cells[1]) is None  # a check is no try
+    assert reason_of(policy, trial_of(plan, "ddp", 16)) is None or outcome == "oom"  # another batch has another rate
+    assert reason_of(policy, trial_of(plan, "single", 8)) is None
+
+
+def test_a_cell_that_diverges_is_tried_in_every_block_if_the_doctor_saw_nothing_or_that_is_allowed(plan: Plan) -> None:
+    cell = trial_of(plan, "ddp", 8)
+    allowed = replace(plan, experiment=plan.experiment.model_copy(update={"allow": ("divergence",)}))
+    for policy, examination in ((policy_of(plan), None), (policy_of(allowed), diverging(plan))):
+        if examination:
+            policy.learn(*examination)
+        policy.learn(cell, TrialResult(cell.id, "diverged"))
+        assert reason_of(policy, cell) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "tried"),
+    [("diverged", "", True), ("skipped", REASON, True), ("ok", "", False), ("skipped", "time is up", False)],
+)
+def test_a_resumed_run_does_not_try_it_again(plan: Plan, outcome: Outcome, reason: str, *, tried: bool) -> None:
+    cell = trial_of(plan, "ddp", 8)
+    trial, result = diverging(plan)
+    lines: Any = [
+        {"trial_id": trial.id, "outcome": "ok", "reason": "", "facts": result.facts},
+        {"trial_id": cell.id, "outcome": outcome, "reason": reason, "facts": {}},
+    ]
+    assert reason_of(SkipPolicy(plan, [], list, 0.0, lines), cell) == (REASON if tried else None)
 
 
 def test_the_number_of_blocks_is_decided_once_after_the_pilot(make_experiment: Make) -> None:

@@ -47,6 +47,7 @@ def uneven_batch(strategy: str, devices: int, batch: int) -> list[Finding]:
             + (f" ({idle} without samples)" if idle else ""),
             "unequal work of the devices: cells with such a batch are skipped",
             f"use a global batch of {nearest}, or another multiple of {devices}",
+            stops=True,
         )
     ]
 

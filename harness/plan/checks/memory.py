@@ -105,7 +105,7 @@ def judge(model: MemoryFacts, cell: Cell) -> list[Finding]:
     means = "not enough memory: such cells are skipped" if refused else "out of memory is likely, or close"
     if cell.own_traits is not None:
         means += ", unless the strategy needs less memory than one with its traits"
-    return [Finding(NAME, severity, _seen(model, cell, tightest), means, _advice(model, cell, tightest))]
+    return [Finding(NAME, severity, _seen(model, cell, tightest), means, _advice(model, cell, tightest), stops=True)]
 
 
 def affordable_divisor(model: MemoryFacts, cell: Cell) -> int | None:

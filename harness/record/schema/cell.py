@@ -34,7 +34,7 @@ AXIS_COLUMNS = (
     _c(
         "faulty",
         "boolean",
-        "true if the doctor found an error that `allow` names in such cells: no claim about speed; `<NA>` without it",
+        "true if such cells are measured despite an error of the doctor: no claim about speed; `<NA>` without one",
     ),
     _c("emulated_compute", "boolean", "true if layers wait instead of computing (workload emulated_compute)"),
     _c("options", "mapping", "options of strategy, workload, optimizer, schedule, training and loader"),
