@@ -33,17 +33,13 @@ def exchange_times(exchanges: pd.DataFrame, collectives: pd.DataFrame) -> Needed
     for row in records(collectives):
         placement = row["backend"], row["devices"], row["nodes"], row["operation"]
         measured.setdefault(placement, []).append((int(row["size_bytes"]), float(row["time_s"])))
-    sizes: dict[tuple[str, str], list[int]] = {}
-    known: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    found: dict[tuple[str, str], ExchangeTime] = {}
     for row in records(exchanges):
-        placement = backend_of(row), row["devices"], row["nodes"], row["operation"]
-        if placement in measured:
-            key = row["cell_id"], PART_OF[row["operation"]]
-            sizes.setdefault(key, []).append(int(row["size_bytes"]))
-            known[key] = measured[placement]
-    return {
-        key: ExchangeTime(sum(of_cell), float(seconds_of(of_cell, known[key]).sum())) for key, of_cell in sizes.items()
-    }
+        if times := measured.get((backend_of(row), row["devices"], row["nodes"], row["operation"])):
+            key, size = (row["cell_id"], PART_OF[row["operation"]]), int(row["size_bytes"])
+            before = found.get(key, ExchangeTime(0, 0.0))
+            found[key] = ExchangeTime(before.size_bytes + size, before.seconds + float(seconds_of([size], times)[0]))
+    return found
 
 
 def seconds_of(sizes: Sequence[int], measured: Sequence[tuple[int, float]]) -> npt.NDArray[np.float64]:

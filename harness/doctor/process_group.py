@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,11 +50,7 @@ class _Only(TorchDispatchMode):
         self._name = group.group_name
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
+        self, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
     ) -> object:
         namespace = getattr(func, "namespace", "")
         if namespace in ("c10d", "_c10d_functional"):

@@ -72,14 +72,6 @@ class Plan:
         cells = dict.fromkeys(t.cell for t in _all(self) if t.kind != "diagnostic")
         return Labels(map(axes_of, cells or dict.fromkeys(t.cell for t in _all(self))))
 
-    @property
-    def least_seconds(self) -> float:
-        """A lower bound of the run's time: starts of worker groups and shortest windows, without epochs."""
-        trials = sum(map(self.least_trial_seconds, self.trials))
-        torchrun = sum(len(group.trials) for group in self.groups if group.launcher == "torchrun")
-        by_ray = sum(1 for group in self.groups if group.launcher == "ray")
-        return GROUP_START_S * by_ray + TORCHRUN_START_S * torchrun + trials
-
     def least_trial_seconds(self, trial: Trial) -> float:
         """Return a lower bound of a trial's time inside its worker group: shortest warm-up and windows, no epochs."""
         settings = self.experiment.throughput

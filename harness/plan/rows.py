@@ -237,13 +237,6 @@ class TrialColumns(TrialAxes, PartnerIds, SetIds):
     code: NotRequired[str | None]
 
 
-class SkippedTrial(TrialColumns):
-    """A planned trial that will not be started, in plan.json."""
-
-    reason: str
-    skip_code: SkipCode
-
-
 class Circumstances(TypedDict):
     """The circumstances of one attempt at a trial; a trial that was not started has no group.
 

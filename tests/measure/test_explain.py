@@ -106,6 +106,13 @@ def test_a_batch_above_the_data_set_is_skipped_with_the_numbers() -> None:
         stepper_for(CELL, samples=7)
 
 
+@pytest.fixture
+def no_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts no FLOPs, for which a stepper of plain values has no batch."""
+    monkeypatch.setattr(explaining, "_arithmetic", lambda *args: {})
+
+
+@pytest.mark.usefixtures("no_arithmetic")
 def test_a_trial_whose_communication_cannot_be_disabled_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = replace(CELL, strategy="ddp", devices=2, strategy_options={"static_graph": True})
     asked: list[Any] = []
@@ -136,6 +143,7 @@ def test_on_one_device_ddp_has_a_window_without_exchange_too() -> None:
     assert explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}).windows == ()
 
 
+@pytest.mark.usefixtures("no_arithmetic")
 def test_without_memory_for_the_whole_model_fsdp_has_no_step_alone_on_any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = replace(CELL, strategy="fsdp", devices=2)
     training = SimpleNamespace(parameters=10**15)

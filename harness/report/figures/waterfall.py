@@ -69,14 +69,8 @@ def efficiency_waterfall(results: Results) -> Drawing:
 
 def _withheld(rows: pd.DataFrame) -> str:
     """Return a sentence on the cells whose parts are not shown."""
-    labels = [str(label) for label in rows["label"].drop_duplicates()]
-    more = f" and {len(labels) - MOST_CELLS} more" if len(labels) > MOST_CELLS else ""
-    named = ", ".join(labels[:MOST_CELLS]) + more
-    return (
-        f" Withheld, since their parts leave over {100 * MOST_REST:.0f} % of the step unexplained: {named}."
-        if labels
-        else ""
-    )
+    share, labels = f"{100 * MOST_REST:.0f} %", ", ".join(map(str, rows["label"].drop_duplicates()))
+    return f" Withheld, since their parts leave over {share} of the step unexplained: {labels}." if labels else ""
 
 
 def _by_importance(rows: pd.DataFrame, verdict: pd.DataFrame) -> list[pd.DataFrame]:
