@@ -52,6 +52,8 @@ MACHINE = {
 """By part, what follows from the machine rather than from an option."""
 SLOW_IN_TURN = "The ranks are slow in turn, as if the work of a batch varies, or something interrupts single steps."
 """In place of the slowest rank, if no rank is slower than the others on the whole."""
+PINNED = "The ranks are pinned to the same processors: give each its own, or none."
+"""In place of what devices share, if it is their processors."""
 
 
 def options_to_try(part: str, row: Row, experiment: Experiment, cores: int | None = None) -> list[Option]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.analysis.verdict.causes import CLEAR, DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
-from harness.report.advice import MACHINE, SLOW_IN_TURN, Option, options_to_try
+from harness.report.advice import MACHINE, PINNED, SLOW_IN_TURN, Option, options_to_try
 from harness.report.row import Row, Scalar, is_missing, number, rows_of, texts
 from harness.report.sentence import Context, Sentence
 from harness.report.tables.text import percent, plural, with_ends
@@ -125,8 +125,10 @@ def _advice(causes: Sequence[Row], context: Context) -> str:
     if row is None:
         certain = [str(one["subject"]) for one in causes if one["code"] == CLEAR]
         part = next((part for part in certain if part in MACHINE), "")
-        in_turn = part == "slowest rank" and not context.has_doubt("slow rank", causes[0]["cell_id"])
-        return SLOW_IN_TURN if in_turn else MACHINE.get(part, "")
+        if part == "slowest rank" and not context.has_doubt("slow rank", causes[0]["cell_id"]):
+            return SLOW_IN_TURN
+        pinned = part == "side by side" and context.has_doubt("shared by ranks", causes[0]["cell_id"])
+        return PINNED if pinned else MACHINE.get(part, "")
     lines = "; ".join(map(str, options_of(row, context)))
     return f"Against {name_of(str(row['subject']))}, try {lines}." if lines else ""
 

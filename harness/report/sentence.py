@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from harness.analysis.doubts import kind_of
 from harness.analysis.results import Results, attempt
 from harness.config.values import PlainValue
 from harness.plan.labels import SEPARATOR
@@ -79,11 +78,11 @@ class Context:
         asked = trials[trials["kind"] != "diagnostic"]
         return bool(((asked if len(asked) else trials)["outcome"] == "ok").any())
 
-    def has_doubt(self, kind: str, cell_id: Scalar = None) -> bool:
-        """Return whether a trial has a doubt of this kind: a trial of the cell, or any."""
+    def has_doubt(self, words: str, cell_id: Scalar = None) -> bool:
+        """Return whether a trial has a doubt with these words: a trial of the cell, or any."""
         trials = self.table("trials")
         doubts = trials["doubts"] if cell_id is None else trials.loc[trials["cell_id"] == cell_id, "doubts"]
-        return any(kind_of(name) == kind for names in doubts for name in names)
+        return any(words in name for names in doubts for name in names)
 
     def label(self, cell_id: Scalar) -> str:
         """Return the label of a cell; its id if it has no trial, as one that no machine can run."""

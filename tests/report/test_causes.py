@@ -103,6 +103,15 @@ def test_ranks_that_are_slow_in_turn_are_no_slow_rank() -> None:
         assert words in sentence.text
 
 
+def test_ranks_on_the_same_processors_share_more_than_memory() -> None:
+    shared = cause("side by side", 0.3, 0.2)
+    trial = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "ok"}
+    pinned = ("settings of the process: processors 0 shared by ranks",)
+    for doubts, words in ((pinned, "pinned to the same processors"), ((), "share memory bandwidth")):
+        (sentence,) = sentences_on("loss", shared, trials=[{**trial, "doubts": doubts}])
+        assert words in sentence.text
+
+
 def test_what_is_not_explained_says_why() -> None:
     rest = cause("rest", 0.91, 0.9, reasons=("exposed communication would be 31 ms",))
     assert text_of(rest).startswith(
