@@ -30,7 +30,7 @@ Needed = Mapping[tuple[str, str], ExchangeTime]
 def exchange_times(exchanges: pd.DataFrame, collectives: pd.DataFrame) -> Needed:
     """Return what each recorded exchange needs, if its collective was measured on as many devices and nodes."""
     measured: dict[tuple[object, ...], list[tuple[int, float]]] = {}
-    for row in records(collectives):
+    for row in records(collectives[collectives["time_s"] > 0]):
         placement = row["backend"], row["devices"], row["nodes"], row["operation"]
         measured.setdefault(placement, []).append((int(row["size_bytes"]), float(row["time_s"])))
     found: dict[tuple[str, str], ExchangeTime] = {}

@@ -14,7 +14,7 @@ from harness.analysis.usual_doubts import unusual, usual_doubts
 from harness.record.schema import DESCRIPTION, SCALING
 
 OTHER_HARDWARE = "other hardware"
-OTHER_ENVIRONMENT = "other environment"
+OTHER_ENVIRONMENT, UNKNOWN_ENVIRONMENT = "other environment", "environment not recorded"
 """How the reason begins that two cells have no ratio: no block has both on the same hardware, or in one environment."""
 RATIOS = ("speedup", *ENDS, "precise", "efficiency", *(f"efficiency_{end}" for end in ENDS))
 
@@ -102,7 +102,9 @@ def with_hardware(verdict: Values, group: Rows, other: Rows, ratios: Sequence[st
     hardware = not all(same_hardware(*pair) for pair in apart)
     column, word, ran = ("device_model", "", "on") if hardware else ("invocation", "invocation ", "in")
     own, theirs = (", ".join(sorted({f"{word}{row[column]}" for row in rows})) for rows in (group, other))
-    reason = f"{OTHER_HARDWARE if hardware else OTHER_ENVIRONMENT}: {own}; what it is compared with ran {ran} {theirs}"
+    unknown = any(pd.isna(row.get("environment")) for pair in apart for row in pair)
+    name = OTHER_HARDWARE if hardware else UNKNOWN_ENVIRONMENT if unknown else OTHER_ENVIRONMENT
+    reason = f"{name}: {own}; what it is compared with ran {ran} {theirs}"
     return {**dict.fromkeys(ratios), **verdict, "excluded": reason}
 
 

@@ -221,11 +221,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants), r.experiment.placements),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(
-        r.trials,
-        r.windows,
-        r.scaling[r.scaling["excluded"].isna()],
-        r.pilot,
-        exchange_times(r.exchanges, r.collectives),
+        r.trials, r.windows, r.scaling, r.pilot, exchange_times(r.exchanges, r.collectives)
     ),
     "prediction": _prediction,
     "phases": lambda r: phases(r.trials, r.windows, r.pilot),

@@ -95,15 +95,13 @@ def _timing(rows: Rows) -> Timing | None:
 def _slowest_s(rows: Rows, usual_wait_s: float) -> float | None:
     """Return the seconds a step of the slowest rank of each step, without exchange; None without such windows."""
     by_window: dict[int, list[Row]] = {}
-    for row in rows:
-        if row["window_kind"] == "alone":
-            by_window.setdefault(int(row["window"]), []).append(row)
-    total_s = steps = 0.0
+    for row in (row for row in rows if row["window_kind"] == "alone"):
+        by_window.setdefault(int(row["window"]), []).append(row)
+    total_s = 0.0
     for ranks in by_window.values():
-        own_s = max(_net_step_s([_merged([row])], usual_wait_s) for row in ranks)
-        in_turn_s = ranks[0]["in_turn_s"]
-        total_s += own_s * ranks[0]["steps"] + (in_turn_s if _known(in_turn_s) else 0.0)
-        steps += ranks[0]["steps"]
+        total_s += ranks[0]["steps"] * max(_net_step_s([_merged([row])], usual_wait_s) for row in ranks)
+        total_s += ranks[0]["in_turn_s"] if _known(ranks[0]["in_turn_s"]) else 0.0
+    steps = sum(ranks[0]["steps"] for ranks in by_window.values())
     return total_s / steps if steps else None
 
 

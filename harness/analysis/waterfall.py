@@ -106,7 +106,8 @@ def waterfall(
     whose rest exceeds MOST_REST has no other part. ``reason`` in its row says so.
     """
     known, profiles = _measured(trials, windows), _profiles(trials)
-    ratios = {row["cell_id"]: row for row in records(scaling) if row["base_strategy"] == BASE_STRATEGY}
+    claims = records(scaling[scaling["excluded"].isna()])
+    ratios = {row["cell_id"]: row for row in claims if row["base_strategy"] == BASE_STRATEGY}
     rows: list[Row] = []
     for cell_id, group in by_cell(measured(trials)).items():
         ratio = ratios.get(cell_id)
@@ -202,21 +203,19 @@ def _with_common_parts(losses: Mapping[int, StepLoss]) -> dict[int, StepLoss]:
 
 def _checked_rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None, needed: Needed) -> list[Row]:
     """Return the rows of one cell, without the parts that the measured speed of its exchange contradicts."""
-    reasons: list[str] = []
-    names = [*next(iter(losses.values())).parts]
-    for part in list(names):
-        time = needed.get((ratio["cell_id"], part))
+    names, reasons = [*next(iter(losses.values())).parts], list[str]()
+    for part, time in ((part, needed.get((ratio["cell_id"], part))) for part in list(names)):
         part_s = mean(loss.parts[part] for loss in losses.values())
         if time and part_s > MOST_TIMES * time.seconds:
             names.remove(part)
-            reasons.append(
-                f"{part} would be {1000 * part_s:.3g} ms of a step, but its {time.size_bytes:,} bytes take "
-                f"{1000 * time.seconds:.3g} ms at the measured latency and bandwidth"
+            takes = (
+                f"its {time.size_bytes:,} bytes take {1000 * time.seconds:.3g} ms at the measured latency and bandwidth"
             )
+            reasons.append(f"{part} would be {1000 * part_s:.3g} ms of a step, but {takes}")
     rows = _rows(ratio, {block: loss.keep(names) for block, loss in losses.items()}, pilot)
     rest = float(rows[-1]["share"])
     if abs(rest) > MOST_REST and names:
-        reasons.append(f"the measured parts leave {100 * rest:.0f} % of the step unexplained, and are not shown")
+        reasons.append(f"its parts are withheld: they miss what is lost by {100 * abs(rest):.0f} % of the step")
         rows = _rows(ratio, {block: loss.keep(()) for block, loss in losses.items()}, pilot)
     return [*rows[:-1], {**rows[-1], "reason": "; ".join(reasons) or None}]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -60,16 +60,13 @@ class _Only(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _group_name(argument: object) -> str:
+def _group_name(argument: Any) -> str:
     """Return the name of a process group among an operator's arguments; empty for any other argument.
 
     Operators of c10d take the group itself, functional ones its name, beside names of reductions.
     """
     if isinstance(argument, str):
         return argument if argument in dist.distributed_c10d._world.pg_names.values() else ""
-    if not isinstance(argument, torch.ScriptObject):
-        return ""
-    try:
+    with suppress(RuntimeError, TypeError):  # a reduction, and what is no object of C++
         return str(dist.ProcessGroup.unbox(argument).group_name)
-    except RuntimeError:  # a ReduceOp
-        return ""
+    return ""

@@ -37,8 +37,7 @@ class Measured:
 
 
 Message = GroupStarted | TrialStarted | TrialResult
-Sent = Message | Measured
-"""What ranks send; launchers keep a Measured, and yield messages."""
+Sent = Message | Measured  # by ranks; launchers keep a Measured, and yield messages
 
 
 @dataclass(frozen=True)

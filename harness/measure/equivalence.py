@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
 from harness.plan.cell import Cell
@@ -65,7 +66,8 @@ class Frozen:
     """
 
     def __init__(self, workload: Workload, batch: object, *, train: bool = False) -> None:
-        self._workload, self._batch, self._train = workload, batch, train
+        self._workload, self._train = workload, train
+        self._batch = tree_map_only(Tensor, Tensor.cpu, batch)  # the model is on the host when it is built
         self.unit, self.evaluates = workload.unit, False
 
     def __getattr__(self, name: str) -> Any:

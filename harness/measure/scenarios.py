@@ -128,14 +128,15 @@ def throughput(context: TrialContext) -> TrialResult:
     context.parts |= _seconds_by_part(speed.windows)
     measured = _measured(context, setup, speed, stepper.spent_s)
     if not settings.explain:
-        return _with_facts(measured, {"flops_reason": "throughput.explain is off"})
+        return replace(measured, facts={**measured.facts, "flops_reason": "throughput.explain is off"})
     if context.trial.purpose == "twin":  # which repeats another trial
         return measured
     context.keep(measured)
     explanation = _explanation(context, stepper, speed, setup.workload)
     windows = context.ranks.gather(of_rank(context.ranks.rank, explanation.windows, first=len(speed.windows)))
     return replace(
-        _with_facts(measured, explanation.facts),
+        measured,
+        facts={**measured.facts, **explanation.facts},
         steps_s=stepper.spent_s,
         windows=(*measured.windows, *of_all_ranks(windows)),
         exchanges=explanation.exchanges,
@@ -233,10 +234,6 @@ def _measured(context: TrialContext, setup: Setup, speed: ThroughputMeasurement,
         windows=tuple(row for rows, _ in gathered for row in rows),
         steps=joined([steps for _, steps in gathered]),
     )
-
-
-def _with_facts(result: TrialResult, facts: TrialFacts) -> TrialResult:
-    return replace(result, facts={**result.facts, **facts})
 
 
 def convergence(context: TrialContext) -> TrialResult:

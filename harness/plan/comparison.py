@@ -241,8 +241,8 @@ def options_of(axes: Mapping[str, object]) -> Mapping[str, object]:
 
 def backend_of(axes: Mapping[str, object]) -> str:
     """Return the backend that exchanges tensors between the ranks of a cell, given its columns: nccl or gloo."""
-    asked = options_of(axes).get(f"{axes['strategy']}.backend")
-    return "nccl" if axes["device"] == "cuda" and asked != "gloo" and not axes["oversubscribed"] else "gloo"
+    by_gloo = options_of(axes).get(f"{axes['strategy']}.backend") == "gloo" or axes["oversubscribed"]
+    return "nccl" if axes["device"] == "cuda" and not by_gloo else "gloo"
 
 
 def _shared_options(axes: Mapping[str, object]) -> Mapping[str, object]:

@@ -138,6 +138,9 @@ def options_of(row: Row, context: Context) -> list[Option]:
     cell = context.cells.get(str(row["cell_id"]))
     if cell is None:
         return []
+    trials = context.table("trials").dropna(subset="parameters")  # which an examination, the first, does not know
+    known = trials.loc[trials["cell_id"] == row["cell_id"], "parameters"]
+    cell = {**cell, "parameters": known.max() if len(known) else None}
     nodes = [node for group in context.results.environment.get("groups", []) for node in group["nodes"]]
     cores = min((node["cores"] for node in nodes if node["cores"]), default=None)
     return options_to_try(str(row["subject"]), cell, context.results.experiment, cores)

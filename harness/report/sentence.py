@@ -12,7 +12,7 @@ from harness.config.values import PlainValue
 from harness.plan.labels import SEPARATOR
 from harness.record.schema import empty_table
 from harness.report.labels import plain_label
-from harness.report.row import Row, Scalar, is_missing, rows_of
+from harness.report.row import Row, Scalar, is_missing, rows_of, texts
 
 MOST = 4
 """The most sentences of one topic, and the most cells that a sentence names; the others are in tables/verdict.csv."""
@@ -80,9 +80,8 @@ class Context:
 
     def has_doubt(self, words: str, cell_id: Scalar = None) -> bool:
         """Return whether a trial has a doubt with these words: a trial of the cell, or any."""
-        trials = self.table("trials")
-        doubts = trials["doubts"] if cell_id is None else trials.loc[trials["cell_id"] == cell_id, "doubts"]
-        return any(words in name for names in doubts for name in names)
+        rows = (row for row in rows_of(self.table("trials")) if cell_id in (None, row["cell_id"]))
+        return any(words in name for row in rows for name in texts(row["doubts"]))
 
     def label(self, cell_id: Scalar) -> str:
         """Return the label of a cell; its id if it has no trial, as one that no machine can run."""

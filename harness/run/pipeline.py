@@ -75,11 +75,15 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
             write_estimate(folder, expected.estimate)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         before = _left(plan, folder)
-        with mirrored(request, folder, emit) as mirror:
-            code = _measure_and_report(plan, folder, request, ray_cluster, began, mirror.emit)
+        try:
+            with mirrored(request, folder, emit) as mirror:
+                code = _measure_and_report(plan, folder, request, ray_cluster, began, mirror.emit)
+        except KeyboardInterrupt:  # a second signal, after which nothing is looked at
+            return INTERRUPTED
         if code != INTERRUPTED:
             return code if mirror.complete else FAILED
-        if request.inline or request.links or _left(plan, folder) < before:
+        progress = not before or _left(plan, folder) < before or plan.experiment.checkpoint  # epochs have no lines
+        if request.inline or request.links or progress:
             return INTERRUPTED
         emit(Note(NOTHING_SETTLED.format(left=plural(before, "trial"))))
         return UNSETTLED

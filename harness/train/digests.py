@@ -68,6 +68,10 @@ class _Digest(pickle.Pickler):
         self.hash.update(data)
         return len(data)
 
+    def persistent_id(self, obj: object) -> Any:
+        """Return the content of a set, whose order differs between processes; None for other objects."""
+        return ("set", sorted(pickle_digest(item) or "" for item in obj)) if isinstance(obj, set | frozenset) else None
+
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, FunctionType) and "<" in obj.__qualname__:
             held = [cell.cell_contents for cell in obj.__closure__ or ()]

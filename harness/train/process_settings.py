@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -23,7 +22,7 @@ class ProcessSettings:
     """The dtypes of a model that is ready to train, and the settings that are in effect in its process.
 
     ``declared``: the dtypes that the strategy sets. The first forward pass shows what is in effect inside loss() alone;
-    not that of a ``compiled`` model, which a hook would change.
+    not that of a ``compiled`` model, or one that the workload compiles, which a hook would change.
     """
 
     def __init__(self, model: nn.Module, precision: Precision, declared: str, compiled: bool) -> None:
@@ -36,7 +35,8 @@ class ProcessSettings:
             self._outputs |= _dtypes(tree_leaves(outputs))
             self._inside += in_effect(precision)
 
-        if not compiled:
+        own = getattr(model, "_compiled_call_impl", None) is not None or isinstance(model, torch.jit.ScriptModule)
+        if not (compiled or own):
             hook = model.register_forward_hook(note)
 
     @property
@@ -101,8 +101,8 @@ def crowded(ranks: Sequence[tuple[frozenset[int], int]]) -> frozenset[int]:
 def crowding(ranks: Ranks) -> list[str]:
     """Return the crowded processors of this rank as a setting. Every rank calls it, in the thread that trains."""
     threads = 1 if ranks.devices[0].type == "cuda" else torch.get_num_threads()  # with a GPU one thread launches
-    host = platform.node()
-    here = [(own, n) for of_rank, own, n in ranks.gather((host, pinned(), threads)) if of_rank == host]
+    gathered = ranks.gather((ranks.node_rank, pinned(), threads))
+    here = [(own, n) for node, own, n in gathered if node == ranks.node_rank]
     shared = pinned() & crowded(here)
     return [f"processors {'/'.join(map(str, sorted(shared)))} shared by ranks"] if shared else []
 

@@ -14,7 +14,7 @@ from harness.analysis.preview import estimate_of, savings, total_seconds
 from harness.analysis.trial_time import TrialKey, TrialTime, keys_of_trial
 from harness.config.experiment import Experiment
 from harness.plan.inventory import Inventory
-from harness.plan.planner import Plan, make_plan
+from harness.plan.planner import GROUP_START_S, Plan, make_plan
 from harness.record.estimate import EstimatedPart
 from tests.conftest import laptop
 
@@ -73,7 +73,8 @@ def test_without_an_earlier_run_windows_give_a_lower_bound_and_trainings_are_unk
     by_cell = {(p["part"], p["basis"], p["seconds"]) for p in estimate["parts"] if p["cell_id"]}
     assert by_cell == {("cell", "lower bound", 32.0), ("convergence", "unknown", None)}
     assert estimate["bound"] == "at least" and estimate["earlier"] is None
-    assert total_seconds(estimate) == plan.least_seconds
+    trials = sum(map(plan.least_trial_seconds, plan.trials))
+    assert total_seconds(estimate) == GROUP_START_S * len(plan.groups) + trials
 
 
 def test_a_cell_that_the_earlier_run_lacks_is_a_lower_bound(make_experiment: Make) -> None:

@@ -505,7 +505,7 @@ def test_parts_that_leave_more_than_a_fifth_unexplained_are_withheld(more_s: flo
     assert rows["share"].sum() == pytest.approx(1.0)
     if withheld:
         assert rows.loc["rest", "share"] == pytest.approx(1 - rows.loc["ideal", "share"])
-        assert rows.loc["rest", "reason"] == "the measured parts leave 22 % of the step unexplained, and are not shown"
+        assert rows.loc["rest", "reason"] == "its parts are withheld: they miss what is lost by 22 % of the step"
 
 
 def test_the_time_of_an_exchange_is_that_of_its_measured_collectives() -> None:

@@ -40,6 +40,15 @@ class Small:
         return (model(x) - y).square().sum() * self.scale, torch.tensor(float(len(x)))
 
 
+def test_the_batch_of_a_frozen_workload_is_on_the_host_as_its_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch on a GPU its statistics would have no model there."""
+    moved: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
+    batch = {"x": torch.ones(2, 4), "more": [torch.zeros(1)]}
+    Frozen(Small(), batch)  # type: ignore[arg-type]
+    assert [tensor.shape for tensor in moved] == [(2, 4), (1,)]
+
+
 def data(samples: int = 64) -> TensorDataset:
     x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, x.sum(dim=1, keepdim=True))

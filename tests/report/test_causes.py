@@ -112,6 +112,14 @@ def test_ranks_on_the_same_processors_share_more_than_memory() -> None:
         assert words in sentence.text
 
 
+def test_a_small_gradient_has_no_buckets_to_divide_though_the_first_trial_is_an_examination() -> None:
+    trial = {**CELL, "cell_id": "a", "kind": "throughput", "outcome": "ok"}
+    for parameters, offered in ((44_000, False), (11_000_000, True)):
+        trials = [{**trial, "trial_id": "doctor"}, {**trial, "trial_id": "a", "parameters": parameters}]
+        (sentence,) = sentences_on("loss", cause("exposed communication", 0.3, 0.2), trials=trials)
+        assert ("ddp.bucket_cap_mb" in sentence.text) == offered and "training.accumulation" in sentence.text
+
+
 def test_what_is_not_explained_says_why() -> None:
     rest = cause("rest", 0.91, 0.9, reasons=("exposed communication would be 31 ms",))
     assert text_of(rest).startswith(

@@ -248,6 +248,20 @@ def test_an_invocation_that_settled_no_trial_says_so_and_has_its_own_exit_code(
     assert call(tmp_path, plain, resume=AUTO)[0] == 0
 
 
+@pytest.mark.parametrize(("checkpoint", "code"), [(False, UNSETTLED), (True, INTERRUPTED)])
+def test_epochs_of_a_training_with_checkpoints_are_progress(tmp_path: Path, checkpoint: bool, code: int) -> None:
+    act = at_once_with_checkpoints if checkpoint else at_once
+    assert call(tmp_path, act)[0] == code
+
+
+def at_once_with_checkpoints(request: Request, finished_log: Path, message: Path) -> None:
+    """The same of an experiment whose trainings are resumed from checkpoints."""
+    text = request.file.read_text()
+    training = "convergence: {epochs: 1, seeds: [0]}"
+    request.file.write_text(f"{text}\n{training}\ncheckpoint: {{folder: {request.file.parent / 'kept'}}}\n")
+    at_once(request, finished_log, message)
+
+
 def at_once(request: Request, finished_log: Path, message: Path) -> None:
     """Is terminated in its first trial."""
     _terminated(request, finished_log, message, 0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,3 +77,21 @@ def test_a_pickle_is_digested_whole_and_what_cannot_be_pickled_has_none() -> Non
     assert pickle_digest(open) is not None
     with open(__file__) as file:
         assert pickle_digest(file) is None
+
+
+@pytest.mark.slow
+def test_the_order_of_a_set_is_no_content_of_the_object_that_holds_it() -> None:
+    """It differs between processes, whose texts have other hashes."""
+    code = (
+        "from types import SimpleNamespace\n"
+        "from harness.train.digests import value_digest\n"
+        "print(value_digest(SimpleNamespace(tags={*'abcdefgh'}, more=[frozenset(map(str, range(9)))])))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in "123"
+    }
+    assert len(found) == 1
+    assert value_digest(SimpleNamespace(tags={"a"})) != value_digest(SimpleNamespace(tags={"b"}))

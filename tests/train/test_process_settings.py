@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
@@ -200,3 +201,13 @@ def test_the_affinity_is_that_of_the_thread_that_trains(monkeypatch: pytest.Monk
     thread.start()
     thread.join()
     assert seen == [{own}, [f"processors {own} shared by ranks"], [], []]
+
+
+def test_a_model_that_the_workload_compiles_or_scripts_has_no_hook() -> None:
+    compiled = nn.Linear(2, 2)
+    compiled.compile(backend="eager", fullgraph=True)
+    with warnings.catch_warnings(action="ignore"):  # torch advises against it, and people have it
+        scripted = torch.jit.script(nn.Linear(2, 2))
+    for model in (compiled, scripted):
+        settings = ProcessSettings(model, CPU, "float32", compiled=False)
+        assert model(torch.ones(1, 2)).shape == (1, 2) and settings.names() == []
