@@ -41,10 +41,9 @@ def _further_blocks(row: Row, context: Context) -> str:
     if not blocks or context.results.experiment.throughput is None:
         return ""
     if blocks > MOST_BLOCKS:
-        return (
-            f"More blocks alone will not help ({blocks:,} for intervals within {percent(HALFWIDTH)}): close other "
-            "programs, or measure longer: throughput.window_seconds."
-        )
+        why = f"More blocks alone will not help ({blocks:,} for intervals within {percent(HALFWIDTH)})"
+        closing = "close other programs, or " if context.has_doubt("foreign load") else ""
+        return f"{why}: {closing}measure longer: throughput.window_seconds."
     trials = context.table("trials")
     timed = trials[
         (trials["cell_id"] == row["cell_id"]) & (trials["kind"] == "throughput") & (trials["outcome"] == "ok")
