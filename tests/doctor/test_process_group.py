@@ -13,8 +13,6 @@ import torch.distributed._functional_collectives as functional
 from harness.doctor.process_group import OtherRanksNeeded, group_of_one
 from tests.worlds import fork_ranks
 
-pytestmark = pytest.mark.slow
-
 
 def refused(group: dist.ProcessGroup, everyone: dist.ProcessGroup) -> list[str]:
     """The collectives over several ranks that raise in place of waiting."""
@@ -53,6 +51,7 @@ def alone_and_together(rank: int, world_size: int, out: Path) -> None:
         out.write_text(json.dumps({**seen, "after": number.item(), "then": dist.get_world_size()}))
 
 
+@pytest.mark.slow
 def test_a_pass_on_one_rank_finds_one_rank_and_waits_for_nobody(tmp_path: Path) -> None:
     seen = json.loads(fork_ranks(alone_and_together, 2, tmp_path, within_s=60.0).read_text())
     assert seen == {
@@ -63,3 +62,28 @@ def test_a_pass_on_one_rank_finds_one_rank_and_waits_for_nobody(tmp_path: Path) 
         "after": 3.0,
         "then": 2,
     }
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
+def test_the_collectives_of_a_gpu_are_nccl_s_since_gloo_lacks_some(
+    monkeypatch: pytest.MonkeyPatch, device: str, backend: str
+) -> None:
+    asked: list[tuple[list[int], dict[str, object]]] = []
+    make = dist.new_group
+
+    def new_group(ranks: list[int], **options: object) -> object:
+        asked.append((ranks, options))
+        return make(ranks, backend="gloo", use_local_synchronization=True)
+
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist, "new_group", new_group)
+        monkeypatch.setattr("harness.doctor.process_group.dist.get_world_size", lambda: 8)
+        everyone = dist.group.WORLD
+        with group_of_one(torch.device(device)):
+            assert dist.group.WORLD is not everyone
+        assert dist.group.WORLD is everyone
+    finally:
+        dist.destroy_process_group()
+    assert asked == [([0], {"backend": backend, "use_local_synchronization": True})]
