@@ -81,7 +81,8 @@ def measure_each(rank: int, world_size: int, out: Path) -> None:
             "kinds": [window["window_kind"] for window in timed.windows],
             "in_turn_s": [window.get("in_turn_s") for window in timed.windows if window["window_kind"] == "alone"],
             "facts": {name: timed.facts.get(name) for name in ("flops_per_unit", "explain_error")},
-            "findings": [(one["check"], one["severity"], one["seen"]) for one in examined.facts["findings"]],
+            "severities": [one["severity"] for one in examined.facts["findings"]],
+            "unknown": examined.facts["figures"].get("equivalence of gradients", ""),
         }
     if rank == 0:
         out.write_text(json.dumps(found))
@@ -98,12 +99,11 @@ def test_a_loss_with_collectives_is_examined_measured_and_explained(measured: di
     seen = measured[kind]
     assert {"timed", "alone", "together"} <= set(seen["kinds"]) and None not in seen["in_turn_s"]
     assert seen["facts"]["explain_error"] is None and seen["facts"]["flops_per_unit"] > 0
-    assert "error" not in {severity for _, severity, _ in seen["findings"]}
-    notes = [text for check, severity, text in seen["findings"] if (check, severity) == ("gradient scaling", "note")]
+    assert "error" not in seen["severities"]
     # only what keeps the number of its ranks, or a group of them, has no pass on one device
-    assert ["RuntimeError" in text or "OtherRanksNeeded" in text for text in notes] == (
-        [True] if kind in ("kept", "grouped") else []
-    )
+    why = {"kept": "RuntimeError: ", "grouped": "OtherRanksNeeded: "}.get(kind, "")
+    assert seen["unknown"].startswith(why and f"unknown: on one device, with the whole batch: {why}"), seen
+    assert bool(seen["unknown"]) == bool(why)
 
 
 @pytest.mark.parametrize(

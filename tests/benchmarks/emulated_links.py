@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from harness.config.experiment import Experiment
-from harness.launch.protocol import Job, Message
+from harness.launch.protocol import Job, Measured, Message, Sent
 from harness.launch.worker import TrialFailed, run_group
 from harness.plan.inventory import Inventory, Node
 from harness.plan.trial import TrialResult, WorkerGroup
@@ -135,8 +135,9 @@ def _rank(rank: int, job: Job, world: World, store: Path, queue: Any) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(store), size), rank=rank, world_size=size)
     ranks = Ranks(rank, size, local, node, world.name(node), f"10.99.0.{node + 1}", (torch.device("cpu"),))
 
-    def send(message: Message) -> bool:
-        queue.put(message)
+    def send(message: Sent) -> bool:
+        if not isinstance(message, Measured):  # what ends a rank ends the study
+            queue.put(message)
         return True
 
     try:

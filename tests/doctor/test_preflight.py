@@ -360,7 +360,7 @@ def test_the_doctor_exits_with_1_on_an_error(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=240)
     assert done.returncode == 1, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
-    assert "gradient scaling: ddp x2" in text and "instead of a mean" in text
+    assert "gradient scaling: ddp (faulty) x2" in text and "instead of a mean" in text
     assert "batch divisibility: ddp x3" in text and "21, 21, 22" in text
     assert "1 error, " in text and "all-reduce of a number" in text and "loader alone" in text
     assert not list(tmp_path.glob("results"))

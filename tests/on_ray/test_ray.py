@@ -168,7 +168,7 @@ def test_a_killed_rank_without_peers_is_a_lost_trial(
             os.kill(message.ranks[0]["pid"], signal.SIGKILL)
         rows += [message] if isinstance(message, TrialResult) else []
     launcher.close()
-    first = rows[0]
+    first = next(row for row in rows if row.outcome != "ok")  # a trial may end before the kill arrives
     assert (first.outcome, first.error_rank) == ("lost", 0) and "the process of rank 0 terminated" in first.reason
     assert 0.0 <= first.facts["freed_s"] < 30.0  # a collective would wait for minutes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.plan.planner import Plan, make_plan
+from harness.plan.planner import GROUP_START_S, Plan, make_plan
 from harness.plan.trial import Trial
 from harness.run.events import GroupReady, GroupStarting, Note, Repeating, TrialEnded, TrialStarting
 from harness.run.time_left import TimeLeft, rounded
@@ -72,8 +72,9 @@ def test_a_count_of_trials_would_be_far_off(plan: Plan) -> None:
 
 def test_before_any_trial_the_plan_says_the_least(plan: Plan) -> None:
     left = TimeLeft(plan, plan.groups, lambda: 0.0)
-    assert left.seconds == pytest.approx(plan.least_seconds)
-    assert left.text == f"at least {rounded(plan.least_seconds)} left"
+    least = GROUP_START_S * len(plan.groups) + sum(map(plan.least_trial_seconds, plan.trials))
+    assert left.seconds == pytest.approx(least)
+    assert left.text == f"at least {rounded(least)} left"
 
 
 def test_within_a_trial_the_time_goes_on_and_never_below_the_rest(plan: Plan) -> None:
