@@ -83,12 +83,9 @@ OF_OTHER_LOAD = {"foreign load", "no steady state", "stalled", "slow rank", "mem
 """Doubts that other processes bring."""
 
 
-OF_FEW_STEPS = {"wide spread", "windows drift", "no steady state"}
-
-
 def unexplained_doubts(results: Results, fault: str) -> set[str]:
     """The doubts, but those that other processes on this machine bring, if there were any."""
-    names = {kind_of(name) for name in doubts(results, fault)} - OF_FEW_STEPS
+    names = {kind_of(name) for name in doubts(results, fault)} - {"wide spread", "windows drift"}  # of 10 steps
     return names if most_foreign_cores(results) <= FOREIGN_CORES else names - OF_OTHER_LOAD
 
 
