@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,10 @@ def test_the_collectives_of_a_gpu_are_nccl_s_since_gloo_lacks_some(
     finally:
         dist.destroy_process_group()
     assert asked == [([0], {"backend": backend, "use_local_synchronization": True})]
+
+
+@pytest.mark.slow
+def test_differentiable_collectives_are_imported_before_the_ranks_connect() -> None:
+    """Imported later they would keep the group of all ranks as their default, in a pass on one device too."""
+    code = "import sys, harness.train.ranks; print('torch.distributed.nn.functional' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
