@@ -203,19 +203,20 @@ def _with_common_parts(losses: Mapping[int, StepLoss]) -> dict[int, StepLoss]:
 
 def _checked_rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None, needed: Needed) -> list[Row]:
     """Return the rows of one cell, without the parts that the measured speed of its exchange contradicts."""
-    names, reasons = [*next(iter(losses.values())).parts], list[str]()
-    for part, time in ((part, needed.get((ratio["cell_id"], part))) for part in list(names)):
+    names, reasons = list[str](), list[str]()
+    for part in next(iter(losses.values())).parts:
         part_s = mean(loss.parts[part] for loss in losses.values())
-        if time and part_s > MOST_TIMES * time.seconds:
-            names.remove(part)
-            takes = (
-                f"its {time.size_bytes:,} bytes take {1000 * time.seconds:.3g} ms at the measured latency and bandwidth"
-            )
-            reasons.append(f"{part} would be {1000 * part_s:.3g} ms of a step, but {takes}")
+        time = needed.get((ratio["cell_id"], part))
+        if time is None or part_s <= MOST_TIMES * time.seconds:
+            names.append(part)
+            continue
+        need = f"{1000 * time.seconds:.3g} ms that its {time.size_bytes:,} bytes need"
+        times = f"{part_s / time.seconds:.2g} times the {need} at the measured latency and bandwidth"
+        reasons.append(f"{part} of {1000 * part_s:.3g} ms a step is {times}")
     rows = _rows(ratio, {block: loss.keep(names) for block, loss in losses.items()}, pilot)
     rest = float(rows[-1]["share"])
     if abs(rest) > MOST_REST and names:
-        reasons.append(f"its parts are withheld: they miss what is lost by {100 * abs(rest):.0f} % of the step")
+        reasons.append(f"the measured parts miss it by {100 * abs(rest):.0f} % of the step, and are withheld")
         rows = _rows(ratio, {block: loss.keep(()) for block, loss in losses.items()}, pilot)
     return [*rows[:-1], {**rows[-1], "reason": "; ".join(reasons) or None}]
 

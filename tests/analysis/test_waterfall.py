@@ -482,8 +482,8 @@ def test_a_part_of_over_three_times_its_exchange_is_not_explained_with_both_figu
     rows = checked(study(), needs(0.0099))  # 30 ms of exposed communication
     assert "exposed communication" not in rows.index and rows.loc["rest", "part_s"] == pytest.approx(0.030)
     assert rows.loc["rest", "reason"] == (
-        "exposed communication would be 30 ms of a step, but its 340,008 bytes take 9.9 ms at the measured latency and "
-        "bandwidth"
+        "exposed communication of 30 ms a step is 3 times the 9.9 ms that its 340,008 bytes need at the measured "
+        "latency and bandwidth"
     )
     assert rows["share"].sum() == pytest.approx(1.0)
 
@@ -505,7 +505,7 @@ def test_parts_that_leave_more_than_a_fifth_unexplained_are_withheld(more_s: flo
     assert rows["share"].sum() == pytest.approx(1.0)
     if withheld:
         assert rows.loc["rest", "share"] == pytest.approx(1 - rows.loc["ideal", "share"])
-        assert rows.loc["rest", "reason"] == "its parts are withheld: they miss what is lost by 22 % of the step"
+        assert rows.loc["rest", "reason"] == "the measured parts miss it by 22 % of the step, and are withheld"
 
 
 def test_the_time_of_an_exchange_is_that_of_its_measured_collectives() -> None:
